@@ -7,6 +7,7 @@ PYTHON ?= python3
 PROTOC_VERSION := 1.62.3
 ETCD := $(VENV)/etcd-server/usr/bin/etcd
 ETCDCTL := $(VENV)/etcd-client/usr/bin/etcdctl
+PROMETHEUS := $(VENV)/prometheus/usr/bin/prometheus
 SPIN := $(VENV)/spin/usr/bin/spin
 # A test that hangs is ended by pytest (pyproject.toml); this ends whatever hangs outside of a test, and shows its stacks.
 BOUND := timeout --foreground --signal=ABRT --kill-after=30
@@ -15,7 +16,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-nodes bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-nodes bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,12 +47,15 @@ $(ETCD): | $(VENV)/.stamp
 $(ETCDCTL): | $(VENV)/.stamp
 	$(call unpack,etcd-client,etcdctl on PATH is used; without one the tests of a restored etcd are skipped)
 
+$(PROMETHEUS): | $(VENV)/.stamp
+	$(call unpack,prometheus,prometheus and promtool on PATH are used; without them tests/live/test_metrics.py is skipped)
+
 $(SPIN): | $(VENV)/.stamp
 	$(call unpack,spin,spin on PATH is used)
 
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
-test: setup etcd ## lint, unit, simulated and live tests
+test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
 	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target live-r-z unit live-f-q live-a-e lint sim-short
 
 unit: setup ## unit tests
@@ -64,10 +68,10 @@ sim: setup ## 20000 simulated jobs, and whether they went through every transiti
 	$(PY) -m tests.sim --schedules 20000 --json reach.json
 
 # By the first letter of the file, so that each new file is in one of them.
-live-%: setup etcd
+live-%: setup etcd $(PROMETHEUS)
 	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live/test_[$*]*.py
 
-live: setup etcd ## live tests alone: real processes, real etcd
+live: setup etcd $(PROMETHEUS) ## live tests alone: real processes, real etcd
 	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run
@@ -123,6 +127,9 @@ bench-step: setup ## measure a step without faults against torch DDP: time, memo
 
 bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 80 minutes
 	$(PY) -m tests.bench.goodput
+
+bench-ranks: setup ## measure what a script with --ranks costs beside job.steps() and torch DDP
+	$(PY) -m tests.bench.ranks
 
 bench-nodes: setup ## measure what a node costs that dies, falls silent or comes back, beside torchrun
 	$(PY) -m tests.bench.node_deaths

@@ -16,9 +16,13 @@ import this package too, stay light. Below, each package imports only those abov
     preemption/     notices that a machine is about to go
     security/       certificates, roles, who may call what
     rendezvous/     who leads a job, and how its leader is found
+    metrics/        what --metrics shows to Prometheus
     agent/          the agent of a node: its workers, their lives and deaths
     fleet/          several machines, several jobs
+    adopt/          training scripts rewritten for job.steps()
     cli/            the command line
+    timeline/       a job on a time axis
+    ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
 
 `runtime` is the other half, inside the training process; `chaos_tests` breaks both on purpose.
 """

@@ -438,6 +438,20 @@ class JobSpec:
         return {name: value for name, _, value in (pair.partition("=") for pair in self.env)}
 
     @property
+    def level(self) -> str:
+        """What of the script survives a change of the workers, for people."""
+        if self.restart:
+            return (
+                "restarted: each change of the workers ends the script on all of them and starts it again; only what "
+                "the script saves itself is kept"
+            )
+        exact = "no bit changes" if self.reduction is Reduction.EXACT else "the last bits of a sum may change"
+        if self.ranks:
+            ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+            return f"in place, {ranks}: the ranks of a lost worker go to the others, and {exact}"
+        return f"in place: the shards of a lost worker go to the others, and {exact}"
+
+    @property
     def workers_limit(self) -> int:
         """max_workers, or `workers` where it was left out."""
         return self.workers if self.max_workers is None else self.max_workers

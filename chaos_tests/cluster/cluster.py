@@ -109,13 +109,14 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------- processes
 
-    def replica(self, name: str) -> None:
-        """Start a replica, again under the address it had, and wait until it listens."""
+    def replica(self, name: str, *options: str) -> None:
+        """Start a replica, again under the address it had, with options of `elastic rendezvous`, and wait until it
+        listens."""
         (self.home / name / "rendezvous.json").unlink(missing_ok=True)
         where = ("--etcd", ",".join(self.etcd.endpoints), "--listen", self.address(name), *self._insecure)
         where = (*where, *self._shown(name, Role.RENDEZVOUS))
         where = where if sturdy_binary() else (*where, "--allow-unsafe-etcd")
-        process = self.replicas[name] = self.start(name, "rendezvous", *where, "--dir", str(self.home / name))
+        process = self.replicas[name] = self.start(name, "rendezvous", *where, "--dir", str(self.home / name), *options)
         deadline_s = time.monotonic() + START_S
         while not (self.home / name / "rendezvous.json").exists():
             if process.poll() is not None or time.monotonic() > deadline_s:

@@ -21,6 +21,9 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     story.py        `elastic story`
     certs.py        `elastic certs`
     __main__.py     `python -m elastic.cli`
+
+Three verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic chaos` in
+chaos_tests.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ MODULES = {
     "samples": "elastic.cli.samples",
     "drain": "elastic.cli.drain",
     "doctor": "elastic.cli.doctor",
+    "adopt": "elastic.adopt.command",
     "rendezvous": "elastic.cli.daemons",
     "agent": "elastic.cli.daemons",
     "submit": "elastic.cli.submit",
@@ -54,6 +58,7 @@ MODULES = {
     "top": "elastic.cli.top",
     "logs": "elastic.cli.logs",
     "story": "elastic.cli.story",
+    "trace": "elastic.timeline.command",
     "certs": "elastic.cli.certs",
 }
 """Verb -> the module that adds it, in the order of `elastic --help`. A module may add several verbs."""

@@ -6,6 +6,7 @@ import argparse
 import gc
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from elastic import file_modes
 from elastic.cli.options import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
 from elastic.errors import ConfigError
+from elastic.metrics import option as metrics_option
 from elastic.preemption import selection
 from elastic.records.job_directory import DEFAULT_PARENT
 from elastic.rendezvous.endpoint import check_plain, check_reachable, own_address, parse
@@ -21,6 +23,7 @@ from elastic.security.roles import ETCD_SERVER_NAME, Role
 
 if TYPE_CHECKING:
     from elastic.fleet.job_environment import NodeSettings
+    from elastic.metrics.replica import ReplicaMetrics
     from elastic.security.keyring import Keyring
     from elastic.store.etcd import Tls
 
@@ -31,6 +34,7 @@ RENDEZVOUS_EXAMPLES = """\
 examples:
   elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070
   elastic rendezvous --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --listen 10.0.0.1:7070 --certs n1
+  elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070 --metrics 9400
 
 One to three of these, on different machines, with the same etcd: one of them leads, the others take over.
 
@@ -43,6 +47,7 @@ AGENT_EXAMPLES = """\
 examples:
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2
   elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --address 10.0.0.7 --slots 8 --label gpu=h100 --certs n7
+  elastic agent --rendezvous 127.0.0.1:7070 --slots 2 --metrics 9401
   /opt/elastic-2/bin/elastic agent --upgrade --jobs-dir /var/lib/elastic
 
 With --upgrade this program takes the place of the agent that runs there, in the same process and with the options of
@@ -82,6 +87,7 @@ def _add_rendezvous(verbs: Any) -> None:
         action="store_true",
         help="also with members of etcd of versions 3.5.0 to 3.5.2, which may lose data when they are killed",
     )
+    metrics_option.add_option(verb)
     add_certs(verb)
     verb.set_defaults(verb=_rendezvous)
 
@@ -107,8 +113,20 @@ def _rendezvous(options: argparse.Namespace) -> int:
     check_plain("--etcd", endpoints, allowed=options.insecure or tls is not None)
     _make(options.dir, "--dir")
     lock = ServerCertificates(keyring, tls, others)
-    server = Server(options.dir.absolute(), endpoints, listen, lock, unsafe_etcd=options.allow_unsafe_etcd)
-    return asyncio.run(server.run())
+    directory = options.dir.absolute()
+    with _metrics_of_replica(options.metrics, directory, lock.keyrings) as metrics:
+        server = Server(directory, endpoints, listen, lock, unsafe_etcd=options.allow_unsafe_etcd, metrics=metrics)
+        return asyncio.run(server.run())
+
+
+def _metrics_of_replica(
+    chosen: str | None, directory: Path, keyrings: Sequence[Keyring]
+) -> AbstractContextManager[ReplicaMetrics | None]:
+    if chosen is None:
+        return nullcontext()
+    from elastic.metrics import service
+
+    return service.of_replica(metrics_option.address_of(chosen, certs=bool(keyrings)), directory, keyrings)
 
 
 def _etcd_tls(certs: Path | None, *, several: bool) -> tuple[Tls | None, tuple[Keyring, ...]]:
@@ -170,6 +188,7 @@ def _add_agent(verbs: Any) -> None:
         help="run the jobs as this user, who can read neither the certificates of this agent nor its memory; the agent "
         "itself has to be started as root (default: as the agent)",
     )
+    metrics_option.add_option(verb)
     verb.set_defaults(verb=_agent)
 
 
@@ -190,6 +209,7 @@ def _agent(options: argparse.Namespace) -> int:
     with (
         JobLock(jobs_dir / f"{node}.lock", otherwise),
         Journal(journal_path(jobs_dir, who), "", who, node, retention=Retention(who)) as journal,
+        _metrics_of_agent(checked),
     ):
         waiting = standbys(jobs_dir, node, site.job_user, journal) if options.handover is None else {}
         # They import side by side with this process, which has the larger part of its own imports before it.
@@ -228,11 +248,21 @@ def _agent(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What a daemon needs of its options. keyring: its own; keyrings: also that of its workers."""
+    """What a daemon needs of its options. keyring: its own; keyrings: also that of its workers. metrics: the address of
+    its metrics, or None."""
 
     site: NodeSettings
     keyring: Keyring | None
     keyrings: Sequence[Keyring]
+    metrics: str | None
+
+
+def _metrics_of_agent(checked: _Checked) -> AbstractContextManager[None]:
+    if checked.metrics is None:
+        return nullcontext()
+    from elastic.metrics import service
+
+    return service.of_agent(checked.metrics, checked.site.jobs_dir, checked.site.node, checked.keyrings)
 
 
 def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
@@ -292,7 +322,9 @@ def _checked(options: argparse.Namespace) -> _Checked:
         grace_s=options.grace,
         job_user=job_user,
     )
-    return _Checked(site, keyring, [one for one in (keyring, of_workers) if one is not None])
+    keyrings = [one for one in (keyring, of_workers) if one is not None]
+    metrics = options.metrics and metrics_option.address_of(options.metrics, certs=bool(keyrings))
+    return _Checked(site, keyring, keyrings, metrics)
 
 
 def check_own(keyring: Keyring, node: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import Field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +20,7 @@ from elastic.cli.local import one_of_many, outer_launcher
 from elastic.cli.options import command, complain
 from elastic.config import JobSpec, Option, RingKind, Timing
 from elastic.errors import ConfigError, ExitCode
+from elastic.metrics import option as metrics_option
 from elastic.preemption import selection
 
 DEFAULT_WORKERS = 2
@@ -34,6 +37,7 @@ examples:
   elastic run --workers 4 --min-workers 2 train.py --lr 3e-4
   elastic run --job-dir /data/job --fresh train.py  a new job where an old one was
   elastic run -m mypackage.train --lr 3e-4          a module instead of a file
+  elastic run --metrics 9400 train.py               for Prometheus: http://127.0.0.1:9400/metrics
   mpirun -n 4 elastic run train.py                  four workers, of this one machine; srun is alike
 
 exit codes:
@@ -76,6 +80,7 @@ def add(verbs: Any) -> None:
         help="SIGTERM is a notice too: S seconds later this command may be killed (terminationGracePeriodSeconds); "
         "without it a job that trains has 5 s to stop after a step, with a checkpoint",
     )
+    metrics_option.add_option(run)
     run.add_argument("--quiet", action="store_true", help="only the script's output and errors")
     run.add_argument("--json", action="store_true", help="progress and summary as JSON lines on stdout")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
@@ -126,18 +131,31 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         complain(error)
         return ExitCode.BELOW_QUORUM
     temp_dirs.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
-    claim = job_directory.claim(spec, options.job_dir, fresh=options.fresh)
-    with job_directory.running(claim.path), host_memory.directory(wanted=spec.snapshot_every != "off") as memory:
-        return reruns.to_the_end(
-            spec,
-            claim.path,
-            again=claim.again,
-            memory=memory,
-            notices=notices,
-            grace_s=options.grace,
-            quiet=options.quiet,
-            as_json=options.json,
-        )
+    with _metrics(options.metrics) as show:
+        claim = job_directory.claim(spec, options.job_dir, fresh=options.fresh)
+        with job_directory.running(claim.path), host_memory.directory(wanted=spec.snapshot_every != "off") as memory:
+            where = show(claim.path, spec)
+            if where and not options.quiet:
+                print(f"elastic: metrics at {where}", file=sys.stderr, flush=True)
+            return reruns.to_the_end(
+                spec,
+                claim.path,
+                again=claim.again,
+                memory=memory,
+                notices=notices,
+                grace_s=options.grace,
+                quiet=options.quiet,
+                as_json=options.json,
+            )
+
+
+def _metrics(chosen: str | None) -> AbstractContextManager[Callable[[Path, JobSpec], str]]:
+    """As service.of_run; "" for a command without --metrics."""
+    if chosen is None:
+        return nullcontext(lambda job_dir, spec: "")
+    from elastic.metrics import service
+
+    return service.of_run(metrics_option.address_of(chosen, certs=None))
 
 
 # ------------------------------------------------------------------------ the options of a job

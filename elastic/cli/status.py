@@ -58,6 +58,8 @@ def status_text(document: dict[str, Any]) -> str:
         + (f", {document['applied']} steps" if "applied" in document else ""),
         f"because {document['because']}",
     ]
+    if document.get("level"):
+        lines.append(document["level"])
     if document.get("exit_code") is not None:
         digest = f", digest {document['digest']}" if document.get("digest") else ""
         lines.append(f"exit {document['exit_code']}{digest}")

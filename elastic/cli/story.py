@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
@@ -22,9 +23,11 @@ examples:
   elastic story 2 --job-dir elastic-jobs/train-1             a generation: what led to it, until it ends
   elastic story gpu-7.0.0 --rendezvous 127.0.0.1:7070 --job train-1
   elastic story 2 --job-dir elastic-jobs/train-1 --json | jq -r '.moments[].because'
+  elastic story --flight                                     what each worker did last, and who waits for whom
 
 It is told from the journals of the job: with --job-dir of those there, with --rendezvous of its nodes and of the
-replicas that are given. Times of several machines are those of their clocks.
+replicas that are given. Times of several machines are those of their clocks. --flight is told from files that a killed
+worker leaves, of the directories given.
 """
 
 
@@ -35,7 +38,8 @@ def add(verbs: Any) -> None:
         description="Tell what happened to a worker, or around a generation, and why.",
         epilog=EXAMPLES + EXIT_CODES,
     )
-    verb.add_argument("about", metavar="WORKER|GENERATION", help="such as gpu-7.0.0, or a number")
+    verb.add_argument("about", metavar="WORKER|GENERATION", nargs="?", help="such as gpu-7.0.0, or a number")
+    verb.add_argument("--flight", action="store_true", help="what each worker did last, and who waits for whom")
     add_either(verb, several=True)
     verb.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
     verb.add_argument("--json", action="store_true", help="as one JSON object")
@@ -43,8 +47,12 @@ def add(verbs: Any) -> None:
 
 
 def _story(options: argparse.Namespace) -> int:
+    if options.flight == (options.about is not None):
+        raise ConfigError("say what the story is about, a worker or a generation; or --flight, of all workers")
     if options.job_dir is None and (newest := job_dir_of(options)) is not None:
         options.job_dir = [newest]
+    if options.flight:
+        return _flight(options)
     lines, away = _lines(options)
     if options.about.isdigit():
         moments = story.of_generation(lines, int(options.about))
@@ -62,6 +70,20 @@ def _story(options: argparse.Namespace) -> int:
         print(json.dumps({"about": options.about, "moments": told, "away": away}))
     else:
         print(story_text(moments, _recovery(options, lines)))
+    return ExitCode.DONE
+
+
+def _flight(options: argparse.Namespace) -> int:
+    from elastic.records import flight_recorder, last_notes
+    from elastic.records.job_directory import is_live
+
+    if options.job_dir is None:
+        raise ConfigError("--flight is told from the directories of the job's nodes: give --job-dir")
+    flights = [flight for job_dir in options.job_dir for flight in flight_recorder.read_all(job_dir)]
+    if not flights:
+        raise ConfigError(f"{options.job_dir[0] / 'flight'} holds no worker's notes")
+    lasts = last_notes.last_notes(flights, time.time_ns() if any(map(is_live, options.job_dir)) else None)
+    print(json.dumps({"workers": [asdict(last) for last in lasts]}) if options.json else last_notes.text(lasts))
     return ExitCode.DONE
 
 

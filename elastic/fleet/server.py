@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from elastic import file_modes
 from elastic.errors import ConfigError, StoreError, StoreUnavailable
@@ -41,6 +41,9 @@ from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import codec
 from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
 
+if TYPE_CHECKING:
+    from elastic.metrics.replica import ReplicaMetrics  # most replicas show none
+
 SILENCE_S = 2.0
 """Seconds for which a replica trusts a silent watch of the documents before it reads them again."""
 
@@ -59,11 +62,19 @@ LOOK_AGAIN_S = 2.0
 
 class Server:
     """One replica. directory: for journals, and `rendezvous.json`, which has its address. unsafe_etcd: any version of
-    etcd will do."""
+    etcd will do. metrics: where the replica shows what it knows; None: nowhere."""
 
     def __init__(
-        self, directory: Path, etcd: Sequence[str], listen: str, lock: ServerCertificates, *, unsafe_etcd: bool = False
+        self,
+        directory: Path,
+        etcd: Sequence[str],
+        listen: str,
+        lock: ServerCertificates,
+        *,
+        unsafe_etcd: bool = False,
+        metrics: ReplicaMetrics | None = None,
     ) -> None:
+        self._metrics = metrics
         self._unsafe_etcd = unsafe_etcd
         self._lock = lock
         self._directory = directory
@@ -106,6 +117,9 @@ class Server:
             print(f"elastic: rendezvous at {self._address}, etcd at {','.join(self._endpoints)}", flush=True)
             duties = (self._judge_others(unknown), self._follow(), self._stand(), doorman.watch())
             work = [asyncio.create_task(duty) for duty in duties]
+            if self._metrics is not None:
+                shown = self._metrics.watch(self._address, self._desk.overview, self._service.leads)
+                work.append(asyncio.create_task(shown))
             either: tuple[asyncio.Future[Any], ...] = (*work, stopped)
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -188,8 +202,11 @@ class Server:
             while True:
                 self._changed.clear()
                 self._admission.reads()
+                began_s = time.monotonic()
                 try:
                     book, revision = await store.call(registry.read, self._etcd)
+                    if self._metrics is not None:
+                        self._metrics.read(time.monotonic() - began_s)
                     watch = await store.call(
                         lambda since=revision + 1: self._etcd.watch(
                             registry.ROOT, since, lambda event: _wake(loop, self._changed), timeout_s=SILENCE_S

@@ -212,7 +212,11 @@ class FleetService(FleetServicer):
             )
         return {"node": cordon.node}
 
-    def _overview(self, office: FleetLeader) -> object:
+    def overview(self) -> dict[str, Any] | None:
+        """What `elastic jobs --json` shows; None while this replica does not lead the fleet."""
+        return self._overview(self.office) if self.office is not None and self.office.ready.is_set() else None
+
+    def _overview(self, office: FleetLeader) -> dict[str, Any]:
         taken: dict[str, dict[str, int]] = {}
         for job in office.book.jobs:
             for share in job.shares if job.runs else ():

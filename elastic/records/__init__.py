@@ -3,6 +3,9 @@
 job_directory.py  the files of a job directory, and its locks
 files.py          files that other processes read while they are written
 journal.py        the event log of every process
+flight_recorder.py  what each worker did last, kept when it is killed
+last_notes.py     the same in words, and who waits for whom
+last_notes.py     the same in words, and who waits for whom
 story.py          what happened to a worker, or around a generation, and why
 problems.py       what does not work now although training goes on
 alerts.py         what an operator should hear of although the job goes on

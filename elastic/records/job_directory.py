@@ -11,6 +11,7 @@ checkpoints.json  the job's settings of checkpoints; like job.json for its owner
 token             admits the agent of a fleet's node to the job's leader
 certs/            the worker's certificate, on a fleet's node whose jobs run as another user
 journal/          the event log of each process; journal.jsonl is their merge, made at the end
+flight/           what each worker did last, by worker: 393 KB each, of the last three workers of a slot
 logs/             the output of each worker, of the agent and of the rendezvous service
 """
 

@@ -282,14 +282,61 @@ class _Episode:
         split = {f"{phase}_ms": self.spent_ns[phase] / 1e6 for phase in PHASES}
         recovery_ms = sum(split.values()) - split["redo_ms"]
         head = {"generation": self.generation, "lost": self.lost, "because": self.because, "complete": complete}
+        head["started_ns"] = self.started_ns
         return {**head, **split, "recovery_ms": recovery_ms}
+
+
+class Recoveries:
+    """`recoveries`, one line after the other. leader_only: the lines are a leader's alone, which does not see the rings
+    and the operation: a loss is over when all members have said that their rings are up."""
+
+    def __init__(self, *, leader_only: bool = False) -> None:
+        self._leader_only = leader_only
+        self._episode: _Episode | None = None
+        self._faults_ns: dict[str, int] = {}
+        self._passing: dict[int, list[str]] = {}
+        self._lost: list[str] = []
+
+    def see(self, line: Line) -> Line | None:
+        """Take the next line. Returns the recovery that ends with it, or None."""
+        event, now_ns, worker, episode = line["event"], line["t_mono_ns"], line["worker_id"], self._episode
+        if event in ("fault_injected", "worker_dying", "worker_exited", "worker_frozen"):
+            self._faults_ns.setdefault(worker, now_ns)
+        if event == "fault_injected" and line.get("lethal") is False:
+            self._passing.setdefault(line.get("number", 0), []).append(worker)
+        if event == "fault_ended":
+            for thawed in self._passing.pop(line.get("number", 0), ()):
+                if episode is None or thawed not in episode.lost:
+                    self._faults_ns.pop(thawed, None)  # the worker has survived this fault
+        if event == "quiesce_started" and (episode is None or episode.phase == "sync"):
+            told = self.end()
+            self._episode = _Episode(line.get("because", ""), now_ns, now_ns, lost=self._lost)
+            self._lost = []
+            return told
+        if episode is not None and not (event == "member_lost" and episode.phase == "sync"):
+            if self._leader_only and event == "running" and episode.phase == "build":
+                episode.turn("done", now_ns)
+                return self.end(complete=True)
+            return self.end(complete=True) if episode.see(line) else None
+        if event == "member_lost":
+            # A loss is noted just before it makes the leader quiesce, unless a survivor's broken ring did so first.
+            self._lost.append(worker)
+        elif event == "committed":
+            self._lost = []  # the lost workers were about to join, and are planned out again
+        return None
+
+    def end(self, *, complete: bool = False) -> Line | None:
+        """The recovery that is going on, which is not followed any more, or None."""
+        episode, self._episode = self._episode, None
+        return episode.told(self._faults_ns, complete=complete) if episode is not None else None
 
 
 def recoveries(lines: Iterable[Line]) -> list[Line]:
     """Each loss of a job, in order, with the time of each phase. Lines as `read_all` gives them.
 
     Keys: generation (the one that goes on), lost (worker ids), because, complete (False: the journal or the job
-    ends, or the next loss comes, before the operation was complete again), and in milliseconds
+    ends, or the next loss comes, before the operation was complete again), started_ns (CLOCK_MONOTONIC of
+    quiesce_started), and in milliseconds
 
         detect_ms    fault (or its first sign if no harness wrote it) -> quiesce_started
         abort_ms     -> quiesce_complete: rings aborted, reports in
@@ -302,34 +349,6 @@ def recoveries(lines: Iterable[Line]) -> list[Line]:
     A loss before the ring is up again belongs to the same episode: the phases of both are added up, without gap
     or overlap.
     """
-    told: list[Line] = []
-    episode: _Episode | None = None
-    faults_ns: dict[str, int] = {}
-    passing: dict[int, list[str]] = {}
-    lost: list[str] = []
-    for line in lines:
-        event, now_ns, worker = line["event"], line["t_mono_ns"], line["worker_id"]
-        if event in ("fault_injected", "worker_dying", "worker_exited", "worker_frozen"):
-            faults_ns.setdefault(worker, now_ns)
-        if event == "fault_injected" and line.get("lethal") is False:
-            passing.setdefault(line.get("number", 0), []).append(worker)
-        if event == "fault_ended":
-            for thawed in passing.pop(line.get("number", 0), ()):
-                if episode is None or thawed not in episode.lost:
-                    faults_ns.pop(thawed, None)  # the worker has survived this fault
-        if event == "quiesce_started" and (episode is None or episode.phase == "sync"):
-            if episode is not None:
-                told.append(episode.told(faults_ns, complete=False))
-            episode, lost = _Episode(line.get("because", ""), now_ns, now_ns, lost=lost), []
-        elif episode is not None and not (event == "member_lost" and episode.phase == "sync"):
-            if episode.see(line):
-                told.append(episode.told(faults_ns, complete=True))
-                episode = None
-        elif event == "member_lost":
-            # A loss is noted just before it makes the leader quiesce, unless a survivor's broken ring did so first.
-            lost.append(worker)
-        elif event == "committed":
-            lost = []  # the lost workers were about to join, and are planned out again
-    if episode is not None:
-        told.append(episode.told(faults_ns, complete=False))
-    return told
+    seen = Recoveries()
+    told = [*map(seen.see, lines), seen.end()]
+    return [recovery for recovery in told if recovery is not None]

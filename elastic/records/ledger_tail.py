@@ -37,7 +37,7 @@ class StepsTail:
             for text in lines:
                 self.last = json.loads(text)
                 self.steps += 1
-                self.samples += sum(_count(shard) for shard in self.last["samples"])
+                self.samples += samples_of(self.last)
         self._window.append((now_s, self.steps, self.samples))
         if self._idle is None or self._idle[1] == self.steps:
             self._idle = self._window[-1]
@@ -74,6 +74,11 @@ class StepsTail:
             return b""
         self._offset += len(data)
         return data
+
+
+def samples_of(line: dict[str, Any]) -> int:
+    """How many samples a step of the ledger has used."""
+    return sum(_count(shard) for shard in line["samples"])
 
 
 def _count(shard: object) -> int:

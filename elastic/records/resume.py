@@ -27,7 +27,7 @@ from elastic.records import ledger
 from elastic.records.files import write_atomically
 from elastic.records.job_directory import job_id, read_settings
 
-PER_RUN = ("journal", "journal.jsonl", "result.json", "rendezvous.json", "spill")
+PER_RUN = ("journal", "journal.jsonl", "flight", "result.json", "rendezvous.json", "spill")
 """Files that a later run does not need; they are moved aside for people."""
 
 

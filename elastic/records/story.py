@@ -190,19 +190,21 @@ def _is_hidden(line: Line) -> bool:
     return line["event"] in HIDDEN or str(line["event"]).startswith("snapshot_")
 
 
-class _Known(dict[str, Any]):
+class Known(dict[str, Any]):
+    """The fields of a line, for a sentence that may name one which the line does not have."""
+
     def __missing__(self, key: str) -> str:
         return "somebody" if key == "caller" else "?"
 
 
 def _moment(line: Line, said: str = "") -> StoryMoment:
     event = str(line["event"])
-    known = _Known(line)
+    known = Known(line)
     if isinstance(line.get("members"), list):
         known["members"] = ", ".join(map(str, line["members"])) or "nobody"
     if isinstance(line.get("slots"), Mapping):
         known["slots"] = ", ".join(f"{count} on {node}" for node, count in sorted(line["slots"].items())) or "no slot"
     words = event.replace("_", " ") + (f", {line['worker_id']}" if line["worker_id"] else "")
     text = said or SENTENCES.get(event, words.replace("{", "{{").replace("}", "}}")).format_map(known)
-    because = str(line.get("because") or "")
+    because = "; ".join(str(line[key]) for key in ("because", "level") if line.get(key))
     return StoryMoment(line, text, because)

@@ -29,7 +29,7 @@ def parse(option: str, text: str, *, any_port: bool = False) -> tuple[str, ...]:
 def check_plain(option: str, hosts: Sequence[str], *, allowed: bool) -> None:
     """Raise ConfigError if a host is another machine, or may be reached from one, and plain text is not allowed. hosts:
     with or without a port. allowed: there are certificates, or the operator has allowed plain text."""
-    open_hosts = [host for host in hosts if not _is_loopback(host_of(host))]
+    open_hosts = [host for host in hosts if not is_loopback(host_of(host))]
     if open_hosts and not allowed:
         raise ConfigError(
             f"{option} {open_hosts[0]} is not this machine alone, and without certificates whoever reaches the port "
@@ -69,15 +69,16 @@ def own_address(text: str) -> str:
 
 def check_reachable(address: str, replicas: Sequence[str]) -> None:
     """Raise ConfigError for a node that other nodes cannot reach, though its rendezvous is elsewhere."""
-    far = [replica for replica in replicas if not _is_loopback(host_of(replica))]
-    if far and _is_loopback(address):
+    far = [replica for replica in replicas if not is_loopback(host_of(replica))]
+    if far and is_loopback(address):
         raise ConfigError(
             f"--address {address} is this machine alone, and the rendezvous at {far[0]} is not; give the address under "
             "which other nodes reach this one"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -24,7 +24,7 @@ from elastic.config import check_name
 from elastic.errors import ConfigError
 from elastic.records.files import write_atomically
 from elastic.security.keyring import FLEET_CA
-from elastic.security.roles import ETCD_SERVER_NAME, SERVER_NAME, Identity, Role, to_uri
+from elastic.security.roles import ETCD_SERVER_NAME, NODE_NAME, SERVER_NAME, Identity, Role, to_uri
 
 ETCD_CA = "etcd-ca.pem"
 ETCD, ETCD_CLIENT = "etcd.pem", "etcd-client.pem"
@@ -82,6 +82,8 @@ class Authority:
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(to_uri(Identity(role, name)))]
         if role is Role.RENDEZVOUS:
             names.append(x509.DNSName(SERVER_NAME))
+        if role is Role.WORKER:
+            names.append(x509.DNSName(NODE_NAME))
         usages = {Role.RENDEZVOUS: (_SERVER,), Role.WORKER: (_SERVER, _CLIENT)}.get(role, (_CLIENT,))
         self._write(out, f"{role}.pem", FLEET_CA, name, names, usages, days)
 

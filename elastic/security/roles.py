@@ -26,6 +26,9 @@ class Role(StrEnum):
 SERVER_NAME = "rendezvous.elastic.internal"
 """The DNS name in every certificate of a replica, whatever its address: callers trust it as a replica of this fleet."""
 
+NODE_NAME = "node.elastic.internal"
+"""The DNS name in every certificate of a node's workers, for scrapers of its agent's metrics, which check names."""
+
 ETCD_SERVER_NAME = "etcd.elastic.internal"
 
 CERTS_VARIABLE = "ELASTIC_CERTS"
@@ -105,6 +108,13 @@ def objection_to_question(identity: Identity, content: str | None) -> str:
     if identity.role is Role.OPERATOR or content in MAY_BE_ASKED_BY_VIEWERS:
         return ""
     return f"the certificate of {identity} does not allow {content or 'that'}; {_wanted(_ACTING)}"
+
+
+def objection_to_scrape(identity: Identity | None) -> str:
+    """Why this caller may not read the metrics of a process, or ""."""
+    if identity is None:
+        return "the certificate names no role of this fleet; issue it with `elastic certs node`"
+    return "" if identity.role in _LOOKING else f"the certificate of {identity} does not allow it; {_wanted(_LOOKING)}"
 
 
 def objection_to_name(identity: Identity, node: str) -> str:

@@ -8,7 +8,9 @@ gradients of all ranks in place, and only there optimizers and schedulers act; a
     seams.py          what is replaced in torch while a script runs here, and put back
     mistakes.py       what a script does that logical ranks cannot, made loud
     rank_values.py    what a collective gives, from what the workers bring for the logical ranks; pure
-    sampler_source.py the batches that a DistributedSampler gives each rank
+    rank_source.py    the batches of an epoch for any rank, and how many are used up
+    sampler_source.py those that a DistributedSampler gives each rank
+    drawn_batches.py  those that the script draws itself: elastic.ddp.batches()
     frames/           what the script keeps in its frames: undone after silent turns, given to newcomers
     turns.py          one pass over the ranks, a turn of the script's loop for each of this worker's
     rank_script.py    the script: what it has made, and where it is

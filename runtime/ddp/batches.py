@@ -4,23 +4,24 @@ gives."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from runtime.ddp.rank_script import RankScript, Turn
-from runtime.ddp.sampler_source import sampler_of
+from runtime.ddp.rank_source import Position, RankSource
+from runtime.ddp.sampler_source import SamplerSource, sampler_of
 
 
 class TrainingBatches(Iterator[Any]):
-    """One epoch of the training loader. A class and not a generator, as a generator left by `break` says nothing."""
+    """One epoch of training batches. A class and not a generator, as a generator left by `break` says nothing."""
 
-    def __init__(self, script: RankScript, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
+    def __init__(self, script: RankScript, source: Callable[[Position], RankSource]) -> None:
         self._script = script
         self._over = False
-        script.iterate(self, loader, sampler)
+        script.iterate(self, source)
 
     def __next__(self) -> Any:
         if self._over:
@@ -44,7 +45,7 @@ def iterate(original: Any) -> Any:
             return found
         if not torch.is_grad_enabled() or not all(model.training for model in script.modules):
             return script.evaluation(loader, sampler)
-        return TrainingBatches(script, loader, sampler)
+        return TrainingBatches(script, lambda position: SamplerSource(loader, sampler, script.ranks, position))
 
     return __iter__
 

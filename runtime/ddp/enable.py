@@ -12,8 +12,9 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader
 
-from elastic.agent.worker.environment import AGENT_SOCKET, RANKS, SLOT
+from elastic.agent.worker.environment import AGENT_SOCKET, RANKS, RESTART, SLOT
 from elastic.errors import ConfigError
+from runtime.data.loader import check_count
 from runtime.data.random_state import seed_all
 from runtime.ddp import batches, held_back, process_group, wrapper
 from runtime.ddp.rank_script import RankScript, watched_backward
@@ -24,21 +25,31 @@ SEED = 0
 """Of what a script draws that seeds nothing itself."""
 
 
-def enable() -> RankScript | None:
-    """Replace what has to be replaced in torch, and set the environment of torchrun; a second call does nothing.
+def enable(ranks: int | None = None) -> None:
+    """Train this script as logical ranks: replace what has to be replaced in torch, and set the environment of
+    torchrun. Call it before anything is made of torch.
 
-    None, and nothing is replaced, in a process that no agent has started, or without --ranks.
+    ranks: the WORLD_SIZE that the script sees for ever, however many workers there are; None: as `elastic run --ranks`
+    says. In a process that was not started by `elastic run`, in one of `elastic run --restart`, and in a second call,
+    nothing is done. Raises ConfigError if nothing says how many ranks there are, or if two say it differently.
     """
-    ranks, slot = int(os.environ.get(RANKS) or "0"), int(os.environ.get(SLOT) or "0")
-    if RankScript.current() is not None or not os.environ.get(AGENT_SOCKET) or not ranks:
-        return RankScript.current()
-    script = RankScript(ranks, min(slot, ranks - 1))
+    told = int(os.environ.get(RANKS) or "0") or None
+    if not os.environ.get(AGENT_SOCKET) or os.environ.get(RESTART) == "1":
+        return
+    if ranks is not None:
+        check_count("ddp.enable(ranks=)", ranks)
+    if ranks is not None and told not in (None, ranks):
+        raise ConfigError(f"ddp.enable(ranks={ranks}), and the job was started with --ranks {told}; leave one out")
+    if (number := ranks or told) is None:
+        raise ConfigError("ddp.enable(): say how many ranks, by ddp.enable(ranks=8) or by `elastic run --ranks 8`")
+    if RankScript.current() is not None:
+        return
+    script = RankScript(number, min(int(os.environ.get(SLOT) or "0"), number - 1))
     torch.set_num_threads(process_start.threads(None))
-    os.environ.update(environment(ranks, script.home))
+    os.environ.update(environment(number, script.home))
     install(Seams())
     script.enter()
     seed_all(SEED, "script")
-    return script
 
 
 def install(seams: Seams) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic.errors import (
+    BufferChanged,
     LeftPass,
     MidShardCollective,
     NotInPlace,
@@ -88,6 +89,23 @@ def counted(loop: str) -> NotInPlace:
         f"{loop} counts the turns of this loop, and a worker that computes two ranks has two turns a step. Iterate "
         "over the loader itself, `for i, batch in enumerate(loader):` with `if i == n: break`, or count in a variable, "
         f"`while step < n:`. {ELSE}"
+    )
+
+
+def forward_in_backward() -> NotInPlace:
+    return not_in_place(
+        "A DistributedDataParallel model that sees its batch in backward() only, as checkpoint(model, x, "
+        "use_reentrant=True) has it,",
+        "Checkpoint the layers inside the model, or say use_reentrant=False.",
+    )
+
+
+def changed_buffer(why: BufferChanged) -> BufferChanged:
+    names = str(why).partition(" changed in ")[0]
+    return BufferChanged(
+        f"{names} changed in forward(). torchrun goes on with that of rank 0; here only BatchNorm's statistics are "
+        "merged. Make it an average that the script updates behind optimizer.step(), or leave it as it is while "
+        f"model.training. {ELSE}"
     )
 
 

@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, DistributedSampler
 from elastic.errors import ConfigError, JoinMissed
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.ddp import mistakes
+from runtime.ddp.frames.loop_shape import CountingLoop, counting_loop, inside, loop_around, would_leave
 from runtime.ddp.frames.loop_shape import Loop as LoopText
-from runtime.ddp.frames.loop_shape import counting_loop, inside, loop_around, would_leave
 from runtime.ddp.frames.model_copies import ModelCopies
 from runtime.ddp.frames.places import ScriptFrames
 from runtime.ddp.frames.plain_values import FrameCounters, FrameValues, total
+from runtime.ddp.rank_source import Position, RankSource
 from runtime.ddp.rank_values import RankValue
-from runtime.ddp.sampler_source import Position, SamplerSource
+from runtime.ddp.sampler_source import SamplerSource
 from runtime.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
 from runtime.job.job import Job, begin
@@ -88,6 +89,8 @@ class RankScript:
         """An evaluation has come since the last training batch: what it has collected in lists is not of one rank."""
         self.evaluating = False
         """An evaluation is in progress, or was left before its end."""
+        self.in_backward = False
+        """In the outermost backward(); reentrant checkpointing calls others inside of it."""
         self.begun = False
         """The training loop has begun: a model has seen its first batch."""
         self.frames = ScriptFrames(below)
@@ -97,12 +100,12 @@ class RankScript:
         """The epoch of the job that this worker is in, or passes by."""
         self._entry = 0
         """The epoch in which this worker came to the job."""
-        self._loader: tuple[DataLoader[Any], DistributedSampler[Any]] | None = None
-        """What the script iterates over, until a model has seen the first batch."""
+        self._asked: Callable[[Position], RankSource] | None = None
+        """Makes the batches of the epoch that the script has asked for, until a model has seen the first one."""
         self._iterator: Callable[[], Any] = lambda: None
         self._loop: tuple[CodeType, LoopText] | None = None
         """The loop in which the script took the batch that it has."""
-        self._source: SamplerSource | None = None
+        self._source: RankSource | None = None
         self._offered = (0, 0)
         """Number and rank of the batch that the script took last."""
         self._steps: Steps | None = None
@@ -118,8 +121,8 @@ class RankScript:
         self._weight_versions: list[int] = []
         """The weights when the last result came."""
         self._evaluations = 0
-        self._counting: str | None = None
-        """The loop that has asked for the first batch of an epoch, if it counts turns."""
+        self._counting: CountingLoop | None = None
+        """The loop that has asked for the first batch of an epoch, if it counts what it asks for."""
         self._counters = FrameCounters()
         self._values = FrameValues(self.frames)
         """Plain values as they were when the first batch of the pass in progress was handed out."""
@@ -198,10 +201,15 @@ class RankScript:
 
     # Epochs and steps
 
-    def iterate(self, iterator: Any, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
-        """The script begins to iterate over its training loader. Raises LeftPass."""
+    @property
+    def epochs(self) -> int:
+        """Epochs whose training batches a model has seen, in this worker or in the job before it came."""
+        return self._epoch + 1
+
+    def iterate(self, iterator: Any, source: Callable[[Position], RankSource]) -> None:
+        """The script begins to iterate over its training batches. Raises LeftPass."""
         self._end_epoch()
-        self._loader, self._iterator = (loader, sampler), weakref.ref(iterator)
+        self._asked, self._iterator = source, weakref.ref(iterator)
 
     @property
     def between(self) -> bool:
@@ -210,7 +218,7 @@ class RankScript:
             return self._iterator() is not None and (self._loop is None or inside(self.frames.standing(), *self._loop))
         return self.turn in (Turn.OPEN, Turn.UNREDUCED, Turn.VOID)
 
-    def _offer(self, source: SamplerSource, number: int) -> Any:
+    def _offer(self, source: RankSource, number: int) -> Any:
         """The first batch of a step, of the rank whose turn will probably be the first. The step begins when a model
         sees it: scripts take a batch to look at, or leave the loop at its top."""
         self._source = source
@@ -221,7 +229,7 @@ class RankScript:
         self._at_top.clear()
         standing = self.frames.standing()[::-1]
         self._loop = loop_around(standing)
-        if self._loader is not None:
+        if self._asked is not None:
             self._counting = counting_loop(standing)
         batch = source.offer(*self._offered, owned)
         seed_shard(self.training.seed, self.training.next_step + (self._turns is not None), 0, self._offered[1])
@@ -235,11 +243,9 @@ class RankScript:
         if self.evaluating:
             raise mistakes.in_evaluation("a training step")
         self._at_forward = values = FrameValues.read(self.frames)
-        if self._loader is not None:
-            if self._counting is not None:
-                raise mistakes.counted(self._counting)
-            (_, sampler), self._loader = self._loader, None
-            self._begin_epoch(source, sampler)
+        if self._asked is not None:
+            self._asked = None
+            self._begin_epoch(source)
             if self.passing:
                 self.turn = Turn.PASSING
                 return
@@ -262,10 +268,10 @@ class RankScript:
         else:
             self._copies.keep()
 
-    def _begin_epoch(self, source: SamplerSource, sampler: DistributedSampler[Any]) -> None:
+    def _begin_epoch(self, source: RankSource) -> None:
         if not self.begun:
             self._begin()
-            self._epoch = self._first_epoch(sampler)
+            self._epoch = self._first_epoch(source)
         else:
             self._epoch += 1
         self._evaluations = 0
@@ -305,19 +311,14 @@ class RankScript:
         self.training.claim_shards(self.ranks)
         self.training.plan_steps(None, self.ranks)
         self._entry = self.training.enter_loop(Loop.EPOCHS).epoch
-        if self.training.next_step == 0:
-            self.job.print(
-                f"elastic: {self.ranks} ranks in place, computed by {self.job.world_size} workers; the ranks of a lost "
-                "worker go to the others, and no bit changes"
-            )
 
-    def _first_epoch(self, sampler: DistributedSampler[Any]) -> int:
+    def _first_epoch(self, source: RankSource) -> int:
         """Which of the job's epochs the script begins with: the first, or, if it has found a snapshot of its own, the
-        one whose number it has given the sampler."""
+        one whose number it has given its sampler."""
         there = self.training.data_elsewhere
         if there is None or not there.get("sampler_epoch"):
             return 0
-        number = self._entry - (cast(int, there["sampler_epoch"]) - int(getattr(sampler, "epoch", 0)))
+        number = self._entry - (cast(int, there["sampler_epoch"]) - source.epoch)
         if number > self._entry:
             raise JoinMissed(f"this newcomer begins with epoch {number}, and the job is in epoch {self._entry}")
         return max(0, number)
@@ -332,10 +333,10 @@ class RankScript:
     def _next_batch(self) -> Any:
         match self.turn:
             case Turn.OUTSIDE:
-                assert self._loader is not None
+                assert self._asked is not None
                 if self.job is None:
                     raise ConfigError("the training loop began before dist.init_process_group(); call that first")
-                return self._offer(SamplerSource(*self._loader, self.ranks, self._position), 0)
+                return self._offer(self._asked(self._position), 0)
             case Turn.OFFERED | Turn.OPEN:
                 raise mistakes.read_ahead()
             case Turn.PASSING:
@@ -348,6 +349,8 @@ class RankScript:
         self.turn = Turn.OPEN
         if turn is Turn.UNREDUCED:
             return self._more(turns, source)
+        if self._counting != (counting := counting_loop(self.frames.standing()[::-1])) and counting is not None:
+            raise mistakes.counted(counting.said)
         if not turns.over:
             self._undo()
             if turn is Turn.VOID:
@@ -370,7 +373,7 @@ class RankScript:
         self._values.put_back(objects=True)
         self._copies.put_back()
 
-    def _more(self, turns: Turns, source: SamplerSource) -> Any:
+    def _more(self, turns: Turns, source: RankSource) -> Any:
         try:
             return turns.more()
         except IndexError as end:
@@ -383,7 +386,7 @@ class RankScript:
         self.brought.clear()
         return Turns(self.training, self._steps.running, self._source)
 
-    def _next_step(self, source: SamplerSource) -> Any:
+    def _next_step(self, source: RankSource) -> Any:
         assert self._steps is not None and self._steps.running is not None
         if not self._stepped and self._weight_versions != self._versions_of_weights():
             raise mistakes.changed_by_hand()
@@ -421,6 +424,8 @@ class RankScript:
     def forward(self, *, reduces: bool) -> None:
         """A DistributedDataParallel model runs, and its backward() is to reduce or not, as DDP's own."""
         if self.turn is Turn.OFFERED:
+            if self.in_backward:
+                raise mistakes.forward_in_backward()
             with randomness_kept():
                 self._begin_step()
         if self.turn is Turn.UNREDUCED:
@@ -506,7 +511,7 @@ class RankScript:
             raise mistakes.in_evaluation("another evaluation")
         start = FrameValues.read(self.frames)
         if self.passing or self.silent or (self.begun and self.training.session.joining):
-            yield source.fetch(0, 0, 0)  # so that the names are bound which the loop binds
+            yield source.fetch(0, 0)  # so that the names are bound which the loop binds
             start.put_back(objects=False)
             return
         self.evaluated = True
@@ -559,19 +564,18 @@ class RankScript:
 def watched_backward(original: Any) -> Any:
     """torch.autograd.backward, to which every spelling comes; also the nested ones of reentrant checkpointing, which
     end no turn."""
-    depth = threading.local()
 
     def backward(*args: Any, **kwargs: Any) -> None:
         script = RankScript.current()
-        if script is None or script.job is None or getattr(depth, "inside", False):
+        if script is None or script.job is None or script.in_backward:
             original(*args, **kwargs)
             return
         script.before_backward()
-        depth.inside = True
+        script.in_backward = True
         try:
             original(*args, **kwargs)
         finally:
-            depth.inside = False
+            script.in_backward = False
         script.after_backward()
 
     backward.__wrapped__ = original  # type: ignore[attr-defined]

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastic.errors import BufferChanged
 from runtime.data.random_state import seed_shard
 from runtime.ddp import mistakes
-from runtime.ddp.sampler_source import SamplerSource
+from runtime.ddp.rank_source import RankSource
 from runtime.job.passes import Pass, RunningPass
 from runtime.job.training import Training
 
@@ -23,7 +24,7 @@ from runtime.job.training import Training
 class Turns(Pass):
     """Used by the user's thread only: `begin`, then `following` and `backward_ended` until it is `over`."""
 
-    def __init__(self, training: Training, running: RunningPass, source: SamplerSource) -> None:
+    def __init__(self, training: Training, running: RunningPass, source: RankSource) -> None:
         super().__init__(training, running)
         self._source = source
         self._next: int | None = None
@@ -44,6 +45,12 @@ class Turns(Pass):
         session = self._training.session
         self._fingerprint = self._training.fingerprint()
         return int(session.joining or session.behind or not session.owned(self._running.work.shards))
+
+    def _check_unchanged(self) -> None:
+        try:
+            super()._check_unchanged()
+        except BufferChanged as why:
+            raise mistakes.changed_buffer(why) from None
 
     @property
     def _untried(self) -> int | None:

@@ -62,6 +62,7 @@ def _init(
     self.device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     script.made("model", module)
     script.modules.append(self)
+    script.frames.add_model(module)
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:

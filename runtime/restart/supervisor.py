@@ -41,10 +41,6 @@ EXCHANGE_S = 0.2
 """Seconds between two exchanges while the scripts run."""
 PLANNED_GRACE_S = 30.0
 """Seconds that a script has to save its state when workers join or leave as planned, as under torchrun."""
-WHAT_HOLDS = (
-    "elastic: each change of the workers ends the script on all of them and starts it again; what is kept is what the "
-    "script saves itself"
-)
 
 
 class ScriptFailed(Exception):
@@ -105,8 +101,6 @@ class Supervisor:
         session.attach(carrier)
         if not session.joining:
             self._operate(Op(OpKind.SYNC, 1))
-            if session.rank == 0:
-                print(WHAT_HOLDS, flush=True)
 
     def _exchange(self) -> bool:
         """One exchange, and what follows from it. Returns whether the job is done."""

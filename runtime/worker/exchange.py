@@ -139,6 +139,7 @@ class RingExchange:
                 if task.op.kind is OpKind.ALLREDUCE:
                     result.note = {worker: other["own"] for worker, other in headers.items()}
         except RingBroken as broken:
+            self._gauge.broken(str(broken))
             self._attempts = attempts
             standing.post(worker_state.RingLost(generation, str(broken)))
             attempts.broken(broken)

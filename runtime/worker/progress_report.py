@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from elastic.protocol.messages import Doing, Progress
 from elastic.protocol.worker_state import Phase, WorkerState
+from elastic.records.flight_recorder import FlightEvent
 from runtime.guards import checks
 from runtime.session import Op, OpKind
 from runtime.worker.activity import Activity
 from runtime.worker.speed import Speed
 
 
+class FlightNoter(Protocol):
+    def __call__(self, event: FlightEvent, text: str = "", unit: int = -1) -> None: ...
+
+
 class ProgressReporter:
     """Written by the script's thread, read by the beat thread."""
 
-    def __init__(self, *, on_host: bool) -> None:
-        """on_host: as in Speed."""
+    def __init__(self, *, on_host: bool, note: FlightNoter) -> None:
+        """on_host: as in Speed. note: as FlightRecorder.note."""
+        self._note = note
         self._activity = Activity()
         self._speed = Speed(on_host=on_host)
         self._shards = 0
@@ -25,9 +32,11 @@ class ProgressReporter:
 
     def at(self, what: str) -> None:
         """The script begins a declared task, outside operations."""
+        self._note(FlightEvent.DECLARED, what)
         self._activity.enter(what, Doing.DECLARED)
 
     def begin(self, op: Op) -> None:
+        self._note(FlightEvent.BEGUN, checks.describe(op))
         if op.kind is OpKind.PASS:
             self._shards = op.units
             if op.pass_no == 0:
@@ -38,26 +47,36 @@ class ProgressReporter:
         if in_pass:
             self._speed.handed_out(time.monotonic())
         where = f"{'shard' if in_pass else 'part'} {unit} in {checks.describe(op)}"
+        self._note(FlightEvent.COMPUTES, where, unit)
         self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
 
     def computed(self) -> None:
         """The unit that was handed out is computed."""
+        self._note(FlightEvent.COMPUTED)
         self._speed.done(time.monotonic())
 
     def waits(self, op: Op) -> None:
         """This worker's part is done. At the end of the script the others may take any time."""
+        self._note(FlightEvent.WAITS, checks.describe(op))
         waits = Doing.DECLARED if op.kind is OpKind.LEAVE else Doing.WAITING
         self._activity.enter(f"{checks.describe(op)}, waiting for the others", waits)
 
     def gathered(self) -> None:
-        """All members have come to the end of the pass."""
+        """All members have come to the end of the operation."""
+        self._note(FlightEvent.GATHERED)
         self._speed.gathered(time.monotonic())
 
+    def broken(self, because: str) -> None:
+        """The ring was left before the operation was complete."""
+        self._note(FlightEvent.BROKEN, because)
+
     def reduced(self, op: Op) -> None:
+        self._note(FlightEvent.REDUCED)
         if op.kind is OpKind.PASS:
             self._speed.reduced(time.monotonic())
 
     def after(self, op: Op) -> None:
+        self._note(FlightEvent.DONE, checks.describe(op))
         doing = Doing.DECLARED if self._loop_over else Doing.ELSEWHERE
         self._activity.enter(f"after {checks.describe(op)}", doing)
 

@@ -38,6 +38,7 @@ from elastic.protocol.messages import (
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.worker_state import Phase
 from elastic.records import ledger
+from elastic.records.flight_recorder import FlightRecorder
 from elastic.records.journal import Journal
 from elastic.security.rejection_log import RejectionLog
 from runtime.guards import numerics_fingerprint
@@ -57,7 +58,7 @@ from runtime.worker.donor import CopyServer
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.operations import OperationLoop
-from runtime.worker.progress_report import ProgressReporter
+from runtime.worker.progress_report import FlightNoter, ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
 
@@ -104,7 +105,7 @@ class WorkerSession(OperationLoop):
         self._orders = LeaderOrders(self._standing, self._asker, self._say, self._journal)
         self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0
-        self._gauge = ProgressReporter(on_host=self.sums_on.type == "cpu")
+        self._gauge = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
         self._retains = told.retain_results
         super().__init__()
         self._stopping = threading.Event()
@@ -122,6 +123,17 @@ class WorkerSession(OperationLoop):
             job_dir=self._job_dir,
         )
         self._orders.close_client = self._client.close
+
+    def _flight_note(self) -> FlightNoter:
+        try:
+            return FlightRecorder(self._job_dir, self.worker_id, self._at_operation).note
+        except OSError as error:  # a full disk costs the notes and not the worker
+            self._journal.write("flight_not_recorded", because=str(error))
+            return lambda moment, text="", unit=-1: None
+
+    def _at_operation(self) -> tuple[int, int]:
+        p = self._standing.position
+        return p.entered, p.reduced
 
     def enter(self) -> None:
         """Announce this worker and wait until it is a member or knows that it is a newcomer."""

@@ -115,10 +115,11 @@ def elastic(
     *options: str,
     name: str = "",
     settings: Mapping[str, str] | None = None,
+    script: str = "train_elastic.py",
 ) -> Contender:
-    """options: more of `elastic run`. settings: environment variables."""
+    """options: more of `elastic run`. settings: environment variables. script: in scripts/."""
     words = ["--workers", str(workers), "--reduction", reduction, "--job-dir", str(directory / "job"), "--quiet"]
-    command = [sys.executable, "-m", "elastic.cli", "run", *words, *options, str(SCRIPTS / "train_elastic.py")]
+    command = [sys.executable, "-m", "elastic.cli", "run", *words, *options, str(SCRIPTS / script)]
     return Contender(name or f"elastic {reduction}", directory, [command], settings)
 
 

@@ -69,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.recovery")
+def parse(arguments: Sequence[str] | None, bench: str = "recovery", json_file: Path = JSON_FILE) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m tests.bench.{bench}")
     parser.add_argument("--quick", action="store_true", help="2 kills and 3 rounds; docs/performance.md stays as it is")
     parser.add_argument("--kills", type=int, default=10, help="of each contender")
     parser.add_argument("--rounds", type=int, default=24, help="of healthy blocks")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and victims")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
+    parser.add_argument("--json", type=Path, default=json_file, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.quick:
         options.kills, options.rounds = 2, 3

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.support.processes import Command
-from elastic.records import ledger
+from elastic.records import ledger, story
 from elastic.records.exactly_once import prove
+from elastic.records.journal import read_all
 from tests.live.jobs import DEADLINE_S, ROOT, Job
 
 SCRIPTS = ROOT / "tests" / "ddp_scripts"
@@ -39,12 +40,16 @@ def test_a_script_survives_the_loss_of_rank_0_and_of_its_successor(tmp_path: Pat
     with Job(tmp_path, *words, environment=NAP) as job:
         for step in (3, 9):
             job.await_steps(step)
-            job.send(str(job.status()["members"][0]["worker_id"]))
+            status = job.status()
+            assert status["level"].startswith("in place, 4 ranks")
+            job.send(str(status["members"][0]["worker_id"]))
             job.until("full world", lambda: len(job.status()["members"]) == 3)
         assert job.wait() == 0, job.output
         assert digest(job) == wanted
         assert [line["step"] for line in job.steps()] == list(range(28))
-        assert "4 ranks in place, computed by 3 workers" in job.output
+        level = "in place, 4 ranks: the ranks of a lost worker go to the others, and no bit changes"
+        assert f"elastic: {level}" in job.output
+        assert any(level in moment.because for moment in story.of_generation(read_all(job.dir), 1))
         epochs = prove(ledger.lines(job.dir / "steps.jsonl"))
         assert [epoch.order for epoch in epochs] == ["sampler"] * 4
         assert all(epoch.proved for epoch in epochs)
@@ -61,6 +66,21 @@ def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
         job.send(str(job.status()["members"][1]["worker_id"]))
         assert job.wait() == 0, job.output
         assert digest(job) == wanted
+
+
+@pytest.mark.long
+def test_a_loop_that_draws_its_own_batches_survives_a_death(tmp_path: Path) -> None:
+    """It says in the file how many ranks it has."""
+    script = str(SCRIPTS / "drawn.py")
+    with Job(tmp_path, "--workers", "1", script, "4", name="quiet") as job:
+        assert job.wait() == 0, job.output
+        wanted = digest(job)
+    with Job(tmp_path, "--workers", "3", script, "4", environment=NAP) as job:
+        job.await_steps(3)
+        job.send(str(job.status()["members"][0]["worker_id"]))
+        assert job.wait() == 0, job.output
+        assert digest(job) == wanted
+        assert len(job.steps()) == 21
 
 
 def test_without_ranks_a_torchrun_script_is_told_what_to_write(tmp_path: Path) -> None:

@@ -119,4 +119,5 @@ def test_the_merged_journal_has_every_field_in_every_line_by_time(job: Job) -> N
 def test_nothing_else_is_left_in_the_job_directory(job: Job) -> None:
     names = {path.name for path in job.dir.iterdir()}
     expected = {"job.json", "lock", "rendezvous.json", "result.json", "steps.jsonl", "journal", "journal.jsonl", "logs"}
-    assert names - expected == {"checkpoints", "checkpoints.json", "id", "once.txt", "local.slots.json", "run.lock"}
+    written = {"checkpoints", "checkpoints.json", "flight", "id", "once.txt", "local.slots.json", "run.lock"}
+    assert names - expected == written

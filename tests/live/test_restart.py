@@ -49,7 +49,7 @@ def test_a_worker_that_is_killed_costs_a_round_and_its_successor_another_one(tmp
         assert lost not in running.members()
         end(running, tmp_path)
         assert not alive(second.values())
-        assert "what is kept is what the script saves itself" in running.output
+        assert "elastic: restarted: each change of the workers ends the script" in running.output
         assert len(running.events("script_started")) >= 6
 
 

@@ -41,7 +41,9 @@ def test_a_target_makes_its_environment_before_it_uses_it(target: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("target", "package"),
-    [(target, "etcd-server") for target in ("etcd", "test", "live", "test-live", "test-chaos")] + [("model", "spin")],
+    [(target, "etcd-server") for target in ("etcd", "test", "live", "test-live", "test-chaos")]
+    + [("model", "spin")]
+    + [(target, "prometheus") for target in ("test", "live")],
 )
 def test_a_target_unpacks_what_pip_does_not_have(target: str, package: str, tmp_path: Path) -> None:
     told = plan(target, tmp_path)

@@ -39,6 +39,9 @@ def to_the_end(
     again, memory: as resume.begin. notices, grace_s: as run.attempt. Raises ConfigError if it cannot even begin.
     """
     begun_s, told = time.monotonic(), _Told()
+    if not quiet:
+        with expendable():
+            print(f"elastic: {spec.level}", file=sys.stderr, flush=True)
     with Signals() as signals:  # to the last word: one that comes later changes nothing of what is told
         while True:
             outcome = _begun(spec, job_dir, told, signals, again=again, memory=memory)

@@ -262,6 +262,8 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
         return
     g.committing = None
     fields = {"generation": number, "kind": str(record.kind), "members": list(record.ids), "because": record.because}
+    if record.kind is Kind.FORM:
+        fields["level"] = g.spec.level
     do.append(Note("committed", fields))
     if g.state is State.CLOSING:
         return

@@ -17,11 +17,13 @@ def status(group: Group) -> dict[str, object]:
     shards = default_sizes(record, group.shards) if record and members else ()
     return {
         "job": group.spec.name,
+        "level": group.spec.level,
         "state": str(group.state),
         "generation": record.number if record else 0,
         "because": group.because,
         "ring": _ring(group, seen),
         "applied": max((worker.applied for worker in seen if worker), default=0),
+        "wanted": group.asked_for,
         "members": [
             {
                 "worker_id": member.worker_id,

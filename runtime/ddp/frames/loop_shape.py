@@ -1,8 +1,9 @@
 """The loop that stands around a script's training step, by its source: what counts its turns, and what ends it.
 
 A range(), a zip() or an islice() keeps its place inside the interpreter, where silent turns cannot be undone: a loop
-over range(1000) would end after a thousand turns, which are fewer steps. And a condition such as `if step == total:
-break` must not end the loop in a silent turn.
+over range(1000) would end after a thousand turns, which are fewer steps. One that each turn begins anew, over the
+batches that are accumulated, counts nothing but these. And a condition such as `if step == total: break` must not end
+the loop in a silent turn.
 """
 
 from __future__ import annotations
@@ -26,15 +27,28 @@ _UNKNOWN = (ast.Call, ast.Await, ast.NamedExpr, ast.Attribute, ast.Subscript)
 Loop: TypeAlias = ast.For | ast.While
 
 
-def counting_loop(frames: Iterable[FrameType]) -> str | None:
-    """Where the innermost loop around a call is one whose turns are counted so: "train.py:12: for i in range(1000)".
-    frames: innermost first. None: it is not, or its text cannot be read."""
+@dataclass(frozen=True)
+class CountingLoop:
+    """A loop whose turns are counted so, and how far it is. said: "train.py:12: for i in range(1000)". at: the
+    values of the names that its head binds; equal to no other where they are not plain."""
+
+    said: str
+    at: object
+
+
+def counting_loop(frames: Iterable[FrameType]) -> CountingLoop | None:
+    """The innermost loop around a call, if it is one whose turns are counted. frames: innermost first. None: it is not,
+    or its text cannot be read."""
     for frame in frames:
-        loop = _around(frame)
+        loop = next(iter(_around(frame)), None)
         if loop is None:
             continue
         if isinstance(loop, ast.For) and (counter := _counter(loop.iter, frame)) is not None:
-            return f"{frame.f_code.co_filename}:{loop.lineno}: for {ast.unparse(loop.target)} in {counter}"
+            said = f"{frame.f_code.co_filename}:{loop.lineno}: for {ast.unparse(loop.target)} in {counter}"
+            names = [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+            at = tuple(frame.f_locals.get(name) for name in names)
+            plain = all(isinstance(value, int | float | str | None) for value in at)
+            return CountingLoop(said, at if plain else object())
         return None
     return None
 
@@ -42,15 +56,18 @@ def counting_loop(frames: Iterable[FrameType]) -> str | None:
 def would_leave(frames: Iterable[FrameType], values: Mapping[tuple[FrameType, str], object]) -> frozenset[str] | None:
     """The local names in the conditions that end the innermost loop around a call if the names that the loop assigns
     have these values, or that may end it: what a condition calls is not called, and what hangs on an object is not
-    known. None: no condition ends the loop. frames: innermost first."""
+    known. A loop whose turns are counted ends by itself, and then the loop around it goes on, so both are looked at.
+    None: no condition ends the loop. frames: innermost first."""
+    found: list[frozenset[str]] = []
     for frame in frames:
-        loop = _around(frame)
-        if loop is not None:
+        for loop in _around(frame):
             grows = _assigned(loop)
             names = {name: value for (owner, name), value in values.items() if owner is frame and name in grows}
             ends = [end for end in _ends(frame.f_code.co_filename, loop) if _holds(end, names, frame)]
-            return frozenset().union(*(end.names for end in ends)) & grows if ends else None
-    return None
+            found += [end.names & grows for end in ends]
+            if not (isinstance(loop, ast.For) and _counter(loop.iter, frame) is not None):
+                return frozenset().union(*found) if found else None
+    return frozenset().union(*found) if found else None
 
 
 def inside(frames: Iterable[FrameType], code: CodeType, loop: Loop) -> bool:
@@ -60,7 +77,7 @@ def inside(frames: Iterable[FrameType], code: CodeType, loop: Loop) -> bool:
 
 def loop_around(frames: Iterable[FrameType]) -> tuple[CodeType, Loop] | None:
     """The innermost loop around a call, and the code that it is part of. frames: innermost first."""
-    return next(((frame.f_code, loop) for frame in frames if (loop := _around(frame)) is not None), None)
+    return next(((frame.f_code, loop) for frame in frames for loop in _around(frame)), None)
 
 
 @dataclass(frozen=True)
@@ -74,11 +91,11 @@ class _End:
     names: frozenset[str]
 
 
-def _around(frame: FrameType) -> Loop | None:
-    """The innermost loop of the frame's function around its current line."""
+def _around(frame: FrameType) -> list[Loop]:
+    """The loops of the frame's function around its current line, innermost first."""
     line, first = frame.f_lineno, frame.f_code.co_firstlineno
     around = [loop for loop in _loops(frame.f_code.co_filename) if first <= loop.lineno and _around_line(loop, line)]
-    return max(around, key=lambda loop: loop.lineno, default=None)
+    return sorted(around, key=lambda loop: -loop.lineno)
 
 
 def _around_line(loop: Loop, line: int) -> bool:

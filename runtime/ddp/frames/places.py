@@ -8,7 +8,7 @@ import ctypes
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,8 @@ from runtime.script_end import LIBRARIES, OURS
 
 DEPTH_MAX = 3
 """Objects between a local name and a value, at most: trainer.state.meter.count has so many."""
+MODELS = -1
+"""In place of the number of a frame: the place is in a module of the script's model."""
 OBJECTS_MAX = 64
 """Objects that are looked into, for each frame, and entries of a dict that is looked into."""
 _COLLECTIONS: Any = (dict, list, tuple)
@@ -28,7 +30,7 @@ class ValuePlace:
     """The place of a value: a local name of a frame, or an attribute, a key or an index of what that name holds."""
 
     frame: int
-    """0: the outermost frame of the script."""
+    """0: the outermost frame of the script. MODELS: none."""
     function: str
     name: str
     path: tuple[str | int, ...] = ()
@@ -60,6 +62,15 @@ class ScriptFrames:
             below = below.f_back
         self.holders: set[int] = set()
         """Ids of objects that hold averages of the weights: their numbers count too, whatever class they are of."""
+        self._modules: dict[ValuePlace, torch.nn.Module] = {}
+        """The modules of the script's own classes within its models."""
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Its modules of the script's own classes may count in their attributes, as in forward()."""
+        before = len(self._modules)
+        for path, module in model.named_modules():
+            if _is_defined_by_script(type(module)):
+                self._modules[ValuePlace(MODELS, f"model {before}", path)] = module
 
     def standing(self) -> list[FrameType]:
         """The frames, outermost first."""
@@ -80,6 +91,10 @@ class ScriptFrames:
 
     def values(self) -> Iterator[tuple[ValuePlace, Any]]:
         """Local names, and attributes and keys of the script's own objects, of namespaces and of short dicts."""
+        for place, module in self._modules.items():
+            for key, value in list(vars(module).items()):
+                if key != "training" and not key.startswith("_"):
+                    yield place.under(key), value
         seen: set[int] = set()
         objects = dict[int, int]()
         for place, value in self.names():
@@ -101,16 +116,14 @@ class ScriptFrames:
 
     def _is_scripts_own(self, value: object) -> bool:
         """Whether the class of a value is defined in a file of the script, and it has attributes; or the value is a
-        namespace, or a short dict. A module of a network is none of these: its state is registered, or is none."""
+        namespace, or a short dict. A module of a network is none of these: see `add_model`."""
         if type(value) is dict:
             return len(value) <= OBJECTS_MAX
         if isinstance(value, type | torch.nn.Module | torch.Tensor) or not hasattr(value, "__dict__"):
             return False
         if isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders:
             return True
-        module = sys.modules.get(type(value).__module__)
-        file = getattr(module, "__file__", None)
-        return file is not None and not file.startswith((OURS, *LIBRARIES))
+        return _is_defined_by_script(type(value))
 
     def write(self, values: Mapping[ValuePlace, object]) -> None:
         """Put a value at each of these places. What cannot be written, as its owner is another object by now or is
@@ -119,6 +132,14 @@ class ScriptFrames:
             mine = {place: value for place, value in values.items() if place.frame == number}
             if mine:
                 _write(frame, mine)
+        for place, value in values.items():
+            if place.frame == MODELS:
+                setattr(self._modules[replace(place, path=())], str(place.path[0]), value)
+
+
+def _is_defined_by_script(cls: type) -> bool:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and not file.startswith((OURS, *LIBRARIES))
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:

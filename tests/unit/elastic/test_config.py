@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,26 @@ def test_an_impossible_job_is_refused(change: dict[str, object], message: str) -
 def test_the_limit_is_the_number_of_workers_unless_given() -> None:
     assert JOB.workers_limit == 3
     assert replace(JOB, max_workers=8).workers_limit == 8
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({}, "in place: the shards of a lost worker go to the others, and no bit changes"),
+        ({"ranks": 1}, "in place, 1 rank: the ranks of a lost worker go to the others, and no bit changes"),
+        (
+            {"ranks": 8, "reduction": Reduction.ALLREDUCE},
+            "in place, 8 ranks: the ranks of a lost worker go to the others, and the last bits of a sum may change",
+        ),
+        (
+            {"restart": True},
+            "restarted: each change of the workers ends the script on all of them and starts it again; only what the "
+            "script saves itself is kept",
+        ),
+    ],
+)
+def test_a_job_says_what_survives_a_change_of_its_workers(chosen: dict[str, Any], said: str) -> None:
+    assert replace(JOB, **chosen).level == said
 
 
 def test_a_short_document_gives_the_defaults() -> None:

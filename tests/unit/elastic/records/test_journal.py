@@ -108,6 +108,7 @@ def test_a_recovery_is_split_without_gap_or_overlap() -> None:
         "lost": ["c"],
         "because": "c lost: SIGKILL",
         "complete": True,
+        "started_ns": KILL[3]["t_mono_ns"],
         "detect_ms": 3,
         "abort_ms": 4,
         "decide_ms": 3,

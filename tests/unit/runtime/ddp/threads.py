@@ -45,6 +45,8 @@ def seams() -> Iterator[None]:
     found.replace(sys, "excepthook", sys.excepthook)  # torch wraps it in each init_process_group
     install(found)
     found.replace(distributed_c10d, "_world", ThreadLocalWorld())
+    if not hasattr(ThreadLocalWorld, "comms"):  # torch 2.11 asks it for these when a group is destroyed
+        found.replace(ThreadLocalWorld, "comms", [])
     for name in ("_register_process_group", "_unregister_process_group"):  # by name, one for all threads
         found.replace(distributed_c10d, name, lambda *args: None)
     threads = torch.get_num_threads()

@@ -90,7 +90,7 @@ def test_the_time_in_which_the_process_itself_could_not_run_is_not_counted() -> 
 
 
 def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> None:
-    gauge = ProgressReporter(on_host=True)
+    gauge = ProgressReporter(on_host=True, note=lambda moment, text="", unit=-1: None)
 
     def doing() -> Doing:
         return gauge.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", "")).doing

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 def here() -> str | None:
     """As a model sees it that is called there."""
-    return counting_loop(of_this_file(sys._getframe(1)))
+    found = counting_loop(of_this_file(sys._getframe(1)))
+    return None if found is None else found.said
 
 
 def of_this_file(frame: FrameType | None) -> Iterator[FrameType]:

@@ -1,0 +1,25 @@
+"""Logical ranks asked for in a script, and batches that it draws itself: `import elastic.ddp as ddp`.
+
+enable()    what `elastic run --ranks N` does, said in the file; nothing under torchrun and in a script of one process
+batches()   training batches without a DataLoader
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.ddp.drawn_batches import batches
+    from runtime.ddp.enable import enable
+
+__all__ = ["batches", "enable"]
+_LAZY = {"batches": "runtime.ddp.drawn_batches", "enable": "runtime.ddp.enable"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,146 @@
+"""What a job's journals, ledger and status mean for its metrics, line after line. Reads no clock and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from elastic.metrics.catalogue import CHECKPOINT_KINDS, CHECKPOINT_OUTCOMES, JOB_STATES, RECOVERY_KINDS
+from elastic.metrics.metric_registry import MetricRegistry
+from elastic.records.journal import PHASES, Line, Recoveries
+from elastic.records.ledger_tail import samples_of
+
+EVENTS = (
+    *("fault_injected", "fault_ended", "worker_dying", "worker_exited", "worker_frozen", "worker_started"),
+    *("member_lost", "quiesce_started", "quiesce_complete", "committed", "published", "ring_up", "running"),
+    *("result_copied", "redo_started", "entered", "op_complete"),
+    *("checkpoint_complete", "checkpoint_failed", "checkpoint_skipped"),
+    *("snapshot_complete", "snapshot_failed", "snapshot_skipped"),
+    *("notice", "notice_over", "refused"),
+)
+"""All events that matter here; most journal lines are others."""
+
+LEADERS_PHASES = ("abort", "decide", "build")
+
+
+def show_status(registry: MetricRegistry, job: str, status: Mapping[str, Any] | None) -> None:
+    """Show what `elastic status --json` says of a job; None: nobody leads it now."""
+    state = str(status["state"]) if status is not None else "unknown"
+    for other in JOB_STATES:
+        registry.put("elastic_job_state", other == state, job, other)
+    registry.put("elastic_leader", status is not None and state != "closed", job)
+    if status is None:
+        return
+    registry.put("elastic_job_generation", status["generation"], job)
+    registry.put("elastic_job_members", len(status["members"]), job)
+    registry.put("elastic_job_spares", len(status.get("spares", ())), job)
+    registry.put("elastic_job_stragglers", len(status.get("stragglers", ())), job)
+    if "wanted" in status:
+        registry.put("elastic_job_members_wanted", status["wanted"], job)
+
+
+class JobFold:
+    """Takes everything that is written about one job since this process began, by time, and puts it into the registry.
+
+    leader_only: the journals are those of a replica alone. Times are monotonic seconds, those of `notes` wall-clock.
+    """
+
+    def __init__(self, registry: MetricRegistry, job: str, *, leader_only: bool = False) -> None:
+        self._registry = registry
+        self._job = job
+        self._recoveries = Recoveries(leader_only=leader_only)
+        self._phases = LEADERS_PHASES if leader_only else PHASES
+        self._generation = 0
+        self._completed: dict[str, float] = {}
+        """Kind -> wall-clock time of its newest complete checkpoint."""
+        self._notices: dict[tuple[str, str], float] = {}
+        """(who, source) -> wall-clock time at which this machine goes."""
+        self._began_s: float | None = None
+        self._stepped_s: float | None = None
+        self._lost_s = 0.0
+        self._resumed = False
+
+    def begin(self) -> None:
+        """Show counters at 0, as Prometheus sees no increase in a counter that begins with another value."""
+        for kind in RECOVERY_KINDS:
+            self._registry.add("elastic_recoveries_total", 0, self._job, kind)
+        if self._phases is LEADERS_PHASES:
+            return
+        for name in ("job_steps", "job_samples", "steps_redone", "workers_started", "workers_ended"):
+            self._registry.add(f"elastic_{name}_total", 0, self._job)
+        for kind, outcome in product(CHECKPOINT_KINDS, CHECKPOINT_OUTCOMES):
+            self._registry.add("elastic_checkpoints_total", 0, self._job, kind, outcome)
+
+    def see(self, line: Line) -> None:
+        """Take a line of a journal."""
+        match line:
+            case {"event": "published", "generation": int(number), "kind": str(kind)}:
+                if self._generation or kind != "form":
+                    kind = "resume" if kind == "form" else kind
+                    self._registry.add("elastic_recoveries_total", 1, self._job, kind)
+                self._generation = number
+            case {"event": "worker_started"}:
+                self._registry.add("elastic_workers_started_total", 1, self._job)
+            case {"event": "worker_exited"}:
+                self._registry.add("elastic_workers_ended_total", 1, self._job)
+            case {"event": "notice", "source": str(source), "who": str(who), "seconds_left": float() | int() as left_s}:
+                self._notices[who, source] = line["t_wall"] + left_s
+            case {"event": "notice_over", "source": str(source), "who": str(who)}:
+                self._notices.pop((who, source), None)
+            case {"event": str(event)} if event.startswith(("checkpoint_", "snapshot_")):
+                self._see_checkpoint(line, *event.split("_", 1))
+            case {"event": "refused", "at": str()}:
+                show_refusal(self._registry, line)
+        if (told := self._recoveries.see(line)) is not None:
+            for phase in self._phases:
+                self._registry.observe("elastic_recovery_seconds", told[f"{phase}_ms"] / 1e3, 1, self._job, phase)
+            self._lost_s += (told["recovery_ms"] + told["redo_ms"]) / 1e3
+
+    def _see_checkpoint(self, line: Line, kind: str, outcome: str) -> None:
+        self._registry.add("elastic_checkpoints_total", 1, self._job, kind, outcome)
+        if outcome == "complete":
+            self._completed[kind] = line["t_wall"]
+            self._registry.put("elastic_checkpoint_bytes", line.get("bytes", 0), self._job, kind)
+
+    def resumed(self, redone: Sequence[int] | None) -> None:
+        """The job goes on from a checkpoint. redone: first and last step that are done again, or None."""
+        self._registry.add("elastic_recoveries_total", 1, self._job, "resume")
+        if redone is not None:
+            self._registry.add("elastic_steps_redone_total", redone[1] - redone[0] + 1, self._job)
+        self._generation, self._resumed = 0, True
+
+    def applied(self, lines: Iterable[Line], now_s: float) -> None:
+        """Take the new lines of the ledger; a step of a resumed job that the ledger has already has none."""
+        steps = list(lines)
+        if not steps:
+            return
+        if self._stepped_s is not None:
+            took_s = now_s - self._stepped_s
+            if self._resumed:
+                self._lost_s += took_s
+            else:
+                self._registry.observe("elastic_job_step_seconds", took_s / len(steps), len(steps), self._job)
+        self._stepped_s, self._resumed = now_s, False
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self._registry.add("elastic_job_steps_total", len(steps), self._job)
+        self._registry.add("elastic_job_samples_total", sum(map(samples_of, steps)), self._job)
+        self._registry.put("elastic_job_step", steps[-1]["step"], self._job)
+
+    def tick(self, now_s: float, now_wall: float) -> None:
+        """Show what changes by itself."""
+        for kind, at in self._completed.items():
+            self._registry.put("elastic_checkpoint_age_seconds", max(0.0, now_wall - at), self._job, kind)
+        if self._notices:
+            left_s = max(0.0, min(self._notices.values()) - now_wall)
+            self._registry.put("elastic_notice_seconds_left", left_s, self._job)
+        else:
+            self._registry.take_back("elastic_notice_seconds_left", self._job)
+        if self._began_s is not None and now_s > self._began_s:
+            used = 1 - self._lost_s / (now_s - self._began_s)
+            self._registry.put("elastic_job_goodput_ratio", min(1.0, max(0.0, used)), self._job)
+
+
+def show_refusal(registry: MetricRegistry, line: Line) -> None:
+    """Count a line `refused`. times: how many callers it stands for."""
+    registry.add("elastic_refusals_total", int(line.get("times", 1)))
