@@ -53,8 +53,6 @@ class Turn(StrEnum):
     """Its backward() came under no_sync(): this rank's gradients are added up."""
     ENDED = "ended"
     """Its backward() has asked for the gradients of all ranks."""
-    VOID = "void"
-    """The batch that was offered is not that of the rank to be computed: this turn is for nobody."""
     PASSING = "passing"
     """The epoch is over: a newcomer runs one batch of it, of which nothing stays."""
 
@@ -112,6 +110,9 @@ class RankScript:
         self._turns: Turns | None = None
         self._stepped = True
         """An optimizer has stepped since the last result."""
+        self._void = False
+        """The batch that was offered is not of the rank that is to be computed: the turn is for nobody. It goes on to
+        its last backward() as any other, as a loop over accumulated batches cannot be begun anew in its middle."""
         self._at_top: set[tuple[int, str]] = set()
         """What acted after a batch was offered and before a model saw it: (id, method)."""
         self._reduces: bool | None = None
@@ -176,7 +177,7 @@ class RankScript:
     @property
     def silent(self) -> bool:
         """Whether what the script does to its state now would be done once too often."""
-        if self.turn in (Turn.PASSING, Turn.VOID):
+        if self.turn is Turn.PASSING or self._void:
             return True
         if self._turns is None or self._turns.over:
             return False
@@ -216,14 +217,14 @@ class RankScript:
         """The script is between a batch and its backward(), where nothing can be done together."""
         if self.turn is Turn.OFFERED:  # unless the script has left the loop at its top
             return self._iterator() is not None and (self._loop is None or inside(self.frames.standing(), *self._loop))
-        return self.turn in (Turn.OPEN, Turn.UNREDUCED, Turn.VOID)
+        return self.turn in (Turn.OPEN, Turn.UNREDUCED)
 
     def _offer(self, source: RankSource, number: int) -> Any:
         """The first batch of a step, of the rank whose turn will probably be the first. The step begins when a model
         sees it: scripts take a batch to look at, or leave the loop at its top."""
         self._source = source
         owned = self.training.session.owned(self.ranks)
-        self._offered = (number, owned[0] if owned else 0)
+        self._offered = (number, self._first_rank(owned))
         self._values = FrameValues.read(self.frames)
         self._counters.step(self._values)
         self._at_top.clear()
@@ -235,6 +236,10 @@ class RankScript:
         seed_shard(self.training.seed, self.training.next_step + (self._turns is not None), 0, self._offered[1])
         self.turn = Turn.OFFERED
         return batch
+
+    def _first_rank(self, owned: tuple[int, ...] | None) -> int:
+        """Whose turn will probably be the first. A loss or a join until the step begins makes it another one."""
+        return owned[0] if owned else 0
 
     def _begin_step(self) -> None:
         """The model is about to see the batch that was offered."""
@@ -260,13 +265,14 @@ class RankScript:
         self._turns = self._new_turns()
         self._turns.begin()
         self._turns.following()
-        self.turned.append(self._turns.rank)
-        fits = self._turns.rank is None or self._offered == (source.first, self._turns.rank)
-        self.turn = Turn.OPEN if fits else Turn.VOID
-        if fits:
-            self._at_top.clear()
-        else:
+        self.turn = Turn.OPEN
+        self._void = self._turns.rank is not None and self._offered != (source.first, self._turns.rank)
+        if self._void:
             self._copies.keep()
+            self.turned.append(None)
+        else:
+            self._at_top.clear()
+            self.turned.append(self._turns.rank)
 
     def _begin_epoch(self, source: RankSource) -> None:
         if not self.begun:
@@ -344,16 +350,17 @@ class RankScript:
                     model.zero_grad()
                 self._end_epoch()
                 raise StopIteration
-        turns, source, turn = self._turns, self._source, self.turn
+        turns, source = self._turns, self._source
         assert turns is not None and source is not None
-        self.turn = Turn.OPEN
-        if turn is Turn.UNREDUCED:
+        reduced, self.turn = self.turn is Turn.ENDED, Turn.OPEN
+        if not reduced:
             return self._more(turns, source)
         if self._counting != (counting := counting_loop(self.frames.standing()[::-1])) and counting is not None:
             raise mistakes.counted(counting.said)
         if not turns.over:
             self._undo()
-            if turn is Turn.VOID:
+            if self._void:
+                self._void = False
                 self.turned.pop()
         elif not self._stepped and source.left:
             if self._weight_versions != self._versions_of_weights():
@@ -438,12 +445,14 @@ class RankScript:
 
     def before_backward(self) -> None:
         """Raises TwoBackwards, UnknownBatches, StrayGradient."""
+        if self._void:
+            return
         if self.turn is Turn.OPEN:
             if self._turns is not None and self._turns.fresh and self._reduces is not None:
                 self._turns.set_gradients_aside()
         elif self.turn is Turn.ENDED and self._reduces is None:
             self._gradient_versions = self._versions_of_gradients()
-        elif self._reduces is not None and self.turn not in (Turn.PASSING, Turn.VOID):
+        elif self._reduces is not None and self.turn is not Turn.PASSING:
             raise mistakes.two_backwards() if self.turn is Turn.ENDED else mistakes.unknown_batches()
 
     def after_backward(self) -> None:
@@ -457,19 +466,21 @@ class RankScript:
         assert self._copies is not None
         if not self._reduces:
             self.turn, self._reduces = Turn.UNREDUCED, None
-            self._copies.keep()  # whether this turn is silent is not known yet
+            if not self._void:
+                self._copies.keep()  # whether this turn is silent is not known yet
             return
-        self._copies.check_unchanged()
         self.turn, self._reduces = Turn.ENDED, None
-        self._turns.backward_ended()
-        if self._position.copied:
-            self._take_over(self._at_forward)
-        if self._turns.over:
-            self._stepped = False
-            self._weight_versions = self._versions_of_weights()
-            self._copies.done()
-            return
-        self._copies.keep()
+        if not self._void:
+            self._copies.check_unchanged()
+            self._turns.backward_ended()
+            if self._position.copied:
+                self._take_over(self._at_forward)
+            if self._turns.over:
+                self._stepped = False
+                self._weight_versions = self._versions_of_weights()
+                self._copies.done()
+                return
+            self._copies.keep()
         # What the script counts behind a silent turn must not end its loop: the step is not over.
         earlier = self._counters.earlier
         counters = would_leave(self.frames.standing()[::-1], self._values.predicted(self._at_forward, earlier))

@@ -50,12 +50,20 @@ def wanted() -> str:
     ],
 )
 def test_a_loop_without_a_loader(
-    workers: int, kills: dict[str, Any], newcomers: dict[str, int], wanted: str, seams: None
+    workers: int, kills: dict[str, Any], newcomers: dict[str, Any], wanted: str, seams: None
 ) -> None:
     outcome = threads.together(workers, MAIN, kills, **newcomers)
     assert outcome.errors == {}
     assert set(outcome.digests.values()) == {wanted}
     assert all(number > 0 for number in outcome.joined.values())
+
+
+def test_a_step_that_begins_with_the_batch_of_another_rank(wanted: str, seams: None) -> None:
+    """As in the middle of a loop over accumulated batches, which nothing can begin anew."""
+    assert threads.alone(MAIN, kind=threads.WrongGuess)[0] == wanted
+    outcome = threads.together(4, MAIN, {"w0": (2, 0), "w1": (5, 0)}, kind=threads.WrongGuess)
+    assert outcome.errors == {}
+    assert set(outcome.digests.values()) == {wanted}
 
 
 GIVEN: list[tuple[int, tuple[float, ...]]] = []

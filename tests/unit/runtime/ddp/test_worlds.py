@@ -60,3 +60,11 @@ def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
         outcome = check(main, quiet, 2, newcomers=1, asked_at=asked, admit_at=admitted)
         assert outcome.joined == {"n0": admitted}
     check(main, quiet, 2, kills={"w0": (steps + 4, 0)}, newcomers=1, asked_at=0, admit_at=1)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_step_that_begins_with_the_batch_of_another_rank_changes_no_bit(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    assert threads.alone(main, kind=threads.WrongGuess) == quiet
+    check(main, quiet, 3, kills={"w0": (3, 0)}, newcomers=1, asked_at=0, admit_at=1, kind=threads.WrongGuess)

@@ -38,6 +38,13 @@ class ThreadScript(RankScript):
         self.job = make_job(self._session)
 
 
+class WrongGuess(ThreadScript):
+    """Each step begins with the batch of a rank whose turn it is not, as if a worker had been lost meanwhile."""
+
+    def _first_rank(self, owned: tuple[int, ...] | None) -> int:
+        return (super()._first_rank(owned) + 1) % self.ranks
+
+
 @contextmanager
 def seams() -> Iterator[None]:
     """Everything replaced in torch, with a default process group for each thread, until the context ends."""
@@ -60,9 +67,11 @@ def seams() -> Iterator[None]:
         RankScript._here.script = None
 
 
-def run(session: Session, main: Main, ranks: int = RANKS, home: int = 0) -> str:
+def run(
+    session: Session, main: Main, ranks: int = RANKS, home: int = 0, kind: type[ThreadScript] = ThreadScript
+) -> str:
     """The script's digest."""
-    script = ThreadScript(session, ranks, home, sys._getframe())
+    script = kind(session, ranks, home, sys._getframe())
     script.enter()
     if hasattr(ThreadLocalWorld._world, "world"):
         del ThreadLocalWorld._world.world
@@ -87,10 +96,10 @@ class Outcome:
     joined: dict[str, int]
 
 
-def alone(main: Main, ranks: int = RANKS) -> tuple[str, list[Any]]:
+def alone(main: Main, ranks: int = RANKS, kind: type[ThreadScript] = ThreadScript) -> tuple[str, list[Any]]:
     """Digest and ledger of a job of one."""
     session = Recorded()
-    return run(session, main, ranks), ledger(session.records)
+    return run(session, main, ranks, kind=kind), ledger(session.records)
 
 
 def ledger(records: list[StepRecord]) -> list[Any]:
@@ -99,13 +108,18 @@ def ledger(records: list[StepRecord]) -> list[Any]:
 
 
 def together(
-    workers: int, main: Main, kills: Mapping[str, tuple[int, int]] | None = None, ranks: int = RANKS, **newcomers: int
+    workers: int,
+    main: Main,
+    kills: Mapping[str, tuple[int, int]] | None = None,
+    ranks: int = RANKS,
+    kind: type[ThreadScript] = ThreadScript,
+    **newcomers: int,
 ) -> Outcome:
     world = World(workers, kills=kills)
 
     def one(session: Any) -> str:
         number = int(session.worker_id[1:])
-        return run(session, main, ranks, min(number, ranks - 1))
+        return run(session, main, ranks, min(number, ranks - 1), kind)
 
     world.run(one, **newcomers)
     errors = {name: error for name, error in world.errors.items() if not isinstance(error, Killed)}
