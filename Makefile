@@ -16,7 +16,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-nodes bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-nodes bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,11 @@ fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, othe
 
 test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live
+
+# Beside `setup`, as these packages bring forty others.
+test-engines: setup etcd ## jobs with what others make, as it is installed: MLflow, TensorBoard, Weights & Biases
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers]'
+	$(BOUND) 30m $(PYTEST) $(LONG) -s tests/engines
 
 # The only target that installs anything outside of .venv; root.
 test-slurm: setup etcd ## jobs under a real Slurm, which this installs (Debian's slurm-wlm and munge): preempted, cancelled, at their limit

@@ -22,6 +22,7 @@ import this package too, stay light. Below, each package imports only those abov
     adopt/          training scripts rewritten for job.steps()
     cli/            the command line
     timeline/       a job on a time axis
+    trackers/       the process that sends steps to MLflow or W&B
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
 
 `runtime` is the other half, inside the training process; `chaos_tests` breaks both on purpose.
@@ -37,14 +38,16 @@ from elastic.version import __version__
 
 if TYPE_CHECKING:
     from runtime.job.job import Job, join
-    from runtime.job.sinks import JsonLines, TensorBoard
+    from runtime.job.sinks import JsonLines, MLflow, TensorBoard, WandB
 
-__all__ = ["Job", "JsonLines", "TensorBoard", "__version__", "errors", "join"]
+__all__ = ["Job", "JsonLines", "MLflow", "TensorBoard", "WandB", "__version__", "errors", "join"]
 _LAZY = {
     "Job": "runtime.job.job",
     "join": "runtime.job.job",
     "JsonLines": "runtime.job.sinks",
+    "MLflow": "runtime.job.sinks",
     "TensorBoard": "runtime.job.sinks",
+    "WandB": "runtime.job.sinks",
 }
 
 

@@ -7,6 +7,7 @@ records come from the ledger. Only the sink knows exactly where it ended.
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,17 +42,23 @@ class JobView(Protocol):
 class Sink(Protocol):
     """A receiver of the records of applied steps. Used by the leader's user thread only, between steps."""
 
-    def open(self, job: JobView) -> int:
-        """This worker leads now. Returns the first step that the sink has no record of, 0 if it is empty."""
+    def open(self, job: JobView) -> int | None:
+        """This worker leads now. Returns the first step that the sink has no record of, 0 if it is empty. None: that is
+        not known yet; it is asked again after the next step."""
         ...
 
-    def write(self, record: StepRecord) -> None:
-        """Write the next applied step. Its samples, of which there may be thousands, are in the ledger only."""
+    def write(self, record: StepRecord) -> bool | None:
+        """Write the next applied step. Its samples, of which there may be thousands, are in the ledger only. False: the
+        sink has not taken it; `open` is asked again what to write next."""
         ...
 
     def close(self) -> None:
         """The job has ended."""
         ...
+
+
+CLOSE_S = 60.0
+"""Seconds that the end of a job waits for sinks that are not ready, at most."""
 
 
 @dataclass(slots=True)
@@ -60,6 +67,8 @@ class _Feed:
     job: JobView
     next_step: int | None = None
     """The next step to write; None: the sink is not open."""
+    asked: bool = False
+    """The sink was asked to open, and is to be closed."""
 
 
 class LeaderHooks:
@@ -101,17 +110,25 @@ class LeaderHooks:
                 self._feed(feed)
 
     def close(self) -> None:
-        """The job has ended: write the remaining records, and close the sinks that are open here."""
+        """The job has ended: write the remaining records, for up to CLOSE_S, and close the sinks that are open here."""
+        end_s = time.monotonic() + CLOSE_S
         for feed in self._feeds:
-            if feed.next_step is not None:
-                self._feed(feed, last=True)
-                feed.sink.close()
-                feed.next_step = None
+            if not feed.asked:
+                continue
+            while not self._feed(feed, last=True) and time.monotonic() < end_s:
+                time.sleep(0.05)  # it has no room, or its end is not known yet: nothing here tells when
+            if feed.next_step is None and self._recent:
+                self._say_gap(feed, f"the last steps up to {self._recent[-1].step} could not be written")
+            feed.sink.close()
+            feed.next_step, feed.asked = None, False
 
-    def _feed(self, feed: _Feed, last: bool = False) -> None:
+    def _feed(self, feed: _Feed, last: bool = False) -> bool:
+        """Whether the sink has everything that this worker keeps."""
         newest = self._recent[-1].step if self._recent else -1
         if feed.next_step is None:
-            feed.next_step = feed.sink.open(feed.job)
+            feed.asked, feed.next_step = True, feed.sink.open(feed.job)
+            if feed.next_step is None:
+                return False
             # A leader that died may have written the one step that this worker has not applied yet. If a job begins
             # again from its first step, its processes are restarted, and the steps in the sink are its own.
             fresh = self._fresh and not self._session.restarted
@@ -125,10 +142,8 @@ class LeaderHooks:
             and feed.next_step < self._recent[0].step
             and not self._refill(feed, self._recent[0].step, last)
         ):
-            return
-        for record in self._recent:
-            if record.step >= feed.next_step:
-                self._write(feed, record)
+            return False
+        return all(self._write(feed, record) for record in self._recent if record.step >= (feed.next_step or 0))
 
     def _refill(self, feed: _Feed, end: int, last: bool) -> bool:
         """Write steps from before this worker's time. False: wait, because the ledger may yet get them.
@@ -141,15 +156,20 @@ class LeaderHooks:
         if waiting & (waiting - 1) and not last:
             return False
         for record in self._session.history(feed.next_step, end):
-            self._write(feed, replace(record, samples=[]))
+            if not self._write(feed, replace(record, samples=[])):
+                return False
         if feed.next_step < end and not last:
             return False
         if feed.next_step < end:
-            missing = f"steps {feed.next_step} to {end - 1} are not in the ledger here, so {feed.sink} is without them"
-            self._session.note("sink_gap", because=missing)
-            print(f"elastic: {missing}", file=sys.stderr, flush=True)
+            self._say_gap(feed, f"steps {feed.next_step} to {end - 1} are not in the ledger here")
         return True
 
-    def _write(self, feed: _Feed, record: StepRecord) -> None:
-        feed.sink.write(record)
-        feed.next_step = record.step + 1
+    def _say_gap(self, feed: _Feed, why: str) -> None:
+        missing = f"{why}, so {feed.sink} is without them"
+        self._session.note("sink_gap", because=missing)
+        print(f"elastic: {missing}", file=sys.stderr, flush=True)
+
+    def _write(self, feed: _Feed, record: StepRecord) -> bool:
+        taken = feed.sink.write(record) is not False
+        feed.next_step = record.step + 1 if taken else None
+        return taken

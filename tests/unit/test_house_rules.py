@@ -19,7 +19,7 @@ LAYERS = (
     *("elastic.checkpoints", "elastic.config"),
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
-    "elastic.timeline",
+    *("elastic.timeline", "elastic.trackers"),
     *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.reduction", "runtime.state"),
     *(
         "runtime.session",
@@ -119,7 +119,6 @@ SMALL = {
 
 FEW = {
     "chaos_tests.failpoints.site": "a directory on the path of processes, with the one file that Python looks for",
-    "runtime.job.sinks": "two sinks are shipped; users write others",
 }
 """Packages of fewer than 3 modules -> why."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from elastic.errors import ConfigError
 from runtime.job.leader_hooks import JobView
+from runtime.job.sinks.trackers import points
 from runtime.session import StepRecord
 
 FLUSH_S = 10.0
@@ -51,10 +52,8 @@ class TensorBoard:
 
     def write(self, record: StepRecord) -> None:
         """Add the record's points; wait for nothing but a flush every FLUSH_S."""
-        for name, value in record.scalars.items():
+        for name, value in points(record).items():
             self._writer.add_scalar(name, value, record.step)
-        for group, rate in enumerate(record.lr):
-            self._writer.add_scalar(f"lr/{group}", rate, record.step)
         self._next = record.step + 1
         if time.monotonic() - self._flushed_s >= FLUSH_S:
             self._flush()

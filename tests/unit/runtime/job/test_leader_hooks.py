@@ -381,7 +381,10 @@ def test_tensorboard_gets_scalars_and_rates_of_every_step(writers: list[Any], tm
     train(setup)
     (file,) = writers
     assert [step for name, _, step in file.flushed if name == "loss"] == list(range(6))
-    assert {name for name, _, _ in file.flushed} == {"loss", "samples", "lr/0"}
+    assert {name for name, _, _ in file.flushed} == {
+        *("loss", "samples", "lr/0"),
+        *("elastic/members", "elastic/generation"),
+    }
     assert (tmp_path / "next-step").read_text(encoding="ascii") == "6"
 
 
