@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from elastic.trackers.process import Step, Superseded
+from elastic.trackers.process import StepPoints, Superseded
 
 STEP = "elastic/step"
 """A metric that each step has: its newest value says how far the run is."""
@@ -52,7 +52,7 @@ class MLflowTracker:
     def _leads(self) -> bool:
         return bool(self._client.get_run(self._id).data.tags.get(WRITER) == self._token)
 
-    def send(self, steps: list[Step]) -> None:
+    def send(self, steps: list[StepPoints]) -> None:
         if not self._leads():
             raise Superseded
         # A batch that is tried again has steps that the run has: a metric with the same time counts once.
@@ -70,7 +70,7 @@ def metric_name(name: str) -> str:
     return posixpath.normpath(re.sub(r"[^\w\-./: ]", "_", name)).lstrip("./") or "_"
 
 
-def _requests(steps: list[Step]) -> Iterator[list[Any]]:
+def _requests(steps: list[StepPoints]) -> Iterator[list[Any]]:
     """Metrics for one request each, whole steps where they fit. What says how far the run is comes last in a step."""
     from mlflow.entities import Metric
 

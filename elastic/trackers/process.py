@@ -30,7 +30,7 @@ SUPERSEDED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPoints:
     """An applied step. time_s: when it came, in seconds since 1970."""
 
     number: int
@@ -49,7 +49,7 @@ class Tracker(Protocol):
         """Become the one process that sends the steps of the run. Returns the first step that the run has not got."""
         ...
 
-    def send(self, steps: list[Step]) -> None:
+    def send(self, steps: list[StepPoints]) -> None:
         """Send steps, at least one. Raises Superseded."""
         ...
 
@@ -120,14 +120,14 @@ def serve(tracker: Tracker, lines: Lines, answer: Callable[[dict[str, Any]], Non
         return 0
 
 
-def _batch(lines: Lines) -> tuple[list[Step], bool]:
+def _batch(lines: Lines) -> tuple[list[StepPoints], bool]:
     """(the steps that come in FLUSH_S, whether they are the last). Raises EOFError if the worker dies: what it has sent
     last may be known to nobody else, and the next leader sends it again."""
-    steps: list[Step] = []
+    steps: list[StepPoints] = []
     end_s = time.monotonic() + FLUSH_S
     while len(steps) < BATCH_MAX and (line := lines.next(max(0.0, end_s - time.monotonic()))) is not None:
         found = json.loads(line)
         if found.get("end"):
             return steps, True
-        steps.append(Step(found["step"], found["points"]))
+        steps.append(StepPoints(found["step"], found["points"]))
     return steps, False

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastic.trackers.process import Step, Superseded
+from elastic.trackers.process import StepPoints, Superseded
 from elastic.trackers.wandb_files import held, segments
 
 SETTLE_S = 3.0
@@ -54,7 +54,7 @@ class WandBTracker:
                 return found.steps[-1] + 1
         return 0
 
-    def send(self, steps: list[Step]) -> None:
+    def send(self, steps: list[StepPoints]) -> None:
         if self._writer.read_text(encoding="ascii") != self._token:
             raise Superseded
         for step in steps:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic.trackers import process
-from elastic.trackers.process import Lines, Step, Superseded, serve
+from elastic.trackers.process import Lines, StepPoints, Superseded, serve
 
 Worker = tuple[int, Lines]
 """A worker's end of the pipe, and the process's."""
@@ -33,7 +33,7 @@ class Remembering:
         self._fail()
         return self.next_step
 
-    def send(self, steps: list[Step]) -> None:
+    def send(self, steps: list[StepPoints]) -> None:
         self._fail()
         if self.superseded:
             raise Superseded
@@ -99,7 +99,7 @@ def test_a_batch_is_sent_while_no_more_comes(worker: Worker, monkeypatch: pytest
     write(pipe, step(0))
 
     class Closing(Remembering):
-        def send(self, steps: list[Step]) -> None:
+        def send(self, steps: list[StepPoints]) -> None:
             super().send(steps)
             os.close(pipe)
 

@@ -8,7 +8,7 @@ import pytest
 
 from elastic.trackers.mlflow_tracker import METRICS_MAX, metric_name
 from elastic.trackers.mlflow_tracker import _requests as requests
-from elastic.trackers.process import Step
+from elastic.trackers.process import StepPoints
 from elastic.trackers.wandb_files import BLOCK, HEADER, records
 from tests.unit.elastic.trackers import LIBRARIES
 
@@ -30,9 +30,9 @@ def test_names_as_mlflow_allows_them(name: str, allowed: str) -> None:
 
 def test_a_request_has_whole_steps_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(LIBRARIES)
-    small = [Step(number, {"a": 0.0, "b": 1.0}) for number in range(500)]
-    huge = Step(500, {f"layer {n}": 0.0 for n in range(2500)})
-    found = list(requests([*small, huge, Step(501, {})]))
+    small = [StepPoints(number, {"a": 0.0, "b": 1.0}) for number in range(500)]
+    huge = StepPoints(500, {f"layer {n}": 0.0 for n in range(2500)})
+    found = list(requests([*small, huge, StepPoints(501, {})]))
     assert all(len(request) <= METRICS_MAX for request in found)
     assert sum(map(len, found)) == 500 * 3 + 2501 + 1
     assert {metric.step for metric in found[0]} == set(range(333))
