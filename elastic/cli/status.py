@@ -53,9 +53,10 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def status_text(document: dict[str, Any]) -> str:
+    rounds = document.get("restart", False)
     lines = [
-        f"{document['job']}: {document['state']}, generation {document['generation']}"
-        + (f", {document['applied']} steps" if "applied" in document else ""),
+        f"{document['job']}: {document['state']}, {'round' if rounds else 'generation'} {document['generation']}"
+        + (f", {document['applied']} steps" if "applied" in document and not rounds else ""),
         f"because {document['because']}",
     ]
     if document.get("level"):
@@ -69,8 +70,8 @@ def status_text(document: dict[str, Any]) -> str:
     if document.get("checkpoint"):
         lines.append(f"newest checkpoint {document['checkpoint']}")
     lines += [
-        f"  rank {member['rank']}  {member['worker_id']}  on {member['node']}  pid {member['pid']}  "
-        f"{member['applied']} steps" + _speed_text(member)
+        f"  rank {member['rank']}  {member['worker_id']}  on {member['node']}  pid {member['pid']}"
+        + ("" if rounds else f"  {member['applied']} steps{_speed_text(member)}")
         for member in document["members"]
     ]
     lines += [f"  straggler {worker_id}: {because}" for worker_id, because in document.get("stragglers", {}).items()]
@@ -135,9 +136,11 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
 def _closed(job_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
     tail = StepsTail(job_dir / "steps.jsonl")
     tail.poll(0.0)
+    spec = job_directory.read_json(job_dir / "job.json") or {}
     return {
-        "job": (job_directory.read_json(job_dir / "job.json") or {}).get("name", ""),
+        "job": spec.get("name", ""),
         "state": "closed",
+        "restart": spec.get("restart", False),
         "generation": result["generation"],
         "because": result["because"],
         "applied": tail.steps,

@@ -125,7 +125,7 @@ def _job(entry: Document, status: Document | None, before: Document | None, betw
             for member in status["members"]
         ],
         "generation": status.get("generation", 0),
-        "step": status.get("applied"),
+        "step": None if status.get("restart") else status.get("applied"),
     }
     if before is not None and between_s > 0 and status.get("applied") and "applied" in before:
         told["steps_per_s"] = round(max(0, status["applied"] - before["applied"]) / between_s, 2)

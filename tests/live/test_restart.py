@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic.cli.status import status_text
+from elastic.records.journal import read_all
+from elastic.records.story import of_generation
 from tests.live.jobs import ROOT, Job
 
 SCRIPT = ROOT / "tests" / "live" / "programs" / "restarted.py"
@@ -47,10 +50,16 @@ def test_a_worker_that_is_killed_costs_a_round_and_its_successor_another_one(tmp
         second = started(running, tmp_path, 3, set(first))
         assert not alive(first.values())
         assert lost not in running.members()
+        shown = status_text(running.status())
+        assert ", round " in shown and "steps" not in shown
         end(running, tmp_path)
         assert not alive(second.values())
         assert "elastic: restarted: each change of the workers ends the script" in running.output
         assert len(running.events("script_started")) >= 6
+        assert "steps" not in status_text(running.status())
+        told = " ".join(moment.said for moment in of_generation(read_all(running.dir), 1))
+        assert all(f"starts as rank {rank} of 3" in told for rank in range(3))
+        assert " rounds in " in running.output and "0 steps" not in running.output
 
 
 def test_a_script_that_fails_is_named_alone_and_all_start_again(tmp_path: Path) -> None:

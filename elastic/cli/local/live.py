@@ -82,7 +82,7 @@ class LiveView:
                 return "etcd and the rendezvous to start"
             case "forming" if self.status["because"].startswith(WAITING):
                 return f"{self.status['because'].removeprefix(WAITING)} to get through the script's set-up"
-            case "running" if self.tail.last.get("step") is None:
+            case "running" if self.tail.last.get("step") is None and not self.status.get("restart"):
                 phases = [f"{one['worker_id']} is in {one['phase']}" for one in self.status["members"] if one["phase"]]
                 return "; ".join(["the first step", *phases])
         return ""
@@ -94,6 +94,7 @@ class LiveView:
         return {
             "state": self.status.get("state", "starting"),
             "because": self.status.get("because", ""),
+            "restart": self.status.get("restart", False),
             "generation": self.status.get("generation", 0),
             "members": [member["worker_id"] for member in members],
             "spares": self.status.get("spares", []),
@@ -205,7 +206,7 @@ def plain_line(facts: dict[str, Any]) -> str:
     parts.append(f"{len(facts['members'])} members")
     if count := len(facts["spares"]):
         parts.append(f"{count} spare{'s' * (count > 1)}")
-    parts.append(f"generation {facts['generation']}")
+    parts.append(f"{'round' if facts['restart'] else 'generation'} {facts['generation']}")
     if facts["last_recovery_ms"] is not None:
         parts.append(f"last recovery {facts['last_recovery_ms']:.0f} ms")
     if facts["waits_for"]:
@@ -222,7 +223,8 @@ def table(facts: dict[str, Any]) -> Table:
     if facts["waits_for"]:
         view.add_row("waits for", Text(facts["waits_for"]))
     of = f" of {facts['total']}" if facts["total"] is not None else ""
-    view.add_row("step", "-" if facts["step"] is None else f"{facts['step']}{of} (epoch {facts['epoch']})")
+    if not facts["restart"]:
+        view.add_row("step", "-" if facts["step"] is None else f"{facts['step']}{of} (epoch {facts['epoch']})")
     for name, value in facts["scalars"].items():
         view.add_row(Text(name), _number(value))
     if facts["step"] is not None and not facts["waits_for"]:
@@ -232,7 +234,7 @@ def table(facts: dict[str, Any]) -> Table:
         view.add_row("straggler", Text(f"{worker_id}: {because}"))
     if facts["spares"]:
         view.add_row("spares", Text(f"{len(facts['spares'])}: {' '.join(facts['spares'])}"))
-    view.add_row("generation", f"{facts['generation']}, {facts['state']}")
+    view.add_row("round" if facts["restart"] else "generation", f"{facts['generation']}, {facts['state']}")
     view.add_row("because", Text(facts["because"]))
     if facts["last_recovery_ms"] is not None:
         view.add_row("last recovery", f"{facts['last_recovery_ms']:.0f} ms, {facts['recoveries']} in all")
@@ -297,6 +299,9 @@ def summary_text(summary: dict[str, Any]) -> str:
         f"elastic: {summary['job']}: {done} in {summary['seconds']:.1f} s ({_three_digits(rate)} {what}/s), "
         f"generation {summary['generation']}"
     ]
+    if summary["restart"]:
+        rounds = f"{summary['generation']} round{'s' * (summary['generation'] != 1)}"
+        lines = [f"elastic: {summary['job']}: {rounds} in {summary['seconds']:.1f} s"]
     if times := [told["recovery_ms"] for told in summary["recoveries"]]:
         count = "1 recovery" if len(times) == 1 else f"{len(times)} recoveries"
         lines.append(f"elastic: {count}, median {median(times):.0f} ms, worst {max(times):.0f} ms")

@@ -55,7 +55,7 @@ def to_the_end(
             with expendable():
                 _say_failure(outcome)
             again = True
-        summary = _summary(spec.name, job_dir, outcome, told, time.monotonic() - begun_s)
+        summary = _summary(spec, job_dir, outcome, told, time.monotonic() - begun_s)
         with expendable():
             _say_failure(outcome)
             if as_json:
@@ -108,11 +108,12 @@ def _begun(
     return None
 
 
-def _summary(job: str, job_dir: Path, outcome: RunOutcome, told: _Told, seconds: float) -> dict[str, Any]:
+def _summary(spec: JobSpec, job_dir: Path, outcome: RunOutcome, told: _Told, seconds: float) -> dict[str, Any]:
     tail = StepsTail(job_dir / "steps.jsonl")
     tail.poll(0.0)
     return {
-        "job": job,
+        "job": spec.name,
+        "restart": spec.restart,
         "exit_code": int(outcome.exit_code),
         "because": outcome.because,
         "digest": outcome.digest,

@@ -18,6 +18,7 @@ def status(group: Group) -> dict[str, object]:
     return {
         "job": group.spec.name,
         "level": group.spec.level,
+        "restart": group.spec.restart,
         "state": str(group.state),
         "generation": record.number if record else 0,
         "because": group.because,

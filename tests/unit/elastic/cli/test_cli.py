@@ -329,6 +329,11 @@ def test_status_counts_spares_apart_from_members() -> None:
     member = {"worker_id": "local.0.0", "node": "local", "pid": 7, "rank": 0, "applied": 9}
     facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": [member]}
     assert "spare" not in status_text(facts)
+    assert status_text({**facts, "restart": True}).splitlines() == [
+        "train: running, round 3",
+        "because fine",
+        "  rank 0  local.0.0  on local  pid 7",
+    ]
     assert "shard" not in status_text(facts), "nobody knows yet how fast it is"
     assert status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
     in_vain = {**facts, "in_vain": ["local.2"]}

@@ -22,6 +22,7 @@ def step(number: int, samples: object = ((1, 2), (3,))) -> str:
 FACTS: dict[str, Any] = {
     "state": "running",
     "because": "2 of 2 workers are here",
+    "restart": False,
     "generation": 4,
     "members": ["local.0.0", "local.1.2"],
     "spares": [],
@@ -240,6 +241,7 @@ def summary(**changed: object) -> str:
     recoveries = [{"recovery_ms": 30.0}, {"recovery_ms": 50.0}]
     known: dict[str, Any] = {
         "job": "train",
+        "restart": False,
         "steps": 10,
         "samples": 80,
         "seconds": 4.0,
@@ -257,6 +259,21 @@ def test_the_summary_says_what_a_person_wants_to_know() -> None:
     for words in ("10 steps, 80 samples in 4.0 s (20 samples/s)", "2 recoveries, median 40 ms, worst 50 ms"):
         assert words in text
     assert "digest abc" in text and "/jobs/train-1" in text
+
+
+def test_a_job_of_restarted_scripts_has_rounds_in_place_of_steps(tmp_path: Path) -> None:
+    facts = {**FACTS, "restart": True, "step": None, "total": None, "scalars": {}}
+    assert plain_line(facts).startswith("elastic: running, 2 members, round 4")
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(table(facts))
+    assert "round" in shown.get() and "step" not in shown.get()
+    text = summary(restart=True, steps=0, samples=0)
+    assert "train: 3 rounds in 4.0 s" in text and "step" not in text
+    assert "train: 1 round in" in summary(restart=True, generation=1)
+    snapshot = LiveView(tmp_path)
+    snapshot.status = {"state": "running", "restart": True, "members": [], "because": ""}
+    assert snapshot.facts()["waits_for"] == ""
 
 
 def test_of_samples_that_nobody_knows_the_summary_says_nothing() -> None:
