@@ -75,16 +75,15 @@ def unordered_sum(module: Any) -> None:
 
 def rng_per_worker(module: Any) -> None:
     """Random numbers go on from shard to shard in a worker, and are not those of the shard."""
-    sound = module.seed_all
+    sound = module.seed_shard
 
-    def seed_all(*position: object) -> int:
+    def seed_shard(*position: int) -> int:
         state = module.torch.get_rng_state()
         derived = int(sound(*position))
-        if any(str(part).startswith("shard") for part in position):
-            module.torch.set_rng_state(state)
+        module.torch.set_rng_state(state)
         return derived
 
-    module.seed_all = seed_all
+    module.seed_shard = seed_shard
 
 
 def late_copy(module: Any) -> None:
