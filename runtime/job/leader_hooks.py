@@ -57,6 +57,8 @@ class Sink(Protocol):
         ...
 
 
+REFILL_MAX = 16384
+"""How many steps are read from the ledger at a time, between two steps; a sink may be a million behind."""
 CLOSE_S = 60.0
 """Seconds that the end of a job waits for sinks that are not ready, at most."""
 
@@ -69,6 +71,8 @@ class _Feed:
     """The next step to write; None: the sink is not open."""
     asked: bool = False
     """The sink was asked to open, and is to be closed."""
+    refilled: bool = False
+    """The ledger has given it steps, and has more."""
 
 
 class LeaderHooks:
@@ -153,11 +157,16 @@ class LeaderHooks:
         assert feed.next_step is not None
         waiting = len(self._recent)
         last = last or waiting == RECORDS_KEPT
-        if waiting & (waiting - 1) and not last:
+        if waiting & (waiting - 1) and not last and not feed.refilled:
             return False
-        for record in self._session.history(feed.next_step, end):
+        part = min(end, feed.next_step + REFILL_MAX)
+        records = self._session.history(feed.next_step, part)
+        feed.refilled = bool(records) and part < end
+        for record in records:
             if not self._write(feed, replace(record, samples=[])):
                 return False
+        if feed.refilled:
+            return False
         if feed.next_step < end and not last:
             return False
         if feed.next_step < end:

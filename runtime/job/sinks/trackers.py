@@ -21,6 +21,8 @@ from runtime.session import StepRecord
 
 CLOSE_S = 60.0
 """Seconds that the end of a job waits for steps to be sent, at most."""
+UNWRITTEN_MAX = 1 << 20
+"""Bytes that are kept for a process that does not read."""
 RESTART_S = 30.0
 """Seconds from the loss of the process to a new one."""
 SUPERSEDED = 3
@@ -40,7 +42,7 @@ class TrackerSink:
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = b""
         self._unwritten = b""
-        """The rest of a line that has not fitted into the pipe."""
+        """Lines that have not fitted into the pipe."""
         self._next: int | None = None
         """The step to give to the process; None: it has not reached the tracker yet."""
         self._start_s = 0.0
@@ -61,9 +63,9 @@ class TrackerSink:
         return self._next
 
     def write(self, record: StepRecord) -> bool:
-        if self._process is None or not self._write_rest(self._process):
+        if self._process is None or len(self._unwritten) > UNWRITTEN_MAX:
             return False
-        self._unwritten = _line({"step": record.step, "points": points(record)})
+        self._unwritten += _line({"step": record.step, "points": points(record)})
         self._next = record.step + 1
         return self._write_rest(self._process) or self._process is not None
 

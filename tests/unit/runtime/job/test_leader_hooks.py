@@ -15,6 +15,7 @@ import torch
 
 import elastic
 from elastic.errors import ConfigError, LeaderOnly
+from runtime.job import leader_hooks
 from runtime.job.leader_hooks import RECORDS_KEPT, JobView, LeaderHooks
 from runtime.job.sinks import JsonLines, TensorBoard
 from runtime.session import Session, StepRecord
@@ -90,7 +91,12 @@ def test_a_leader_that_dies_in_the_end_leaves_no_step_out() -> None:
     assert sink.events[-1] == "close"
 
 
-def test_a_newcomer_that_leads_takes_the_steps_before_it_from_the_ledger() -> None:
+@pytest.mark.parametrize("at_a_time", [1, 2, leader_hooks.REFILL_MAX])
+def test_a_newcomer_that_leads_takes_the_steps_before_it_from_the_ledger(
+    at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_hooks, "REFILL_MAX", at_a_time)
+
     class Lost(Remembering):
         """What the first leader wrote is gone, as with a disk of its own."""
 
