@@ -384,6 +384,7 @@ def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: li
         "job": "train",
         "state": "closed",
         "applied": 1,
+        "restart": False,
         "members": [],
         **result,
     }
