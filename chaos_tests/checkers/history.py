@@ -122,15 +122,16 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault as the harness's journal tells it. targets: worker ids, or the service. None: that never came.
+    """A fault as the harness's journal tells it. None: that never came.
 
+    struck: when it was done to each worker, or to the service: a fault in two parts strikes twice.
     held: processes that were kept from beginning, while it lasted. noted_s: within which the others must know, if it is
     not as the limits say.
     """
 
     number: int
     kind: str
-    targets: tuple[str, ...]
+    struck: Mapping[str, Event]
     lethal: bool
     event: Event
     seen: Event | None
@@ -142,6 +143,10 @@ class Injected:
     def row(self) -> Fault:
         """What is known of its kind."""
         return CATALOGUE.get(self.kind, UNKNOWN)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(self.struck)
 
     @property
     def begun_ns(self) -> int:
@@ -157,7 +162,7 @@ class Injected:
 def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
     """All injected faults, each with every worker it was done to."""
     first: dict[int, Event] = {}
-    targets: dict[int, list[str]] = {}
+    struck: dict[int, dict[str, Event]] = {}
     held: dict[int, list[str]] = {}
     later: dict[tuple[str, int], Event] = {}
     for event in events:
@@ -165,7 +170,7 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
         match event.name:
             case "fault_injected" if isinstance(number, int):
                 first.setdefault(number, event)
-                targets.setdefault(number, []).append(event.worker or str(event.line.get("target", "")))
+                struck.setdefault(number, {}).setdefault(event.worker or str(event.line.get("target", "")), event)
             case "fault_held" if isinstance(number, int):
                 held.setdefault(number, []).append(event.worker)
             case "fault_seen" | "fault_ended" if isinstance(number, int):
@@ -174,7 +179,7 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
         Injected(
             number,
             str(event.line.get("fault", "")),
-            tuple(targets[number]),
+            struck[number],
             bool(event.line.get("lethal", False)),
             event,
             later.get(("fault_seen", number)),

@@ -40,21 +40,21 @@ def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVer
         limit_s = fault.noted_s or (history.limits.exit_s if fault.lethal else history.limits.freeze_s)
         if not fault.lethal and not _expels(history, fault):
             continue
-        if run.over_ns is not None and run.over_ns < fault.begun_ns + limit_s * 1e9:
-            continue
-        for worker in fault.targets:
+        for worker, struck in fault.struck.items():
             sign = noted.get(worker)
-            if worker in members and (sign is None or _served_s(history, faults, fault, sign) > limit_s):
-                when = "never" if sign is None else f"after {(sign.t_ns - fault.begun_ns) / 1e9:.1f} s"
-                at = fault.event.at if sign is None else sign.at
+            if worker not in members or (run.over_ns is not None and run.over_ns < struck.t_ns + limit_s * 1e9):
+                continue
+            if sign is None or _served_s(history, faults, struck, sign) > limit_s:
+                when = "never" if sign is None else f"after {(sign.t_ns - struck.t_ns) / 1e9:.1f} s"
+                at = struck.at if sign is None else sign.at
                 yield broken(f"{worker}: {fault.kind} was noted {when}, must be within {limit_s:.0f} s", at)
 
 
-def _served_s(history: History, faults: tuple[Injected, ...], fault: Injected, sign: Event) -> float:
-    """From a fault to its sign, without the time in which those who have to notice were killed or stood still."""
+def _served_s(history: History, faults: tuple[Injected, ...], struck: Event, sign: Event) -> float:
+    """From a strike to its sign, without the time in which those who have to notice were killed or stood still."""
     away = [_away(history.faulty, other, sign.t_ns) for other in faults if other.row.stops_service]
-    excused_s = _covered_ns(away, fault.begun_ns, sign.t_ns) / 1e9
-    return (sign.t_ns - fault.begun_ns) / 1e9 - min(excused_s, EXCUSED_S)
+    excused_s = _covered_ns(away, struck.t_ns, sign.t_ns) / 1e9
+    return (sign.t_ns - struck.t_ns) / 1e9 - min(excused_s, EXCUSED_S)
 
 
 def _away(run: Run, fault: Injected, otherwise_ns: int) -> tuple[int, int]:
@@ -88,8 +88,9 @@ def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Ch
     first: dict[str, int] = {}
     for fault in faults:
         if fault.lethal or fault.row.effect in LIVE:
-            for worker in (*fault.targets, *fault.held):
-                first.setdefault(worker, fault.begun_ns)
+            since = {**dict.fromkeys(fault.held, fault.event), **fault.struck}
+            for worker, event in since.items():
+                first[worker] = min(first.get(worker, event.t_ns), event.t_ns)
     for event in run.of("worker_dying", "worker_exited"):
         first[event.worker] = min(first.get(event.worker, event.t_ns), event.t_ns)
     mute = [fault for fault in faults if AGENT in fault.targets]

@@ -401,6 +401,20 @@ def noted_late(at_s: float) -> History:
     return with_events(without(good(), "member_lost", "finished"), late)
 
 
+def test_each_worker_of_a_fault_in_two_parts_is_lost_since_its_own_strike() -> None:
+    """D takes part when the second part comes, 7 s after the first: nothing has been noted late, and nothing early."""
+
+    def lost(at_s: float) -> History:
+        second = event(9, "fault_injected", "harness", worker=D, number=1, fault="kill-in-copy", lethal=True)
+        return with_events(without(good(), "finished"), second, event(at_s, "member_lost", worker=D, because="killed"))
+
+    assert verdict("I11", lost(9.01)).answer is Truth.TRUE
+    late = verdict("I11", lost(14.5))
+    assert (late.answer, "after 5.5 s" in late.because) == (Truth.FALSE, True)
+    early = verdict("I11", lost(8.5))
+    assert (early.answer, early.because.startswith(D)) == (Truth.FALSE, True)
+
+
 def lasting(number: int, kind: str, target: str, from_s: float, to_s: float) -> tuple[Event, ...]:
     about: dict[str, Any] = {"number": number, "fault": kind, "lethal": False, "target": target}
     return (
