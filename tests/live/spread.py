@@ -216,3 +216,11 @@ def told_from(lines: list[Line]) -> list[str]:
 
 
 _HEAD = ("t_mono_ns", "t_wall", "job", "node", "pid", "who", "event", "generation")
+
+
+LOSSES = ("member_lost", "quiesce_started", "redo_started", "ring_aborted", "slot_given_up")
+"""Events of a job in which something was lost."""
+
+
+def losses(job: Spread) -> list[str]:
+    return [event for event in LOSSES if job.events(event)]

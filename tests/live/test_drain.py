@@ -20,10 +20,7 @@ from elastic.errors import ExitCode
 from elastic.store.embedded import EmbeddedEtcd
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, SCRIPTS, run_alone
-from tests.live.spread import Spread
-
-LOSSES = ("member_lost", "quiesce_started", "redo_started", "ring_aborted", "slot_given_up")
-"""Events of a job in which something was lost."""
+from tests.live.spread import Spread, losses
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +54,6 @@ def assert_as_quiet(job: Spread, quiet: Quiet) -> None:
     assert [(line["step"], line["scalars"]) for line in job.steps()] == [
         (line["step"], line["scalars"]) for line in quiet.steps
     ]
-
-
-def losses(job: Spread) -> list[str]:
-    return [event for event in LOSSES if job.events(event)]
 
 
 @pytest.mark.long

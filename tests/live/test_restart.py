@@ -97,7 +97,7 @@ def test_a_script_is_asked_to_stop_when_the_job_is(tmp_path: Path) -> None:
         first = started(running, tmp_path, 3, set())
         running.command.process.send_signal(signal.SIGTERM)
         running.wait()
-        assert (tmp_path / "files" / "saved").exists()
+        assert {path.stem for path in (tmp_path / "files").glob("*.saved")} == set(first)
         assert not alive(first.values())
         assert not running.left_behind()
 

@@ -13,8 +13,8 @@ from elastic.cli.status import status_text
 from elastic.config import Stragglers, Timing
 from elastic.store.embedded import EmbeddedEtcd
 from tests.live.conftest import Quiet
-from tests.live.spread import Spread
-from tests.live.test_drain import assert_as_quiet, losses
+from tests.live.spread import Spread, losses
+from tests.live.test_drain import assert_as_quiet
 
 SLOW = "b.0.0"
 

@@ -1,8 +1,10 @@
 """A script for torchrun that saves its own state: it adds over all ranks until its directory has a file `end`.
 
-Each process writes a file `RANK.WORLD.ROUND` with its pid when its group is formed; `saved` when it is asked to stop.
+Each process writes a file `RANK.WORLD.ROUND` with its pid when its group is formed, one with `.json` behind its name
+with its environment, and one with `.saved` behind it when it is asked to stop.
 """
 
+import json
 import os
 import signal
 import sys
@@ -18,15 +20,16 @@ def main() -> None:
     home = Path(sys.argv[1])
 
     def save(number: int, frame: object) -> None:
-        (home / "saved").write_text(str(dist.get_rank()))
+        started.with_name(started.name + ".saved").touch()
         sys.exit(0)
 
     dist.init_process_group("gloo")
-    signal.signal(signal.SIGTERM, save)
     rank, world, rounds = dist.get_rank(), dist.get_world_size(), os.environ["TORCHELASTIC_RESTART_COUNT"]
     for name in ("LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         assert os.environ[name], name
     started = home / f"{rank}.{world}.{rounds}"
+    signal.signal(signal.SIGTERM, save)
+    started.with_name(started.name + ".json").write_text(json.dumps(dict(os.environ)))
     started.with_suffix(".tmp").write_text(str(os.getpid()))
     started.with_suffix(".tmp").rename(started)
     ended = torch.zeros(1)
