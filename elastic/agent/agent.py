@@ -203,6 +203,12 @@ class Agent:
     def on_drain_over(self) -> None:
         self._departure.heard(OPERATOR, None)
 
+    def on_worker_signal(self, worker_id: str, *, kill: bool) -> None:
+        if kill:
+            self._workers.kill_worker(worker_id)
+        else:
+            self._workers.show_stacks(worker_id)
+
     def on_order(self, to: list[str], order: Order) -> None:
         if isinstance(order, Publish):
             self._standing.published(order.generation)

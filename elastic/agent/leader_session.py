@@ -65,6 +65,10 @@ class LeaderSessionEvents(Protocol):
         """The operator no longer wants this node empty."""
         ...
 
+    def on_worker_signal(self, worker_id: str, *, kill: bool) -> None:
+        """An operator wants a worker killed, or the stacks of its threads in its log."""
+        ...
+
     def on_end(self, ended: Ended) -> None: ...
 
 
@@ -205,6 +209,9 @@ class LeaderSession:
                             self._events.on_drain_over()
                         case "drain_node":
                             self._events.on_drain(order.drain_node.left_ms / 1000, order.drain_node.because)
+                        case "worker_signal":
+                            kill = order.worker_signal.kind == pb.WorkerSignal.KILL
+                            self._events.on_worker_signal(order.worker_signal.worker_id, kill=kill)
                         case "end" if order.end.term >= self._term:
                             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                                 await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # the leader may be gone

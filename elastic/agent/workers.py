@@ -200,6 +200,11 @@ class WorkerManager:
             if slot.worker_id == worker_id and slot.lives:
                 self._supervise(number, event)
 
+    def kill_worker(self, worker_id: str) -> None:
+        """Kill a worker for an operator who wants to see the job survive it: what follows is what follows any death."""
+        self._journal.write("worker_signalled", worker_id=worker_id, signal=signal.SIGKILL.name)
+        self._crew.signal(worker_id, signal.SIGKILL)
+
     def kill_all(self) -> None:
         self._crew.kill_all()
 

@@ -14,16 +14,16 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     daemons.py      `elastic rendezvous`, `elastic agent`
     upgrade.py      `elastic agent --upgrade`
     submit.py       `elastic submit`
-    jobs.py         `elastic jobs`, `elastic stop`
-    scale.py        `elastic scale`
+    jobs.py         `elastic jobs`, `elastic stop`, `elastic scale`
     top.py          `elastic top`
     logs.py         `elastic logs`
     story.py        `elastic story`
+    worker.py       `elastic stacks`, `elastic kill`
     certs.py        `elastic certs`
     __main__.py     `python -m elastic.cli`
 
-Three verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic chaos` in
-chaos_tests.
+Four verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
+elastic/dashboard, `elastic chaos` in chaos_tests.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ MODULES = {
     "submit": "elastic.cli.submit",
     "jobs": "elastic.cli.jobs",
     "stop": "elastic.cli.jobs",
-    "scale": "elastic.cli.scale",
+    "scale": "elastic.cli.jobs",
     "top": "elastic.cli.top",
     "logs": "elastic.cli.logs",
     "story": "elastic.cli.story",
     "trace": "elastic.timeline.command",
+    "stacks": "elastic.cli.worker",
+    "kill": "elastic.cli.worker",
+    "dashboard": "elastic.dashboard.command",
     "certs": "elastic.cli.certs",
 }
 """Verb -> the module that adds it, in the order of `elastic --help`. A module may add several verbs."""

@@ -37,6 +37,7 @@ examples:
   elastic run --workers 4 --min-workers 2 train.py --lr 3e-4
   elastic run --job-dir /data/job --fresh train.py  a new job where an old one was
   elastic run -m mypackage.train --lr 3e-4          a module instead of a file
+  elastic run --dashboard train.py                  with a page in the browser that shows the job
   elastic run --metrics 9400 train.py               for Prometheus: http://127.0.0.1:9400/metrics
   mpirun -n 4 elastic run train.py                  four workers, of this one machine; srun is alike
 
@@ -81,6 +82,11 @@ def add(verbs: Any) -> None:
         "without it a job that trains has 5 s to stop after a step, with a checkpoint",
     )
     metrics_option.add_option(run)
+    run.add_argument(
+        "--dashboard",
+        action="store_true",
+        help="serve a page that shows the job, on this machine only, and print its address",
+    )
     run.add_argument("--quiet", action="store_true", help="only the script's output and errors")
     run.add_argument("--json", action="store_true", help="progress and summary as JSON lines on stdout")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
@@ -102,7 +108,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _run_here(options: argparse.Namespace, default_workers: int) -> int:
     from elastic.agent.process import mpirun, worker_process
-    from elastic.cli.local import reruns
+    from elastic.cli.local import dashboard_process, reruns
     from elastic.records import host_memory, job_directory, temp_dirs
     from elastic.store import embedded
 
@@ -131,12 +137,21 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         complain(error)
         return ExitCode.BELOW_QUORUM
     temp_dirs.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
+    if options.dashboard:
+        dashboard_process.check_installed()
     with _metrics(options.metrics) as show:
         claim = job_directory.claim(spec, options.job_dir, fresh=options.fresh)
-        with job_directory.running(claim.path), host_memory.directory(wanted=spec.snapshot_every != "off") as memory:
+        with (
+            job_directory.running(claim.path),
+            host_memory.directory(wanted=spec.snapshot_every != "off") as memory,
+            dashboard_process.beside(claim.path) if options.dashboard else nullcontext() as page,
+        ):
             where = show(claim.path, spec)
             if where and not options.quiet:
                 print(f"elastic: metrics at {where}", file=sys.stderr, flush=True)
+            if page is not None:  # also with --quiet: nobody can open the page without the key
+                said = f"dashboard at {page}" if page else "the dashboard could not be started; see logs/dashboard.log"
+                print(f"elastic: {said}", file=sys.stderr, flush=True)
             return reruns.to_the_end(
                 spec,
                 claim.path,

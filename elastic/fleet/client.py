@@ -13,7 +13,7 @@ import grpc
 
 from elastic.errors import ConfigError, ElasticError
 from elastic.records.job_files import LogPiece
-from elastic.rendezvous.operator_client import ask_leader, fetch_status
+from elastic.rendezvous.operator_client import ask_leader, fetch_status, signal_worker
 from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
@@ -67,6 +67,10 @@ class FleetClient:
 
     def cordon(self, node: str, because: str, *, over: bool) -> None:
         self._ask(pb.Question(cordon=pb.Cordon(node=node, because=because, over=over)))
+
+    def signal_worker(self, job: str, worker_id: str, *, kill: bool) -> None:
+        """As operator_client.signal_worker. job: its full name."""
+        signal_worker(self.replicas, worker_id, kill=kill, timeout_s=TIMEOUT_S, job=job, door=self._door)
 
     def overview(self) -> dict[str, Any]:
         """The jobs and nodes: {"leader", "term", "jobs": [...], "nodes": [...]}, as `elastic jobs --json` prints it."""

@@ -104,6 +104,30 @@ def show(source: LogSource, worker: str | None, *, follow: bool, as_json: bool) 
         time.sleep(FOLLOW_POLL_S)  # files of other processes: there is nothing to wait on
 
 
+STACKS_S = 10.0
+"""Seconds in which a worker has to begin to write its stacks; a busy machine needs some."""
+QUIET_S = 0.5
+"""When nothing was added to a log for so long, the stacks are whole."""
+
+
+def stacks(source: LogSource, worker: str, ask: Callable[[], None]) -> str:
+    """What a worker writes to its log when it is asked for the stacks of its threads. ask: does that. Raises
+    ElasticError if the worker writes nothing: it is stopped, or handles SIGQUIT in its own way."""
+    begin = source.read(worker, 0).size
+    ask()
+    deadline_s, text, grown_s = time.monotonic() + STACKS_S, b"", 0.0
+    while time.monotonic() < deadline_s:
+        time.sleep(FOLLOW_POLL_S / 5)  # a file of another process: there is nothing to wait on
+        piece = source.read(worker, begin + len(text))
+        if piece.text:
+            text, grown_s = text + piece.text, time.monotonic()
+        elif b"most recent call first" in text and time.monotonic() >= grown_s + QUIET_S:
+            return text.decode(errors="replace")
+    raise ElasticError(
+        f"{worker} has not written its stacks within {STACKS_S:g} s: it is stopped, or its script handles SIGQUIT"
+    )
+
+
 def _put(name: str, text: bytes, *, as_json: bool, headed: bool) -> None:
     if as_json:
         print(json.dumps({"log": name, "text": text.decode(errors="replace")}), flush=True)

@@ -46,6 +46,8 @@ class JobFold:
     leader_only: the journals are those of a replica alone. Times are monotonic seconds, those of `notes` wall-clock.
     """
 
+    events = EVENTS
+
     def __init__(self, registry: MetricRegistry, job: str, *, leader_only: bool = False) -> None:
         self._registry = registry
         self._job = job

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elastic.config import JobSpec
 from elastic.errors import ElasticError
-from elastic.metrics.follower import Follower, Growing, JobFiles, JobsIn
+from elastic.metrics.follower import Follower, JobsIn
 from elastic.metrics.http_endpoint import HttpEndpoint, Problem
 from elastic.metrics.job_fold import JobFold, show_refusal, show_status
 from elastic.metrics.metric_registry import MetricRegistry
 from elastic.metrics.replica import ReplicaMetrics
 from elastic.records.job_directory import read_json
+from elastic.records.job_follower import Growing, JobFiles
 from elastic.records.journal import parse
 from elastic.rendezvous.operator_client import fetch_status
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 STATUS_S = 2.0
 """Most seconds for one answer of a job's leader."""
 
-Look = Callable[[int, float], None]
+Look = Callable[[int, float], object]
 
 
 class _Served:

@@ -5,7 +5,6 @@ files.py          files that other processes read while they are written
 journal.py        the event log of every process
 flight_recorder.py  what each worker did last, kept when it is killed
 last_notes.py     the same in words, and who waits for whom
-last_notes.py     the same in words, and who waits for whom
 story.py          what happened to a worker, or around a generation, and why
 problems.py       what does not work now although training goes on
 alerts.py         what an operator should hear of although the job goes on
@@ -14,6 +13,7 @@ ledger_tail.py    how far a growing ledger is, and how fast it grows
 exactly_once.py   whether a ledger proves that each sample was used exactly once
 resume.py         from which checkpoint `elastic run` goes on, and which steps are done again
 retention.py      how many journals, and jobs that are over, are kept
+job_follower.py   follows the journals and the ledger of a job that other processes write
 job_files.py      the logs and journals of a job that may be read remotely
 host_memory.py    where a job keeps its newest state in this machine's memory
 temp_dirs.py      directories that end with their process

@@ -1,6 +1,7 @@
-"""The files of this machine's jobs that may be read remotely: logs of workers, and journals.
+"""The files of this machine's jobs that may be read remotely: logs of workers, journals, and the ledger.
 
-A log has the name of its file, `gpu-7.0.0`; a journal is called `journal/agent-gpu-7`. Other names are not read.
+A log has the name of its file, `gpu-7.0.0`; a journal is called `journal/agent-gpu-7`, the node's part of the ledger
+`ledger/steps`. Other names are not read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from pathlib import Path
 
 PIECE_BYTES = 1 << 18
 """The most bytes in one answer."""
+
+
+LEDGER = "ledger/steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +47,6 @@ def _files(jobs: Path, job: str) -> dict[str, Path]:
     if (directory := directories.get(job)) is None:
         return {}
     journals = {f"journal/{path.stem}": path for path in (directory / "journal").glob("*.jsonl")}
+    if (ledger := directory / "steps.jsonl").is_file():
+        journals[LEDGER] = ledger
     return {path.stem: path for path in (directory / "logs").glob("*.log")} | journals

@@ -76,6 +76,7 @@ SENTENCES = {
     "node_stays": "node {node} stays",
     "node_empty": "no worker is on node {node} any more",
     "drain_asked": "{caller} wants node {node} empty",
+    "worker_signal_asked": "{caller} asks {worker_id} for this: {kind}",
     "cordoned": "{caller} wants node {node} empty, of all jobs",
     "agent_silent": "the agent of node {node} is silent",
     "leading": "{who} leads the job, term {term}",
@@ -115,9 +116,9 @@ def of_worker(lines: Iterable[Line], worker: str) -> list[StoryMoment]:
             if listed != member:
                 member = listed
                 how = "becomes a member" if listed else "is no member any more"
-                told.append(_moment(line, f"{worker} {how} with generation {line['generation']}"))
+                told.append(moment(line, f"{worker} {how} with generation {line['generation']}"))
         elif line["worker_id"] == worker and not _is_hidden(line):
-            told.append(_moment(line))
+            told.append(moment(line))
     return told
 
 
@@ -138,7 +139,7 @@ def of_generation(lines: Sequence[Line], number: int) -> list[StoryMoment]:
     course = set(_course(lines, record, number))
     since, end = 0 if before is None else before, max(course, default=record)
     chosen |= course | {i for i in range(since, end) if lines[i]["event"] in _CHANGES}
-    return [_moment(lines[i]) for i in sorted(chosen)]
+    return [moment(lines[i]) for i in sorted(chosen)]
 
 
 def generations(lines: Iterable[Line]) -> list[int]:
@@ -200,7 +201,8 @@ class Known(dict[str, Any]):
         return "somebody" if key == "caller" else "?"
 
 
-def _moment(line: Line, said: str = "") -> StoryMoment:
+def moment(line: Line, said: str = "") -> StoryMoment:
+    """A line in words. said: the sentence, if it is not that of the line's event."""
     event = str(line["event"])
     known = Known(line)
     if isinstance(line.get("members"), list):

@@ -330,6 +330,17 @@ class JobLeader:
             )
             self._agents[node].post(pb.LeaderOrder(drain_node=wish))
 
+    def signal_worker(self, asked: pb.WorkerSignal, *, caller: str, peer: str) -> list[str]:
+        """Pass on to a worker's agent what an operator asks of the worker, if it lives and its agent attends. Returns
+        the workers that live, as far as this leader knows. caller, peer: for the journal."""
+        alive = list(self.group.alive(self.group.workers))
+        node = self.group.workers[asked.worker_id].member.node if asked.worker_id in alive else ""
+        if node in self._agents:
+            kind = pb.WorkerSignal.Kind.Name(asked.kind).lower()
+            self._journal.write("worker_signal_asked", worker_id=asked.worker_id, kind=kind, caller=caller, peer=peer)
+            self._agents[node].post(pb.LeaderOrder(worker_signal=asked))
+        return alive
+
     def keep(self, stands: Callable[[str, str], bool]) -> None:
         """End the streams of agents that may not attend any more. stands: (node, token) -> whether it may."""
         for session in self._agents.values():

@@ -53,6 +53,28 @@ def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: b
     return list(reply.nodes)
 
 
+def signal_worker(
+    address: str | Sequence[str],
+    worker_id: str,
+    *,
+    kill: bool,
+    timeout_s: float,
+    job: str = "",
+    door: ChannelFactory = PLAIN,
+) -> None:
+    """Have a worker write the stacks of its threads to its log; kill: have it killed by SIGKILL instead.
+
+    job: needed if a rendezvous has several jobs. Raises ConfigError if no such worker lives, else as fetch_status.
+    """
+    asked = pb.WorkerSignal(worker_id=worker_id, kind=pb.WorkerSignal.KILL if kill else pb.WorkerSignal.STACKS)
+    request = pb.SignalWorkerRequest(job=job, signal=asked)
+    reply: pb.SignalWorkerReply = ask_leader(
+        address, lambda c: RendezvousStub(c).SignalWorker(request, timeout=timeout_s), door
+    )
+    if worker_id not in reply.workers:
+        raise ConfigError(f"no worker {worker_id!r} lives; there are {', '.join(reply.workers) or 'none'}")
+
+
 def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: ChannelFactory = PLAIN) -> Any:
     """The leader's answer: from the first replica that answers, the leader that it names, or the next replica.
 

@@ -104,6 +104,16 @@ class RendezvousService(RendezvousServicer):
         lead.reign.drain(request.node, request.drain_node, caller=str(caller), peer=caller.address)
         return pb.DrainReply(leading=True, leader=lead.leader, nodes=lead.reign.nodes)
 
+    async def SignalWorker(self, request: pb.SignalWorkerRequest, context: Any) -> pb.SignalWorkerReply:
+        lead = await self._lead_of(request.job, context)
+        if request.signal.kind not in (pb.WorkerSignal.STACKS, pb.WorkerSignal.KILL):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no signal {request.signal.kind} is known here")
+        if lead.reign is None:
+            return pb.SignalWorkerReply(leading=False, leader=lead.leader)
+        caller = caller_of(context)
+        alive = lead.reign.signal_worker(request.signal, caller=str(caller), peer=caller.address)
+        return pb.SignalWorkerReply(leading=True, leader=lead.leader, workers=alive)
+
     async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:
         try:
             hello = await _hello(words)

@@ -46,6 +46,7 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "/elastic.wire.Rendezvous/Attend": _AGENTS,
     "/elastic.wire.Rendezvous/Status": _LOOKING,
     "/elastic.wire.Rendezvous/Drain": _ACTING,
+    "/elastic.wire.Rendezvous/SignalWorker": _ACTING,
     "/elastic.wire.Fleet/Attend": _NODES,
     "/elastic.wire.Fleet/Ask": _LOOKING,
 }

@@ -43,18 +43,20 @@ class Known(_message.Message):
     def __init__(self, number: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class LeaderOrder(_message.Message):
-    __slots__ = ("welcome", "beat", "addressed", "end", "drain_node")
+    __slots__ = ("welcome", "beat", "addressed", "end", "drain_node", "worker_signal")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_SIGNAL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     beat: Beat
     addressed: Addressed
     end: End
     drain_node: DrainNode
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ...) -> None: ...
+    worker_signal: WorkerSignal
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., worker_signal: _Optional[_Union[WorkerSignal, _Mapping]] = ...) -> None: ...
 
 class DrainNode(_message.Message):
     __slots__ = ("left_ms", "because", "over")
@@ -65,6 +67,22 @@ class DrainNode(_message.Message):
     because: str
     over: bool
     def __init__(self, left_ms: _Optional[int] = ..., because: _Optional[str] = ..., over: bool = ...) -> None: ...
+
+class WorkerSignal(_message.Message):
+    __slots__ = ("worker_id", "kind")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNKNOWN: _ClassVar[WorkerSignal.Kind]
+        STACKS: _ClassVar[WorkerSignal.Kind]
+        KILL: _ClassVar[WorkerSignal.Kind]
+    KIND_UNKNOWN: WorkerSignal.Kind
+    STACKS: WorkerSignal.Kind
+    KILL: WorkerSignal.Kind
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    kind: WorkerSignal.Kind
+    def __init__(self, worker_id: _Optional[str] = ..., kind: _Optional[_Union[WorkerSignal.Kind, str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("term", "beat_ms")
@@ -215,6 +233,24 @@ class DrainReply(_message.Message):
     leader: str
     nodes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, leading: bool = ..., leader: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SignalWorkerRequest(_message.Message):
+    __slots__ = ("job", "signal")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    signal: WorkerSignal
+    def __init__(self, job: _Optional[str] = ..., signal: _Optional[_Union[WorkerSignal, _Mapping]] = ...) -> None: ...
+
+class SignalWorkerReply(_message.Message):
+    __slots__ = ("leading", "leader", "workers")
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    leading: bool
+    leader: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, leading: bool = ..., leader: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("leading", "leader", "document")

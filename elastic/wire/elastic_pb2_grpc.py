@@ -31,6 +31,11 @@ class RendezvousStub(object):
                 request_serializer=elastic_dot_wire_dot_elastic__pb2.DrainRequest.SerializeToString,
                 response_deserializer=elastic_dot_wire_dot_elastic__pb2.DrainReply.FromString,
                 )
+        self.SignalWorker = channel.unary_unary(
+                '/elastic.wire.Rendezvous/SignalWorker',
+                request_serializer=elastic_dot_wire_dot_elastic__pb2.SignalWorkerRequest.SerializeToString,
+                response_deserializer=elastic_dot_wire_dot_elastic__pb2.SignalWorkerReply.FromString,
+                )
 
 
 class RendezvousServicer(object):
@@ -56,6 +61,12 @@ class RendezvousServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SignalWorker(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RendezvousServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +84,11 @@ def add_RendezvousServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=elastic_dot_wire_dot_elastic__pb2.DrainRequest.FromString,
                     response_serializer=elastic_dot_wire_dot_elastic__pb2.DrainReply.SerializeToString,
+            ),
+            'SignalWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignalWorker,
+                    request_deserializer=elastic_dot_wire_dot_elastic__pb2.SignalWorkerRequest.FromString,
+                    response_serializer=elastic_dot_wire_dot_elastic__pb2.SignalWorkerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +150,23 @@ class Rendezvous(object):
         return grpc.experimental.unary_unary(request, target, '/elastic.wire.Rendezvous/Drain',
             elastic_dot_wire_dot_elastic__pb2.DrainRequest.SerializeToString,
             elastic_dot_wire_dot_elastic__pb2.DrainReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SignalWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elastic.wire.Rendezvous/SignalWorker',
+            elastic_dot_wire_dot_elastic__pb2.SignalWorkerRequest.SerializeToString,
+            elastic_dot_wire_dot_elastic__pb2.SignalWorkerReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

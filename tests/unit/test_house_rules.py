@@ -19,7 +19,7 @@ LAYERS = (
     *("elastic.checkpoints", "elastic.config"),
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
-    *("elastic.timeline", "elastic.trackers"),
+    *("elastic.dashboard", "elastic.timeline", "elastic.trackers"),
     *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.reduction", "runtime.state"),
     *(
         "runtime.session",

@@ -2,6 +2,7 @@
 
 job_run.py          one run: etcd, the rendezvous, an agent, what a person sees, and nothing left behind
 reruns.py           all runs of one command, as long as each gets further
+dashboard_process.py  `elastic run --dashboard`: the dashboard beside the job
 live.py             the live table, or a line now and then
 exactness_check.py  `elastic doctor --exact`: whether a script's bits depend on anything but its seed
 outer_launcher.py   what torchrun, mpirun or srun have told this process

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic.metrics import follower as module
-from elastic.metrics.follower import CLOSED_S, Follower, JobFiles, JobsIn
+from elastic.metrics import follower as follower_module
+from elastic.metrics.follower import CLOSED_S, Follower, JobsIn
 from elastic.metrics.job_fold import JobFold
 from elastic.metrics.metric_registry import MetricRegistry
+from elastic.records import job_follower
+from elastic.records.job_follower import SETTLE_NS, JobFiles
 from elastic.records.journal import Journal, journal_path
 from tests.unit.elastic.metrics.test_job_fold import shown
 
@@ -90,7 +92,7 @@ def test_torn_and_foreign_lines_are_left_out_and_completed_ones_taken(tmp_path: 
 
 def test_a_long_journal_is_read_in_pieces_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 MB take 25 looks; here 64 KiB take some."""
-    monkeypatch.setattr(module, "READ_BYTES", 1 << 12)
+    monkeypatch.setattr(job_follower, "READ_BYTES", 1 << 12)
     registry = MetricRegistry()
     files = files_of(tmp_path, registry)
     start(tmp_path, 300)
@@ -109,7 +111,7 @@ def test_a_line_as_young_as_the_look_waits_so_that_processes_stay_in_order(tmp_p
     written_ns = json.loads(journal_path(tmp_path, "agent-n").read_bytes())["t_mono_ns"]
     files.look(written_ns, 0.0)
     assert ("elastic_workers_started_total", "j") not in shown(registry)
-    files.look(written_ns + module.SETTLE_NS, 0.0)
+    files.look(written_ns + SETTLE_NS, 0.0)
     assert shown(registry)["elastic_workers_started_total", "j"] == 1
 
 
@@ -141,7 +143,7 @@ def test_jobs_of_a_node_come_end_and_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_look_that_fails_is_counted_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(follower_module, "LOOK_S", 0.001)
     registry, looked, broken = MetricRegistry(), threading.Semaphore(0), threading.Event()
     broken.set()
 

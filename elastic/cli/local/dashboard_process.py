@@ -1,0 +1,66 @@
+"""`elastic run --dashboard`: the dashboard of the job in a process of its own, whose end ends nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elastic import file_modes, stop_signals
+from elastic.agent.process.worker_process import own_environment
+from elastic.errors import ConfigError
+
+MODULE = "elastic.dashboard"
+LOG = "dashboard.log"
+
+START_S = 60.0
+"""Seconds in which the dashboard has to listen; on a busy machine its imports take some."""
+
+END_S = 5.0
+"""Seconds for the pages to get the job's end."""
+
+
+def check_installed() -> None:
+    """Raises ConfigError if what the dashboard needs is not installed."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"--dashboard needs {' and '.join(missing)}, which the extra brings: pip install 'elastic-ring[dashboard]'"
+        )
+
+
+@contextmanager
+def beside(job_dir: Path) -> Iterator[str]:
+    """A dashboard of the job until the end of the context. Yields the address to open, or "" if the dashboard could not
+    be started; its log in the job's directory says why."""
+    with open(job_dir / "logs" / LOG, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, "--job-dir", str(job_dir)],
+            env=stop_signals.environment(own_environment()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            process_group=0,  # Ctrl-C reaches `elastic run` alone
+        )
+    try:
+        yield _address(process)
+    finally:
+        process.send_signal(stop_signals.order_to(process.pid, stop_signals.HELD[0]))
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _address(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline().decode().strip() if selector.select(START_S) else ""

@@ -1,0 +1,19 @@
+"""The dashboard: a page that shows a job, or a fleet, live, and lets an operator act on it.
+
+thinned_series.py  values over steps or time in a bounded number of points. Pure
+time_spent.py      where the time of a job went: training, and the phases of recoveries. Pure
+job_history.py     a job's journals and ledger become the page's document and its events
+access.py          who may see the page and act: key, cookie, Host, Origin, CSRF token. Pure
+sources.py         where a job's files and status come from, and who carries out an action
+directory_source.py  a job of this machine
+fleet_source.py    the jobs of a fleet, through its replicas
+feeds.py           polls the sources, and wakes the pages that wait
+app.py             the pages and their data over HTTP, with server-sent events
+server.py          the process: address, port, signals
+command.py         `elastic dashboard`
+__main__.py        the same beside `elastic run --dashboard`
+static/            the page itself; static/vendor/ is uPlot, with its licence and checksums
+
+The dashboard is a process of its own, which reads journals, ledgers and status, and asks the leader of a job for
+actions. Training never waits for it, and its end ends nothing else.
+"""

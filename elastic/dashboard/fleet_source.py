@@ -1,0 +1,165 @@
+"""The jobs of a fleet, through its replicas: what their leaders and the agents of their nodes have written.
+
+Journals of workers are not followed, because each worker has one: a large job would cost its nodes too much. A story,
+which is told when somebody asks for it, has them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.dashboard.job_history import JobHistory
+from elastic.dashboard.sources import BECAUSE, Action
+from elastic.errors import ConfigError, ElasticError
+from elastic.fleet import remote_logs
+from elastic.fleet.client import FleetClient
+from elastic.records.job_files import LEDGER, LogPiece
+from elastic.records.job_follower import parsed_steps
+from elastic.records.journal import Line, parse
+
+LEDGER_BYTES = 1 << 22
+"""Of a ledger that is longer, only the end is read: its steps would go through the leader of the fleet."""
+
+Read = Callable[[str, int], LogPiece]
+"""(name, offset) -> a piece of that file."""
+
+
+@dataclass(slots=True)
+class _RemoteTail:
+    """The new whole lines of a file of another machine."""
+
+    offset: int = 0
+    torn: bytes = b""
+
+    def lines(self, read: Read, name: str) -> list[bytes]:
+        found: list[bytes] = []
+        while (piece := read(name, self.offset)).text:
+            self.offset = piece.end
+            *whole, self.torn = (self.torn + piece.text).split(b"\n")
+            found += whole
+        return found
+
+
+class RemoteJob:
+    """A job of a fleet. Created by FleetClientSource.job."""
+
+    def __init__(self, client: FleetClient, job: str, *, may_act: bool) -> None:
+        self._client = client
+        self._job = job
+        self._may_act = may_act
+        self._tails: dict[tuple[str, str], _RemoteTail] = {}
+        """(replica or node, file) -> how far it was read."""
+        self._nodes: set[str] = set()
+        """Which have had workers of the job."""
+        self._entry: Mapping[str, Any] = {}
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        return tuple(Action) if self._may_act else ()
+
+    def poll(self, history: JobHistory) -> bool:
+        overview = self._client.overview()
+        self._entry = next((job for job in overview["jobs"] if job["job"] == self._job), self._entry)
+        self._nodes |= set(self._entry.get("slots", {}))
+        up = {node["node"] for node in overview["nodes"] if node["up"]}
+        lines = [line for address in self._client.replicas for line in self._of_replica(address)]
+        lines += [line for node in sorted(self._nodes & up) for line in self._of_agent(node)]
+        for line in sorted(lines, key=lambda line: float(line["t_wall"])):
+            if line["event"] in history.events:
+                history.see(line)
+        steps = [step for node in sorted(self._nodes & up) for step in self._steps(node)]
+        history.applied(sorted(steps, key=lambda step: int(step["step"])), time.monotonic())
+        history.tick(time.monotonic(), time.time())
+        if self._entry.get("state") == "ended":
+            history.ended(0.0)
+        return bool(lines or steps)
+
+    def status(self) -> Mapping[str, Any]:
+        return self._client.status(self._job)
+
+    def logs(self) -> remote_logs.LogSource:
+        return remote_logs.FleetLogs(self._client, self._job)
+
+    def lines(self) -> tuple[list[Line], dict[str, str]]:
+        return remote_logs.of_job(self._client, self._job)
+
+    def flight(self) -> str:
+        raise ConfigError("what workers did last is told on their nodes: elastic story --flight --job-dir DIR")
+
+    def act(self, action: Action, worker: str = "", workers: int = 0) -> str:
+        match action:
+            case Action.STACKS:
+                return remote_logs.stacks(self.logs(), worker, lambda: self._signal(worker, kill=False))
+            case Action.KILL:
+                self._signal(worker, kill=True)
+                return f"{worker} is killed"
+            case Action.SCALE:
+                told = self._client.scale(self._job, workers)
+                return f"{told['job']} is to have {told['workers']} workers; it was {told['before']}"
+            case Action.STOP:
+                return f"{self._client.stop(self._job, BECAUSE)} ends after a step, with a checkpoint of it"
+
+    def _signal(self, worker: str, *, kill: bool) -> None:
+        self._client.signal_worker(self._job, worker, kill=kill)
+
+    def _of_replica(self, address: str) -> Iterator[Line]:
+        """The job's journals there, and the lines about it in the replica's own journal."""
+        try:
+            for job in (self._job, ""):
+
+                def read(name: str, offset: int, job: str = job) -> LogPiece:
+                    return self._client.own_log(address, job, name, offset)
+
+                names = read("", 0).text.decode().splitlines()
+                for name in (name for name in names if name.startswith(remote_logs.PREFIX)):
+                    yield from self._new_lines(f"{address}/{job}", name, read)
+        except ElasticError:
+            return  # it is away; its lines come when it is back
+
+    def _of_agent(self, node: str) -> Iterator[Line]:
+        try:
+            yield from self._new_lines(node, f"{remote_logs.PREFIX}agent-{node}", self._reader(node))
+        except ElasticError:
+            return
+
+    def _steps(self, node: str) -> Iterator[dict[str, Any]]:
+        try:
+            read = self._reader(node)
+            if (node, LEDGER) not in self._tails:
+                size = read(LEDGER, 0).size
+                self._tails[node, LEDGER] = _RemoteTail(max(0, size - LEDGER_BYTES))
+            yield from parsed_steps(self._tails[node, LEDGER].lines(read, LEDGER))
+        except ElasticError:
+            return
+
+    def _reader(self, node: str) -> Read:
+        return lambda name, offset: self._client.log(self._job, node, name, offset)
+
+    def _new_lines(self, where: str, name: str, read: Read) -> Iterator[Line]:
+        tail = self._tails.setdefault((where, name), _RemoteTail())
+        for line in filter(None, map(parse, tail.lines(read, name))):
+            if line.get("job") == self._job:
+                yield line
+
+
+class FleetClientSource:
+    """may_act: whether the certificate is an operator's; a viewer's page has no buttons that would be refused."""
+
+    def __init__(self, client: FleetClient, *, may_act: bool) -> None:
+        self._client = client
+        self.may_act = may_act
+
+    def overview(self) -> Mapping[str, Any]:
+        return self._client.overview()
+
+    def job(self, name: str) -> RemoteJob:
+        if all(job["job"] != name for job in self._client.overview()["jobs"]):
+            raise ConfigError(f"the fleet has no job {name!r}")
+        return RemoteJob(self._client, name, may_act=self.may_act)
+
+    def drain(self, node: str, *, over: bool) -> str:
+        self._client.cordon(node, "" if over else BECAUSE, over=over)
+        return f"node {node} may have jobs again" if over else f"node {node} is being emptied, and gets no job"

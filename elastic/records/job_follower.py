@@ -1,0 +1,159 @@
+"""Follows the files of one job of this machine while other processes write them: of each look, a bounded piece.
+
+Lines of several processes are taken in the order of their times: a line that is as young as the look waits for the
+next look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from elastic.records.journal import Line, parse
+
+READ_BYTES = 1 << 22
+"""Most bytes of one file in one look."""
+
+SETTLE_NS = 50_000_000
+"""Between the time in a line and the moment when it is in its file."""
+
+
+class JobReader(Protocol):
+    """Takes what is written about a job. events: the events of journals that matter to it; it gets no other lines."""
+
+    @property
+    def events(self) -> Sequence[str]: ...
+
+    def see(self, line: Line) -> None:
+        """Take a line of a journal."""
+        ...
+
+    def resumed(self, redone: Sequence[int] | None) -> None:
+        """The job goes on from a checkpoint. redone: first and last step that are done again, or None."""
+        ...
+
+    def applied(self, steps: list[dict[str, Any]], now_s: float) -> None:
+        """Take new lines of the ledger. now_s: monotonic seconds of the look."""
+        ...
+
+    def tick(self, now_s: float, now_wall: float) -> None:
+        """The look is over."""
+        ...
+
+
+class Growing:
+    """The new whole lines of a file to which others append. Another file of that name is read from its beginning."""
+
+    def __init__(self, path: Path, *, from_end: bool) -> None:
+        self._path = path
+        self._offset, self._inode = 0, 0
+        if from_end:
+            with contextlib.suppress(FileNotFoundError):
+                facts = path.stat()
+                self._offset, self._inode = facts.st_size, facts.st_ino
+
+    def lines(self) -> list[bytes]:
+        try:
+            facts = self._path.stat()
+            if (facts.st_ino, facts.st_size) == (self._inode, self._offset):
+                return []
+            with self._path.open("rb") as file:
+                if facts.st_ino != self._inode or facts.st_size < self._offset:
+                    self._offset, self._inode = 0, facts.st_ino
+                file.seek(self._offset)
+                data = file.read(READ_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        # A line that does not fit into one look is of no process of ours, and must not end the reading.
+        self._offset += len(whole) if whole or len(data) < READ_BYTES else len(data)
+        return whole.splitlines()
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another file has the name now."""
+        try:
+            return self._inode not in (0, self._path.stat().st_ino)
+        except FileNotFoundError:
+            return False
+
+    def rest(self, moved: Iterable[Path]) -> list[bytes]:
+        """The lines that were not read when the file was moved away, if it is one of these files now."""
+        for path in moved:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == self._inode:
+                    self._path = path
+                    return self.lines()
+        return []
+
+
+class JobFiles:
+    """The files of one job directory. from_end: what is there already is not read."""
+
+    def __init__(self, job_dir: Path, reader: JobReader, *, from_end: bool) -> None:
+        self._dir = job_dir
+        self._reader = reader
+        self._wanted = re.compile(f'"event":"({"|".join(reader.events)})"'.encode())
+        self._ledger = Growing(job_dir / "steps.jsonl", from_end=from_end)
+        self._journals: dict[Path, Growing] = {}
+        self._waiting: list[Line] = []
+        self._resumes = len(self._resumed()) if from_end else 0
+        if from_end:
+            self._find(from_end=True)
+
+    def look(self, now_ns: int, now_wall: float) -> bool:
+        """Take in what is new. Returns whether there was anything. now_ns: monotonic."""
+        if left := self._find(from_end=False):  # a run is over, and its journals were put aside
+            self._take(left)
+            self._see(self._waiting)
+            self._waiting = []
+        resumes = self._resumed()
+        for resume in resumes[self._resumes :]:
+            self._reader.resumed(resume["redone"])
+        self._resumes = len(resumes)
+        self._take(text for tail in self._journals.values() for text in tail.lines())
+        settled = [line for line in self._waiting if line["t_mono_ns"] <= now_ns - SETTLE_NS]
+        del self._waiting[: len(settled)]
+        self._see(settled)
+        steps = list(parsed_steps(self._ledger.lines()))
+        self._reader.applied(steps, now_ns / 1e9)
+        self._reader.tick(now_ns / 1e9, now_wall)
+        return bool(settled or steps)
+
+    def _take(self, texts: Iterable[bytes]) -> None:
+        self._waiting += filter(None, map(parse, filter(self._wanted.search, texts)))
+        self._waiting.sort(key=lambda line: int(line["t_mono_ns"]))
+
+    def _see(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self._reader.see(line)
+
+    def _find(self, *, from_end: bool) -> list[bytes]:
+        """Follow new journals, and give up those that are gone. Returns what these had left."""
+        present = set((self._dir / "journal").glob("*.jsonl"))
+        gone = [path for path, tail in self._journals.items() if path not in present or tail.is_replaced]
+        left = []
+        for path in gone:
+            left += self._journals.pop(path).rest(self._dir.glob(f"runs/*/journal/{path.name}"))
+        for path in present - self._journals.keys():
+            self._journals[path] = Growing(path, from_end=from_end)
+        return left
+
+    def _resumed(self) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(text) for text in (self._dir / "resumes.jsonl").read_bytes().splitlines()]
+        except FileNotFoundError:
+            return []
+
+
+def parsed_steps(texts: list[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines of a ledger among these; torn ones are left out."""
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("samples"), list):
+                yield line
