@@ -38,10 +38,19 @@ function chart(element, height, options, onClick) {
   return made;
 }
 
+const TIME = { label: "time", value: (_, t) => (t ? new Date(t * 1000).toLocaleTimeString([], { hour12: false }) : "–") };
+
+// Times of day, or with the date where the axis is longer than a day.
+function times(plot, ticks) {
+  const long = plot.scales.x.max - plot.scales.x.min > 86400;
+  const format = long ? { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false } : { hour12: false };
+  return ticks.map((t) => (long ? new Date(t * 1000).toLocaleString([], format) : new Date(t * 1000).toLocaleTimeString([], format)));
+}
+
 function axes(xLabel, xValues) {
   const common = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid") } };
   return [
-    { ...common, ...(xValues ? { values: xValues } : {}), label: xLabel, labelSize: 18, labelFont: "12px system-ui", font: "12px system-ui" },
+    { ...common, ...(xValues ? { values: xValues, space: 90 } : {}), label: xLabel || undefined, labelSize: 18, labelFont: "12px system-ui", font: "12px system-ui" },
     { ...common, size: AXIS, font: "12px system-ui", values: (_, ticks) => ticks.map(short) },
   ];
 }
@@ -58,9 +67,9 @@ export function short(value) {
 export function worldChart(element, marks, clicked) {
   return chart(element, 220, () => ({
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(1, high) + 0.5] } },
-    axes: axes(""),
+    axes: axes("", times),
     series: [
-      { label: "time" },
+      TIME,
       { label: "members", stroke: color("--accent"), fill: `${color("--accent")}22`, width: 2, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } },
     ],
     hooks: {
@@ -86,9 +95,9 @@ export function worldChart(element, marks, clicked) {
 export function lineChart(element, name, stroke, options = {}) {
   return chart(element, 220, () => ({
     scales: { x: { time: Boolean(options.time) }, y: options.fromZero ? { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } : {} },
-    axes: axes(options.label ?? ""),
+    axes: axes(options.label ?? "", options.time ? times : undefined),
     series: [
-      { label: options.time ? "time" : "step" },
+      options.time ? TIME : { label: "step" },
       { label: name, stroke: color(stroke), width: 1.5, points: { show: false }, value: (_, value) => short(value) },
       ...(options.band ? [
         { label: "least", stroke: `${color(stroke)}55`, width: 1, points: { show: false }, value: (_, value) => short(value) },

@@ -266,6 +266,9 @@ class JobPage {
 
   draw_head() {
     const { status } = this;
+    const shown = JSON.stringify([status.state, status.because, status.level, status.exit_code, status.digest, this.connected, this.over, this.document.problem]);
+    if (shown === this.head) return; // its buttons keep their focus
+    this.head = shown;
     const state = status.state ?? "starting";
     const can = (action) => session.may_act && (this.document.actions ?? []).includes(action) && state !== "closed" && state !== "ended";
     const where = this.connected ? h("span", { class: "live good", id: "connection" }, "live") : h("span", { class: "live warn", id: "connection" }, this.over ? "the dashboard has ended" : "connecting");
@@ -412,41 +415,41 @@ class JobPage {
   }
 
   draw_recoveries() {
-    const rows = this.document.recoveries.slice(-100).reverse().map((one) => {
-      const bar = h("span", { class: "bar" });
-      bar.style.width = "9rem";
+    show($("recoveries"), this.document.recoveries.slice(-100).reverse(), (one) => {
+      const bar = h("span", { class: "bar phases" });
       const total = PARTS.reduce((sum, part) => sum + (one[`${part}_ms`] ?? 0), 0);
       for (const part of PARTS) {
         const piece = h("span", { class: `s-${part}`, title: `${part} ${Math.round(one[`${part}_ms`] ?? 0)} ms` });
         piece.style.width = `${total ? (100 * (one[`${part}_ms`] ?? 0)) / total : 0}%`;
         bar.append(piece);
       }
-      return h("tr", {}, h("td", {}, h("button", { class: "link", onclick: () => this.openStory(String(one.generation)) }, String(one.generation))), h("td", {}, clock(one.t)),
-        h("td", { class: "wide" }, one.lost.join(", ") || one.because), h("td", { class: "number" }, String(Math.round(one.recovery_ms))), h("td", {}, bar));
-    });
-    fill($("recoveries"), rows, "nothing was lost yet");
+      const story = h("button", { class: "link", onclick: () => this.openStory(String(one.generation)) }, String(one.generation));
+      return h("tr", {}, h("td", {}, story), h("td", {}, clock(one.t)), h("td", { class: "wide" }, one.lost.join(", ") || one.because),
+        h("td", { class: "number" }, String(Math.round(one.recovery_ms))), h("td", {}, bar));
+    }, emptyRow("nothing was lost yet"));
   }
 
   draw_checkpoints() {
-    const rows = this.document.checkpoints.slice(-100).reverse().map((one) => h("tr", {}, h("td", {}, clock(one.t)), h("td", {}, one.kind), h("td", { class: "number" }, String(one.step ?? "")),
-      h("td", { class: "number" }, bytes(one.bytes)), h("td", { class: `wide ${one.outcome === "complete" ? "" : "warn"}` }, one.because ? `${one.outcome}: ${one.because}` : one.outcome)));
-    fill($("checkpoints"), rows, "none yet");
+    show($("checkpoints"), this.document.checkpoints.slice(-100).reverse(), (one) => h("tr", {}, h("td", {}, clock(one.t)), h("td", {}, one.kind),
+      h("td", { class: "number" }, String(one.step ?? "")), h("td", { class: "number" }, bytes(one.bytes)),
+      h("td", { class: `wide ${one.outcome === "complete" ? "" : "warn"}` }, one.because ? `${one.outcome}: ${one.because}` : one.outcome)), emptyRow("none yet"));
   }
 
   draw_faults() {
     const ended = new Map(this.document.faults.filter((one) => one.event === "fault_ended").map((one) => [one.number, one.t]));
-    const rows = this.document.faults.filter((one) => one.event === "fault_injected").reverse().map((one) => h("tr", {}, h("td", { class: "number" }, String(one.number ?? "")), h("td", {}, clock(one.t)),
-      h("td", {}, one.fault ?? ""), h("td", { class: "wide" }, one.worker || one.target || ""), h("td", {}, ended.has(one.number) ? clock(ended.get(one.number)) : "")));
-    $("faults-card").hidden = rows.length === 0;
-    fill($("faults"), rows, "none");
+    const injected = this.document.faults.filter((one) => one.event === "fault_injected").reverse();
+    $("faults-card").hidden = injected.length === 0;
+    show($("faults"), injected, (one) => h("tr", {}, h("td", { class: "number" }, String(one.number ?? "")), h("td", {}, clock(one.t)),
+      h("td", {}, one.fault ?? ""), h("td", { class: "wide" }, one.worker || one.target || ""), h("td", {})), emptyRow("none"));
+    injected.forEach((one) => text(made.get(one).lastChild, ended.has(one.number) ? clock(ended.get(one.number)) : ""));
   }
 
   draw_moments() {
     const wanted = (one) => !this.filter || `${one.said} ${one.because} ${one.event}`.toLowerCase().includes(this.filter);
-    const found = this.document.moments.filter(wanted).slice(-SHOWN_MOMENTS).reverse();
-    $("moments").replaceChildren(...found.map((one) => h("li", { "data-event": one.event }, h("time", { datetime: new Date(one.t * 1000).toISOString() }, clock(one.t)),
-      h("span", { class: one.level === "info" ? "" : one.level }, one.because ? `${one.said}: ${one.because.split("\n")[0]}` : one.said))));
-    if (!found.length) $("moments").replaceChildren(h("li", { class: "empty" }, h("span"), h("span", {}, this.filter ? "no event says that" : "nothing yet")));
+    const none = h("li", { class: "empty" }, h("span"), h("span", {}, this.filter ? "no event says that" : "nothing yet"));
+    show($("moments"), this.document.moments.filter(wanted).slice(-SHOWN_MOMENTS).reverse(), (one) => h("li", { "data-event": one.event },
+      h("time", { datetime: new Date(one.t * 1000).toISOString() }, clock(one.t)),
+      h("span", { class: one.level === "info" ? "" : one.level }, one.because ? `${one.said}: ${one.because.split("\n")[0]}` : one.said)), none);
   }
 
   // ---------------------------------------------------------------------------------------------- panels
@@ -529,9 +532,23 @@ class JobPage {
 
 const SECTIONS = ["head", "tiles", "troubles", "world", "loss", "rate", "time", "members", "recoveries", "checkpoints", "faults", "moments"];
 
-function fill(body, rows, otherwise) {
-  body.replaceChildren(...(rows.length ? rows : [h("tr", {}, h("td", { colspan: 9, class: "empty" }, otherwise))]));
+// The elements of these things, in this order. An element that is there already stays, with its focus and selection.
+function show(parent, things, make, otherwise) {
+  const wanted = things.map((thing) => {
+    if (!made.has(thing)) made.set(thing, make(thing));
+    return made.get(thing);
+  });
+  if (!wanted.length) wanted.push(otherwise);
+  const kept = new Set(wanted);
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
+  wanted.forEach((element, at) => {
+    if (parent.children[at] !== element) parent.insertBefore(element, parent.children[at] ?? null);
+  });
 }
+
+const made = new WeakMap();
+
+const emptyRow = (said) => h("tr", {}, h("td", { colspan: 9, class: "empty" }, said));
 
 // A point of a thinned series: a live point is one value, whatever the points before stand for.
 function addPoint(series, at, values) {
@@ -577,8 +594,7 @@ class FleetPage {
     const active = document.activeElement?.dataset?.focus;
     const slots = (node) => Object.values(node.jobs).reduce((sum, count) => sum + count, 0);
     const table = (caption, names, rows, otherwise) => {
-      const body = h("tbody");
-      fill(body, rows, otherwise);
+      const body = h("tbody", {}, ...(rows.length ? rows : [emptyRow(otherwise)]));
       return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), body));
     };
     const running = jobs.filter((job) => job.state !== "ended");
