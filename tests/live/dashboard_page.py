@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import threading
 import urllib.parse
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -68,6 +70,7 @@ class Following:
         """(id, kind, data)."""
         self._connection = http.client.HTTPConnection(page.netloc, timeout=TIMEOUT_S)
         self._connection.request("GET", f"{page.path(job)}/events?after={after}", headers={"Cookie": page.cookie})
+        self._socket = self._connection.sock
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -77,9 +80,10 @@ class Following:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._connection.sock is not None:
-            self._connection.sock.close()
+        with suppress(OSError):  # the dashboard has ended the stream
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(TIMEOUT_S)
+        self._connection.close()
 
     def wait(self) -> None:
         """Until the dashboard has ended the stream."""
