@@ -1,4 +1,5 @@
-# Each target sets up what it needs, in .venv. But for test-slurm, nothing is installed outside this directory.
+# Each target sets up what it needs, in .venv. But for test-browser and test-slurm, nothing is installed outside this
+# directory.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -16,7 +17,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-nodes bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-nodes bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,7 +89,12 @@ test-engines: setup etcd ## jobs with what others make, as it is installed: MLfl
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers]'
 	$(BOUND) 30m $(PYTEST) $(LONG) -s tests/engines
 
-# The only target that installs anything outside of .venv; root.
+# This and the next target install packages of Debian, outside of .venv; root.
+test-browser: setup etcd ## the dashboard in a real Chromium, which this installs (chromium, chromium-driver)
+	command -v chromium && command -v chromedriver || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver; }
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,browser]'
+	$(BOUND) 30m $(PYTEST) $(LONG) -s tests/browser
+
 test-slurm: setup etcd ## jobs under a real Slurm, which this installs (Debian's slurm-wlm and munge): preempted, cancelled, at their limit
 	command -v slurmctld && command -v munged || { apt-get -qq update && apt-get -qq install -y --no-install-recommends slurm-wlm munge; }
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/slurm

@@ -280,7 +280,7 @@ class JobPage {
       h("span", { class: `pill ${STATE_LEVEL[state] ?? "warn"}`, id: "state" }, state),
       exit ? h("span", { class: `pill ${status.exit_code === 0 ? "good" : "bad"}` }, exit) : null,
       h("span", { class: "push" }, where),
-      can("scale") ? h("button", { onclick: () => this.scale() }, "Scale…") : null,
+      can("scale") ? h("button", { id: "scale", onclick: () => this.scale() }, "Scale…") : null,
       can("stop") ? h("button", { class: "danger", onclick: () => this.stop() }, "Stop…") : null,
       h("p", { class: "because" }, [status.because, status.level].filter(Boolean).join(" — ")),
       status.digest ? h("p", { class: "because" }, `digest ${status.digest}`) : null,

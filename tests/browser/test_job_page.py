@@ -1,0 +1,221 @@
+"""The page of a job in a real Chromium: what it shows by itself, and what its buttons do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos_tests.support.processes import Command
+from tests.live.dashboard_page import address_in
+from tests.live.jobs import ROOT, TRAINER, Job
+
+pytest.importorskip("selenium", reason="`make test-browser` installs it")
+
+from tests.browser.chromium import BROWSER, DRIVER, Chromium
+
+pytestmark = pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no chromium here; `make test-browser`")
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+NOTE_LOSSES = """
+window.seen = [];
+new MutationObserver(() => {
+  const count = document.querySelectorAll("#moments [data-event=member_lost]").length;
+  while (seen.length < count) seen.push(Date.now() / 1000);
+}).observe(document.body, {childList: true, subtree: true});
+"""
+"""When the page has shown each loss."""
+
+NOTE_FRAMES = """
+window.frameTimes = [];
+let last = performance.now();
+const tick = (now) => {
+  frameTimes.push(now - last);
+  last = now;
+  if (frameTimes.length < 120) requestAnimationFrame(tick);
+};
+requestAnimationFrame(tick);
+"""
+
+
+def lost(page: Chromium) -> int:
+    return len(page.all("#moments [data-event=member_lost]"))
+
+
+def kill(page: Chromium, worker: str) -> None:
+    page.click(f"button[aria-label='Kill {worker}']")
+    page.click("#ask-yes")
+
+
+def test_two_kills_by_the_pages_own_button_are_watched_to_the_end_of_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--workers", "3", "--dashboard", "--checkpoint-every", "5s")
+    with Job(tmp_path, *options, str(TRAINER)) as job, Chromium() as page:
+        job.shut("end")
+        page.open(job.until("its address", lambda: address_in(job.output)))
+        assert "key=" not in page.driver.current_url
+        members = job.await_world(3)
+        page.count("#members tr[data-worker]", 3)
+        page.run(NOTE_LOSSES)
+        for number, worker in enumerate(members[1:], 1):
+            kill(page, worker)
+            page.count("#moments [data-event=member_lost]", number)
+            page.count("#recoveries tr button", number)
+            job.await_world(3)
+            page.count("#members tr[data-worker]", 3)
+        delays = [
+            seen_s - line["t_wall"]
+            for seen_s, line in zip(page.run("return window.seen"), job.events("member_lost"), strict=True)
+        ]
+        with capsys.disabled():
+            print(f"\nfrom the line in the journal to the page: {', '.join(f'{delay:.2f} s' for delay in delays)}")
+        assert all(worker in page.text("#recoveries") for worker in members[1:])
+        page.screenshot("job-running")
+        page.click("#recoveries tr:last-child button")
+        page.until("its story", lambda: members[1] in page.text("#panel"))
+        page.screenshot("recovery")
+        assert "about=" in page.driver.current_url
+        page.click("#panel button.push")
+        worker = page.all("#members td button.link")[0]
+        page.click("#members td button.link")
+        page.click("#ask-stacks")
+        page.until("the stacks", lambda: "most recent call first" in page.text("#stacks"))
+        page.screenshot("worker")
+        assert f"worker={worker}" in page.driver.current_url
+        page.click("#panel button.push")
+        job.open("end")
+        assert job.wait() == 0
+        page.until("the end", lambda: page.text("#state") == "closed")
+        page.until("the digest", lambda: job.result["digest"] in page.text("#top"))
+        assert page.foreign() == [] and [one for one in page.console() if "net::ERR" not in one] == []
+        assert job.left_behind() == {}
+
+
+def test_a_page_that_was_away_and_one_that_is_loaded_anew_show_what_a_third_has_seen(tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job, Chromium() as page, Chromium() as other:
+        job.shut("end")
+        address = job.until("its address", lambda: address_in(job.output))
+        page.open(address)
+        other.open(address)
+        _, second = job.await_world(2)
+        page.count("#connection.good", 1)
+        other.count("#connection.good", 1)
+        away = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        page.driver.execute_cdp_cmd("Network.enable", {})
+        page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", away)
+        job.send(second)
+        job.await_event("joined")
+        other.until("the newcomer", lambda: other.all("#moments [data-event=joined]"))
+        back = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", back)
+        page.until("the newcomer", lambda: page.all("#moments [data-event=joined]"))
+        _, second = job.await_world(2)
+        job.send(second)
+        other.until("the second loss", lambda: lost(other) == 2)
+        page.until("the same", lambda: page.all("#moments li") == other.all("#moments li"))
+        seen = page.all("#moments li")
+        page.driver.refresh()
+        page.until("it again", lambda: set(seen) <= set(page.all("#moments li")) and lost(page) == 2)
+        job.open("end")
+        assert job.wait() == 0
+
+
+def test_what_a_script_says_is_text_on_the_page(tmp_path: Path) -> None:
+    script = tmp_path / "hostile.py"
+    script.write_text(
+        "import elastic, sys\n"
+        "job = elastic.join(seed=0)\n"
+        f"print({HOSTILE!r}, file=sys.stderr, flush=True)\n"
+        f"raise RuntimeError({HOSTILE!r})\n"
+    )
+    with Job(tmp_path, "--workers", "1", str(script)) as job:
+        assert job.wait() == 1
+    words = [sys.executable, "-m", "elastic.cli", "dashboard", "--job-dir", str(job.dir), "--listen", "0"]
+    with Command(words, tmp_path / "page.out", environment={"PYTHONPATH": str(ROOT)}) as command, Chromium() as page:
+        address = page.until("its address", lambda: address_in(command.output))
+        page.open(address)
+        page.until("the reason", lambda: HOSTILE in page.text("#top") + page.text("#moments"))
+        page.open(f"{address.partition('?')[0]}?worker=local.0.0")
+        page.until("the log", lambda: HOSTILE in page.text("#log"))
+        assert page.run("return document.images.length") == 0
+        assert page.run("return document.querySelectorAll('main script, dialog script').length") == 0
+        assert page.console() == []
+
+
+def test_a_worker_that_gets_nowhere_is_named_with_its_place(tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job, Chromium() as page:
+        job.shut("end")
+        page.open(job.until("its address", lambda: address_in(job.output)))
+        _, second = job.await_world(2)
+        (job.gates / "shard.new").write_text(second)
+        (job.gates / "shard.new").rename(job.gates / "shard")
+        job.await_held("shard")
+        page.until("it is named", lambda: f"{second}: " in page.text("#troubles") and "wait" in page.text("#troubles"))
+        (row,) = page.all(f"#members tr[data-worker='{second}']")
+        assert "in pass 0 of step" in row
+        page.screenshot("hang")
+        page.click("#members-card .head button.push")
+        page.until("who waits", lambda: f"the first to look at is {second}" in page.text("#panel"))
+        (job.gates / "shard").unlink()
+        job.open("end")
+        assert job.wait() == 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_large_job_fits_the_window_and_is_drawn_in_bounded_pieces(tmp_path: Path, width: int, dark: bool) -> None:
+    words = [sys.executable, "-m", "tests.browser.programs.large_job", str(tmp_path / "large")]
+    with (
+        Command(words, tmp_path / "page.out", environment={"PYTHONPATH": str(ROOT)}) as command,
+        Chromium(width, dark=dark) as page,
+    ):
+        page.open(page.until("its address", lambda: address_in(command.output)))
+        page.until("all steps", lambda: "9999" in page.text("#tiles"))
+        page.until("the charts", lambda: page.run("return document.querySelectorAll('canvas').length") >= 2)
+        assert page.overflow() <= 0
+        assert len(page.all("#members tr")) == 200 and len(page.all("#moments li")) == 300
+        page.click("#all-members")
+        page.count("#members tr", 1000)
+        before = page.all("#members tr:last-child td")
+        page.until("they move on", lambda: page.all("#members tr:last-child td") != before)
+        page.run(NOTE_FRAMES)
+        frames = page.until("frames", lambda: f if len(f := page.run("return window.frameTimes")) >= 120 else None)
+        print(f"{width} px: the longest of 120 frames took {max(frames):.0f} ms")
+        page.run("scrollTo(0, 0)")
+        page.screenshot(f"large-{width}-{'dark' if dark else 'light'}")
+        assert page.console() == []
+
+
+def test_everything_is_reached_by_the_keyboard_and_the_focus_comes_back(tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job, Chromium() as page:
+        job.shut("end")
+        page.open(job.until("its address", lambda: address_in(job.output)))
+        first, _ = job.await_world(2)
+        page.count("#members tr[data-worker]", 2)
+        reached: list[str] = []
+        while f"Kill {first}" not in reached:
+            assert len(reached) < 60, reached
+            page.keys(Keys.TAB)
+            reached.append(page.focused())
+        assert reached[0] == "Skip to the content" and "Stop…" in reached and first in reached
+        page.keys(Keys.ENTER)
+        page.until("the question", lambda: page.run("return document.querySelector('#ask').open"))
+        assert page.focused() == "Kill"
+        page.keys(Keys.ESCAPE)
+        page.until("it is closed", lambda: not page.run("return document.querySelector('#ask').open"))
+        assert page.focused() == f"Kill {first}"
+        steps = len(job.steps())
+        job.await_steps(steps + 5)
+        page.until("the page has moved on", lambda: int(page.all("#tiles dd")[0] or 0) > steps)
+        assert page.focused() == f"Kill {first}", "what is drawn anew must not take the focus"
+        assert set(job.members()) == {first, job.members()[1]} and not job.events("member_lost")
+        job.open("end")
+        assert job.wait() == 0
+        assert json.loads((job.dir / "result.json").read_bytes())["exit_code"] == 0
