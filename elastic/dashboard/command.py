@@ -13,7 +13,7 @@ from elastic.dashboard import server
 from elastic.errors import ExitCode
 from elastic.security.roles import Role
 
-POLL_S = 0.2
+POLL_S = 0.25
 """Seconds between two looks at the files of a job of this machine, while a page shows it."""
 
 FLEET_POLL_S = 1.0

@@ -60,7 +60,7 @@ class DirectorySource:
         except ElasticError as error:
             return {"state": "unknown", "because": str(error), "generation": 0, "members": []}
         if status["state"] != "closed":
-            status["troubles"] = [asdict(trouble) for trouble in problems.of_job(self._dir)]
+            status["troubles"] = [asdict(trouble) for trouble in problems.of_settings(self._dir)]
         return status
 
     def logs(self) -> remote_logs.LogSource:

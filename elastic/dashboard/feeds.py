@@ -16,7 +16,10 @@ from elastic.dashboard.sources import FleetSource, JobSource
 from elastic.errors import ElasticError
 
 STATUS_S = 1.0
-"""Seconds between two questions to the leader of a job."""
+"""Seconds between two questions to the leader of a job, while a page shows it."""
+
+UNSEEN_S = 2.0
+"""Seconds between two looks, and two questions, while no page does."""
 
 FORGOTTEN_S = 600.0
 """After so long without a page the history of a fleet's job is forgotten; its next page reads it anew."""
@@ -56,15 +59,16 @@ class JobFeed:
         while True:
             began_s = time.monotonic()
             more = await self.poll()
-            pause_s = self._poll_s if self.waiters.pages else max(self._poll_s, STATUS_S)
+            pause_s = self._poll_s if self.waiters.pages else max(self._poll_s, UNSEEN_S)
             await asyncio.sleep(0.0 if more else max(self._poll_s / 4, pause_s - (time.monotonic() - began_s)))
 
     async def poll(self, *, ask: bool = False) -> bool:
         """One look. ask: the leader too, although it was asked just now. Returns whether there was anything new."""
         async with self._busy:
-            before = self.history.number
+            before = self.history.changes
             more, problem = await asyncio.to_thread(_tried, lambda: self.source.poll(self.history))
-            if ask or self.history.number != before or time.monotonic() - self._asked_s >= STATUS_S:
+            asked_s = time.monotonic() - self._asked_s
+            if ask or self.history.changes != before or asked_s >= (STATUS_S if self.waiters.pages else UNSEEN_S):
                 self._asked_s = time.monotonic()
                 status, unanswered = await asyncio.to_thread(_tried, self.source.status)
                 state = {

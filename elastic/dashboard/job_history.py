@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 from elastic.dashboard.thinned_series import ThinnedSeries
 from elastic.dashboard.time_spent import TimeSpent
-from elastic.records import story
+from elastic.records import problems, story
 from elastic.records.journal import Line, Recoveries
 from elastic.records.ledger_tail import samples_of
 
@@ -55,6 +55,7 @@ EVENTS = tuple(
             *CHECKPOINTS,
             *("worker_dying", "quiesce_complete", "published", "ring_up", "result_copied", "redo_started"),
             *("entered", "op_complete", "state", "steps_planned"),
+            *problems.EVENTS,
         )
     )
 )
@@ -79,6 +80,8 @@ class JobHistory:
     def __init__(self, *, leader_only: bool = False) -> None:
         self.number = 0
         """Of the newest event."""
+        self.changes = 0
+        """How many events may have changed what the job's leader says; steps do not."""
         self._lock = threading.Lock()
         self._log: deque[PageEvent] = deque(maxlen=KEPT_EVENTS)
         self._kept: dict[str, deque[Mapping[str, Any]]] = {
@@ -87,6 +90,7 @@ class JobHistory:
         }
         self._recoveries = Recoveries(leader_only=leader_only)
         self._recovery_count = 0
+        self._problems = problems.Problems()
         self._spent = TimeSpent()
         self._steps = ThinnedSeries()
         self._rate = ThinnedSeries()
@@ -109,6 +113,8 @@ class JobHistory:
         self._spent.see(line, recovery)
         self._seen_s = max(self._seen_s, float(line["t_wall"]))
         event = line["event"]
+        if event in problems.EVENTS:
+            self._problems.see(line)
         if recovery is not None and recovery["complete"]:
             self._recovery_count += 1
             self._put("recovery", {**recovery, "t": line["t_wall"]})
@@ -206,6 +212,7 @@ class JobHistory:
                 "samples": self._samples,
                 "last_step": self._steps.last,
                 "recoveries": self._recovery_count,
+                "troubles": [asdict(problem) for problem in self._problems.now],
                 "time": self._spent.document(now_wall if self._ended_s is None else self._ended_s),
             }
 
@@ -220,6 +227,7 @@ class JobHistory:
 
     def _put(self, kind: str, data: Mapping[str, Any]) -> None:
         self.number += 1
+        self.changes += kind in self._kept
         self._log.append(PageEvent(self.number, kind, data))
         if kind in self._kept:
             self._kept[kind].append(data)

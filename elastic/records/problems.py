@@ -89,12 +89,16 @@ class Problems:
 
 def of_job(job_dir: Path) -> list[Problem]:
     """The problems of the job in this directory, by the journals of processes on this machine."""
+    return Problems(read_all(job_dir, EVENTS)).now + of_settings(job_dir)
+
+
+def of_settings(job_dir: Path) -> list[Problem]:
+    """The problems with which the job in this directory was started."""
     settings = read_settings(job_dir)
-    found = Problems(read_all(job_dir, EVENTS)).now
-    if settings.snapshot_every != "off" and not settings.memory:
-        because = "the state is not kept in memory: /dev/shm could not be used when the job was started"
-        found.append(Problem("snapshots", "", because, WITHOUT))
-    return found
+    if settings.snapshot_every == "off" or settings.memory:
+        return []
+    because = "the state is not kept in memory: /dev/shm could not be used when the job was started"
+    return [Problem("snapshots", "", because, WITHOUT)]
 
 
 def _trouble(node: str, memory: _Memory) -> Problem | None:

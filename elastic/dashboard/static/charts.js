@@ -47,11 +47,14 @@ function times(plot, ticks) {
   return ticks.map((t) => (long ? new Date(t * 1000).toLocaleString([], format) : new Date(t * 1000).toLocaleTimeString([], format)));
 }
 
-function axes(xLabel, xValues) {
+const WHOLE = [1, 2, 5].flatMap((one) => Array.from({ length: 7 }, (_, power) => one * 10 ** power)).sort((a, b) => a - b);
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
+
+function axes(xLabel, xValues, yIncrs) {
   const common = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid") } };
   return [
-    { ...common, ...(xValues ? { values: xValues, space: 90 } : {}), label: xLabel || undefined, labelSize: 18, labelFont: "12px system-ui", font: "12px system-ui" },
-    { ...common, size: AXIS, font: "12px system-ui", values: (_, ticks) => ticks.map(short) },
+    { ...common, ...(xValues ? { values: xValues, space: 90, incrs: SECONDS } : { incrs: WHOLE }), label: xLabel || undefined, labelSize: 18, labelFont: "12px system-ui", font: "12px system-ui" },
+    { ...common, ...(yIncrs ? { incrs: yIncrs } : {}), size: AXIS, font: "12px system-ui", values: (_, ticks) => ticks.map(short) },
   ];
 }
 
@@ -67,7 +70,7 @@ export function short(value) {
 export function worldChart(element, marks, clicked) {
   return chart(element, 220, () => ({
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(1, high) + 0.5] } },
-    axes: axes("", times),
+    axes: axes("", times, WHOLE),
     series: [
       TIME,
       { label: "members", stroke: color("--accent"), fill: `${color("--accent")}22`, width: 2, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } },

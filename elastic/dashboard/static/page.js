@@ -29,6 +29,7 @@ const clock = (t) => new Date(t * 1000).toLocaleTimeString([], { hour12: false }
 
 function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 1) return `${Math.max(1, Math.round(1000 * seconds))} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
@@ -310,7 +311,7 @@ class JobPage {
   }
 
   draw_troubles() {
-    const troubles = (this.status.troubles ?? []).map((trouble) => `${trouble.because}; ${trouble.advice}`);
+    const troubles = [...(this.status.troubles ?? []), ...(this.document.summary?.troubles ?? [])].map((trouble) => `${trouble.because}; ${trouble.advice}`);
     const held = Object.entries(this.status.held_up_by ?? {}).map(([worker, how]) => `${worker}: ${how}`);
     const slow = Object.entries(this.status.stragglers ?? {}).map(([worker, how]) => `straggler ${worker}: ${how}`);
     const said = [...held, ...slow, ...troubles];
