@@ -13,8 +13,8 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     doctor.py       `elastic doctor`
     daemons.py      `elastic rendezvous`, `elastic agent`
     upgrade.py      `elastic agent --upgrade`
-    submit.py       `elastic submit`
-    jobs.py         `elastic jobs`, `elastic stop`, `elastic scale`
+    submit.py       `elastic submit`, `elastic scale`
+    jobs.py         `elastic jobs`, `elastic stop`
     top.py          `elastic top`
     logs.py         `elastic logs`
     story.py        `elastic story`
@@ -52,9 +52,9 @@ MODULES = {
     "rendezvous": "elastic.cli.daemons",
     "agent": "elastic.cli.daemons",
     "submit": "elastic.cli.submit",
+    "scale": "elastic.cli.submit",
     "jobs": "elastic.cli.jobs",
     "stop": "elastic.cli.jobs",
-    "scale": "elastic.cli.jobs",
     "top": "elastic.cli.top",
     "logs": "elastic.cli.logs",
     "story": "elastic.cli.story",

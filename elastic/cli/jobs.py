@@ -1,4 +1,4 @@
-"""`elastic jobs`, `elastic stop` and `elastic scale`: all jobs of a fleet, the end of one, and its size."""
+"""`elastic jobs` and `elastic stop`: all jobs of a fleet, and the end of one."""
 
 from __future__ import annotations
 
@@ -34,15 +34,6 @@ examples:
 A job that trains stops after a step, with a checkpoint of it; `elastic submit --resume` goes on from there.
 """
 
-SCALE_EXAMPLES = """\
-examples:
-  elastic scale train-1 8 --rendezvous 127.0.0.1:7070
-  elastic scale train 2 --rendezvous 127.0.0.1:7070 --json
-
-From min_workers to max_workers of the job's file. Nothing is interrupted: workers come and leave between two steps, and
-no bit changes. A larger job gets slots where there are free ones; `elastic top` shows how it comes to it.
-"""
-
 
 def add(verbs: Any) -> None:
     jobs = verbs.add_parser(
@@ -65,17 +56,6 @@ def add(verbs: Any) -> None:
     add_replicas(stop)
     stop.add_argument("--json", action="store_true", help="as one JSON object")
     stop.set_defaults(verb=_stop)
-    scale = verbs.add_parser(
-        "scale",
-        help="give a job of a fleet another number of workers",
-        description="Give a job of a fleet another number of workers, while it trains or waits.",
-        epilog=SCALE_EXAMPLES + EXIT_CODES,
-    )
-    scale.add_argument("job", metavar="JOB")
-    scale.add_argument("workers", metavar="N", type=int, help="how many it is to have")
-    add_replicas(scale)
-    scale.add_argument("--json", action="store_true", help="as one JSON object")
-    scale.set_defaults(verb=_scale)
 
 
 def _jobs(options: argparse.Namespace) -> int:
@@ -152,12 +132,3 @@ def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str
 def ended_text(entry: dict[str, Any]) -> str:
     digest = f", digest {entry['digest']}" if entry["digest"] else ""
     return f"{entry['job']} is over, exit {entry['exit_code']}: {entry['because']}{digest}"
-
-
-def _scale(options: argparse.Namespace) -> int:
-    if options.workers < 1:
-        raise ConfigError(f"N={options.workers} must be at least 1; `elastic stop` ends a job")
-    told = client_of(options).scale(options.job, options.workers)
-    said = f"{told['job']} is to have {told['workers']} workers; it was {told['before']}"
-    print(json.dumps(told) if options.json else said)
-    return ExitCode.DONE

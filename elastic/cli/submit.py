@@ -1,4 +1,4 @@
-"""`elastic submit`: a job for a fleet."""
+"""`elastic submit` and `elastic scale`: a job for a fleet, and how many workers it is to have."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ job.toml:
 """
 
 
+SCALE_EXAMPLES = """\
+examples:
+  elastic scale train-1 8 --rendezvous 127.0.0.1:7070
+  elastic scale train 2 --rendezvous 127.0.0.1:7070 --json
+
+From min_workers to max_workers of the job's file. Nothing is interrupted: workers come and leave between two steps, and
+no bit changes. A larger job gets slots where there are free ones; `elastic top` shows how it comes to it.
+"""
+
+
 def add(verbs: Any) -> None:
     verb = verbs.add_parser(
         "submit",
@@ -54,6 +64,17 @@ def add(verbs: Any) -> None:
     verb.add_argument("--wait", action="store_true", help="until it is over, and end with its exit code")
     verb.add_argument("--json", action="store_true", help="as one JSON object")
     verb.set_defaults(verb=_submit)
+    scale = verbs.add_parser(
+        "scale",
+        help="give a job of a fleet another number of workers",
+        description="Give a job of a fleet another number of workers, while it trains or waits.",
+        epilog=SCALE_EXAMPLES + EXIT_CODES,
+    )
+    scale.add_argument("job", metavar="JOB")
+    scale.add_argument("workers", metavar="N", type=int, help="how many it is to have")
+    add_replicas(scale)
+    scale.add_argument("--json", action="store_true", help="as one JSON object")
+    scale.set_defaults(verb=_scale)
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -106,3 +127,12 @@ def _newest_checkpoint(client: FleetClient, job: str) -> str:
         raise ConfigError(f"{storage.url} has no whole checkpoint of {before['job']}; submit without --resume")
     print(f"elastic: goes on from step {found.name.step}, checkpoint {found.name}", file=sys.stderr)
     return str(found.name)
+
+
+def _scale(options: argparse.Namespace) -> int:
+    if options.workers < 1:
+        raise ConfigError(f"N={options.workers} must be at least 1; `elastic stop` ends a job")
+    told = client_of(options).scale(options.job, options.workers)
+    said = f"{told['job']} is to have {told['workers']} workers; it was {told['before']}"
+    print(json.dumps(told) if options.json else said)
+    return ExitCode.DONE
