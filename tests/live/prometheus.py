@@ -29,15 +29,15 @@ def binary(name: str) -> str | None:
 
 
 class Prometheus:
-    """Scrapes each second, and evaluates the shipped alert rules. scrapes: entries of `scrape_configs`. A context
-    manager; nothing is left of it."""
+    """Scrapes each second, and evaluates the shipped alert rules, or those in the file rules. scrapes: entries of
+    `scrape_configs`. A context manager; nothing is left of it."""
 
-    def __init__(self, home: Path, port: int, scrapes: list[dict[str, Any]]) -> None:
+    def __init__(self, home: Path, port: int, scrapes: list[dict[str, Any]], rules: Path = ALERTS) -> None:
         program = binary("prometheus")
         assert program is not None
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(ALERTS)],
+            "rule_files": [str(rules)],
             "scrape_configs": scrapes,
         }
         (home / "prometheus.yml").write_text(json.dumps(config))  # YAML has JSON in it

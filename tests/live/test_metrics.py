@@ -112,6 +112,34 @@ def test_each_expression_of_the_dashboard_finds_a_job_with_a_kill_and_a_fleet_wi
             assert not firing() & {"ElasticMetricsOld", "ElasticJobDoesNotStep", "ElasticDoorRefuses"}
 
 
+@needs_prometheus
+@pytest.mark.long
+def test_a_planted_stall_fires_its_alert_which_clears_when_training_goes_on(tmp_path: Path) -> None:
+    """The shipped rule with a window of seconds in place of minutes: nothing else about it is changed."""
+    of_run, own = free_ports(2)
+    rules = tmp_path / "rules.yml"
+    rules.write_text(re.sub(r"(?<=for: )\d+m", "1s", ALERTS.read_text()).replace("[10m]", "[8s]"))
+    with Job(tmp_path, "--workers", "2", "--metrics", str(of_run), str(TRAINER)) as job:
+        job.shut("end")
+        scrapes = [{"job_name": "run", "static_configs": [{"targets": [f"127.0.0.1:{of_run}"]}]}]
+        with Prometheus(tmp_path, own, scrapes, rules) as prometheus:
+
+            def fires() -> bool:
+                firing = [alert for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"]
+                return "ElasticJobDoesNotStep" in {alert["labels"]["alertname"] for alert in firing}
+
+            job.await_world(2)
+            job.until("steps are scraped", lambda: prometheus.value("sum(increase(elastic_job_steps_total[8s]))"))
+            assert not fires()
+            job.shut("shard")
+            job.await_held("shard")
+            job.until("the alert", fires)
+            job.open("shard")
+            job.until("its end", lambda: not fires())
+            job.open("end")
+            assert job.wait() == 0
+
+
 def test_a_resumed_command_begins_its_counts_at_0_and_goes_on_from_the_step(tmp_path: Path) -> None:
     (port,) = free_ports(1)
 
