@@ -17,7 +17,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-nodes bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-observation bench-nodes bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,9 @@ bench-goodput: setup ## measure what is left of the work under faults all the ti
 
 bench-ranks: setup ## measure what a script with --ranks costs beside job.steps() and torch DDP
 	$(PY) -m tests.bench.ranks
+
+bench-observation: setup ## measure what metrics and a dashboard with an open page cost a job
+	$(PY) -m tests.bench.observation
 
 bench-nodes: setup ## measure what a node costs that dies, falls silent or comes back, beside torchrun
 	$(PY) -m tests.bench.node_deaths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chaos_tests.support.processes import Command
+from chaos_tests.support.processes import Command, living
 from tests.bench import sent, stamps
 from tests.bench.stamps import Stamp
 from tests.bench.turnstile import OPEN, Gate
@@ -83,6 +84,15 @@ class Contender:
     def stand(self, workers: int) -> None:
         """Wait until all workers stand at the turnstile."""
         self.gate.await_stop(workers, START_S, self.check)
+
+    @property
+    def output(self) -> str:
+        """Of all its commands."""
+        return "".join(command.output for command in self._commands)
+
+    def cpu_s(self) -> float:
+        """Seconds of processors that its living processes, and those that they have waited for, have used so far."""
+        return sum(_cpu_s(pid) for command in self._commands for pid in living(command.mark))
 
     def memory(self) -> dict[int, tuple[int, int]]:
         """(resident now, resident at most so far) in bytes, by pid of a worker."""
@@ -167,6 +177,14 @@ def step_s(of: Mapping[str, Sequence[Stamp]], first: int, end: int) -> float:
         for by_step in ({stamp.step: stamp.t_ns for stamp in worker} for worker in of.values())
         if first in by_step and end - 1 in by_step
     )
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return 0.0
+    return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(pid: int, field: str) -> int:

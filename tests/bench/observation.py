@@ -1,0 +1,151 @@
+"""Measures what it costs to look at a job: metrics that are scraped, and a dashboard with an open page.
+
+    python -m tests.bench.observation [--quick] [--rounds 12] [--json FILE]
+
+Two jobs of two workers compute in turns, in blocks of steps; one of them is looked at. Counted is the time of the
+processors that all processes of a job use in its blocks, also those that only look. --quick is a smoke run which leaves
+docs/performance.md as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from chaos_tests.support.processes import exit_on_sigterm
+from tests.bench import contenders, report
+from tests.bench.contenders import Contender
+from tests.bench.intervals import median_interval, ratios
+from tests.bench.recovery import MS, say, shown_ratio
+from tests.bench.report import Row, target
+from tests.live.dashboard_page import Following, PageClient, address_in
+
+DOCUMENT = contenders.ROOT / "docs" / "performance.md"
+MARKERS = ("<!-- bench-observation:begin -->", "<!-- bench-observation:end -->")
+JSON_FILE = contenders.ROOT / "build" / "bench" / "observation.json"
+
+PLAIN, SEEN = "nobody looks", "metrics, dashboard, a page"
+WORKERS = 2
+BLOCK_STEPS = 60
+"""Some 6 s: what looks does so every second, or every few."""
+SCRAPE_S = 5.0
+CPU_MAX = 1.01
+"""Of the lower end of the interval."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.observation")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; docs/performance.md stays as it is")
+    parser.add_argument("--rounds", type=int, default=12, help="blocks of each job (default %(default)s)")
+    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
+    options = parser.parse_args(arguments)
+    rounds = 2 if options.quick else options.rounds
+    if not options.quick:
+        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
+    exit_on_sigterm()
+    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
+    try:
+        cpu_s, step_s = measure(directory, rounds)
+    finally:
+        shutil.rmtree(directory)
+    about, rows = report.machine(), rows_of(cpu_s, step_s)
+    print(report.table(rows), flush=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    figures = {"machine": about, "cpu_s": cpu_s, "step_s": step_s, "table": [asdict(row) for row in rows]}
+    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if not options.quick:
+        command = f"python -m tests.bench.observation --rounds {rounds}"
+        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
+    say(f"all figures in {options.json}")
+    return 0 if options.quick else len(report.missed(rows)) > 0
+
+
+def measure(directory: Path, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """By job, for each block: seconds of processors, and of the clock, a step."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    cpu_s: dict[str, list[float]] = {PLAIN: [], SEEN: []}
+    step_s: dict[str, list[float]] = {PLAIN: [], SEEN: []}
+    with ExitStack() as stack:
+        plain = stack.enter_context(contenders.elastic(directory / "plain", WORKERS, name=PLAIN))
+        plain.stand(WORKERS)
+        looks = ("--metrics", str(port), "--dashboard")
+        seen = stack.enter_context(contenders.elastic(directory / "seen", WORKERS, "exact", *looks, name=SEEN))
+        seen.stand(WORKERS)
+        stack.enter_context(looking(seen, port))
+        for number in range(-1, rounds):  # the first block of each warms up
+            for job in (plain, seen) if number % 2 else (seen, plain):
+                before = job.cpu_s()
+                first = job.run(BLOCK_STEPS, WORKERS)
+                used_s = job.cpu_s() - before
+                if number >= 0:
+                    cpu_s[job.name].append(used_s / BLOCK_STEPS)
+                    step_s[job.name].append(contenders.step_s(job.stamps(), first, first + BLOCK_STEPS))
+                    say(f"block {number + 1}/{rounds} {job.name}: {cpu_s[job.name][-1] * MS:.1f} ms CPU a step")
+    return cpu_s, step_s
+
+
+@contextmanager
+def looking(job: Contender, port: int) -> Iterator[None]:
+    """A page that follows the job, and a scraper."""
+    found: list[str] = []
+
+    def printed() -> bool:
+        found[:] = [address for address in [address_in(job.output)] if address]
+        return bool(found)
+
+    job.until("the address of its dashboard", printed)
+    page = PageClient(found[0])
+    document = page.job()
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.wait(SCRAPE_S):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+                answer.read()
+
+    scraping = threading.Thread(target=scrape, daemon=True)
+    scraping.start()
+    with Following(page, f"{document['boot']}-{document['number']}"):
+        try:
+            yield
+        finally:
+            over.set()
+            scraping.join()
+
+
+def rows_of(cpu_s: dict[str, list[float]], step_s: dict[str, list[float]]) -> list[Row]:
+    rows = []
+    for name in (PLAIN, SEEN):
+        for what, of in (("CPU a step", cpu_s[name]), ("step", step_s[name])):
+            spread = f"{min(of) * MS:.0f} to {max(of) * MS:.0f} ms"
+            rows.append(Row(f"{name}: {what}", f"{statistics.median(of) * MS:.1f} ms", spread))
+    interval = median_interval(ratios(cpu_s[SEEN], cpu_s[PLAIN]))
+    wanted = target(interval.low <= CPU_MAX, f"lower end <= {CPU_MAX}")
+    rows.append(Row(f"CPU: {SEEN} / {PLAIN}", *shown_ratio(interval), wanted))
+    return [*rows, Row(f"step: {SEEN} / {PLAIN}", *shown_ratio(median_interval(ratios(step_s[SEEN], step_s[PLAIN]))))]
+
+
+def notes() -> list[str]:
+    """What a reader has to know to judge the table."""
+    return [
+        f"The MLP of 10.0 million float32 parameters with 2 workers; blocks of {BLOCK_STEPS} steps take turns. CPU is "
+        "that of all processes of a job: workers, agent, rendezvous, etcd, the command, and the dashboard.",
+        f"Looked at is by a scraper every {SCRAPE_S:g} s and by a page that follows all events. What a browser uses to "
+        "draw the page is not counted.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
