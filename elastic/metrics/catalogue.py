@@ -49,6 +49,12 @@ CATALOGUE = (
     Metric("elastic_job_members_wanted", _GAUGE, (JOB,), "Workers that the job is to have"),
     Metric("elastic_job_spares", _GAUGE, (JOB,), "Newcomers for which the world has no place yet"),
     Metric("elastic_job_stragglers", _GAUGE, (JOB,), "Members that are much slower than the others"),
+    Metric(
+        "elastic_job_awaited_rank",
+        _GAUGE,
+        (JOB, "rank"),
+        "1 for each rank that the others wait for, or that gets nowhere as all do; no value for other ranks",
+    ),
     Metric("elastic_leader", _GAUGE, (JOB,), "1 where a leader of the job answers this process, or is this process"),
     Metric("elastic_job_step", _GAUGE, (JOB,), "Number of the newest applied step; also after a resume"),
     Metric("elastic_job_steps_total", _COUNTER, (JOB,), "Applied steps, each once"),

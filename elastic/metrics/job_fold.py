@@ -29,6 +29,7 @@ def show_status(registry: MetricRegistry, job: str, status: Mapping[str, Any] | 
     state = str(status["state"]) if status is not None else "unknown"
     for other in JOB_STATES:
         registry.put("elastic_job_state", other == state, job, other)
+    registry.take_back("elastic_job_awaited_rank", job)
     registry.put("elastic_leader", status is not None and state != "closed", job)
     if status is None:
         return
@@ -36,6 +37,9 @@ def show_status(registry: MetricRegistry, job: str, status: Mapping[str, Any] | 
     registry.put("elastic_job_members", len(status["members"]), job)
     registry.put("elastic_job_spares", len(status.get("spares", ())), job)
     registry.put("elastic_job_stragglers", len(status.get("stragglers", ())), job)
+    ranks = {member["worker_id"]: member["rank"] for member in status["members"]}
+    for worker_id in ranks.keys() & status.get("held_up_by", {}).keys():
+        registry.put("elastic_job_awaited_rank", 1, job, str(ranks[worker_id]))
     if "wanted" in status:
         registry.put("elastic_job_members_wanted", status["wanted"], job)
 

@@ -128,14 +128,17 @@ def test_a_planted_stall_fires_its_alert_which_clears_when_training_goes_on(tmp_
                 firing = [alert for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"]
                 return "ElasticJobDoesNotStep" in {alert["labels"]["alertname"] for alert in firing}
 
-            job.await_world(2)
+            _, second = job.await_world(2)
             job.until("steps are scraped", lambda: prometheus.value("sum(increase(elastic_job_steps_total[8s]))"))
             assert not fires()
-            job.shut("shard")
+            (job.gates / "shard.new").write_text(second)
+            (job.gates / "shard.new").rename(job.gates / "shard")
             job.await_held("shard")
+            job.until("its rank", lambda: prometheus.value('elastic_job_awaited_rank{rank="1"}') == 1)
+            assert prometheus.query('elastic_job_awaited_rank{rank="0"}') == []
             job.until("the alert", fires)
             job.open("shard")
-            job.until("its end", lambda: not fires())
+            job.until("its end", lambda: not fires() and not prometheus.query("elastic_job_awaited_rank"))
             job.open("end")
             assert job.wait() == 0
 

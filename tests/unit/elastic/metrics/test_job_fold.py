@@ -39,6 +39,21 @@ LOSS = [
 ]
 
 
+def members_of(count: int) -> list[Line]:
+    """As a status has them."""
+    return [{"worker_id": f"n.{rank}.0", "rank": rank} for rank in range(count)]
+
+
+def test_who_is_waited_for_is_told_by_rank_and_taken_back() -> None:
+    registry = MetricRegistry()
+    status = {"state": "running", "generation": 7, "members": members_of(3)}
+    show_status(registry, "j", {**status, "held_up_by": {"n.2.0": "4 s in shard 5", "n.9.0": "gone"}})
+    awaited = {key: value for key, value in shown(registry).items() if key[0] == "elastic_job_awaited_rank"}
+    assert awaited == {("elastic_job_awaited_rank", "j", "2"): 1}
+    show_status(registry, "j", status)
+    assert not any(key[0] == "elastic_job_awaited_rank" for key in shown(registry))
+
+
 def steps(first: int, end: int) -> list[Line]:
     return [{"step": step, "samples": [[0, 1], {"n": 3}]} for step in range(first, end)]
 
@@ -162,7 +177,7 @@ def test_a_thousand_members_and_ten_thousand_incarnations_add_no_series() -> Non
 
 def test_a_job_without_a_leader_keeps_its_numbers_and_says_that_its_state_is_unknown() -> None:
     registry = MetricRegistry()
-    show_status(registry, "j", {"state": "running", "generation": 7, "members": [{}] * 3})
+    show_status(registry, "j", {"state": "running", "generation": 7, "members": members_of(3)})
     show_status(registry, "j", None)
     seen = shown(registry)
     assert seen["elastic_job_state", "j", "unknown"] == 1 and seen["elastic_job_state", "j", "running"] == 0
