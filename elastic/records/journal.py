@@ -127,7 +127,7 @@ class Journal:
         logged: int | None = None,
     ) -> None:
         """retention: for a process that runs for ever; None: all lines are kept. logged: the level at which the events
-        go to the process's log too, those of TROUBLES at WARNING; None: not at all."""
+        go to the process's log too; those of TROUBLES at WARNING, if it is INFO. None: not at all."""
         self._path = path
         self._retention = retention
         self._file: int | None = None
@@ -147,7 +147,7 @@ class Journal:
 
     def _log(self, event: str, generation: int, fields: Line) -> None:
         """Log an event, as of the module that writes it."""
-        level = max(logging.WARNING if event in TROUBLES else 0, self._logged or 0)
+        level = logging.WARNING if event in TROUBLES and self._logged == logging.INFO else self._logged or 0
         log = logging.getLogger(sys._getframe(2).f_globals["__name__"])
         if log.isEnabledFor(level):
             about = {"job": self._base["job"], "generation": generation}
