@@ -182,7 +182,9 @@ class Daemon:
         if self._hands_over or self._status is not None:
             return  # the next program reads the file when it starts; and a daemon that ends needs no settings
         assert self._settings is not None
-        notify.reloading()
+        is_ready = self._attendance.term > 0  # before that it has told nobody that it is
+        if is_ready:
+            notify.reloading()
         try:
             now = self._settings.reread()
         except ConfigError as error:
@@ -199,7 +201,8 @@ class Daemon:
                 self._board.watch(selection.sources(now.notices, os.environ))
             self._journal.write("settings_read", changed={name: list(values) for name, values in now.changed.items()})
         finally:
-            notify.ready("has read its settings again")
+            if is_ready:
+                notify.ready("has read its settings again")
 
     # ----------------------------------------------------------------------------------- another program's turn
 

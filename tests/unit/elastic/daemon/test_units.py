@@ -40,12 +40,8 @@ def test_an_agent_has_time_to_leave_its_jobs_and_is_not_ended_for_one_worker() -
     assert int(values(unit, "TimeoutStopSec")[0]) >= GRACE_S + SLACK_S + STOP_S
     assert values(unit, "TimeoutStartSec") == ["infinity"], "it is ready when a leader has admitted it"
     forbidden = (
-        "PrivateTmp",
-        "PrivateDevices",
-        "MemoryDenyWriteExecute",
-        "PrivateIPC",
-        "ProtectHome",
-        "SystemCallFilter",
+        *("PrivateTmp", "PrivateIPC", "ProtectHome", "MemoryDenyWriteExecute", "SystemCallFilter"),
+        *("PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock"),  # the last one brings a DeviceAllow
     )
     assert not any(values(unit, key) for key in forbidden), "jobs need them"
 
