@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elastic import file_modes
 from elastic.config import Places, checked_fields
 from elastic.errors import ConfigError
 
@@ -74,7 +75,8 @@ class OptionFile:
     def _read(self) -> tuple[Places, dict[str, Any]]:
         assert self.path is not None
         try:
-            text = self.path.read_text(encoding="utf-8")
+            with open(self.path, encoding="utf-8", opener=file_modes.regular) as file:
+                text = file.read()
             document = tomllib.loads(text)
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from error

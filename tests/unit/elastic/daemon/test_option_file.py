@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ log_format = "json"
 def settled(tmp_path: Path, text: str, *words: str, state: dict[str, Any] | None = None) -> dict[str, Any]:
     path = tmp_path / "agent.toml"
     path.write_text(text)
-    options = parser().parse_args(["agent", "--config", str(path), *words])
+    options = parser(["agent"]).parse_args(["agent", "--config", str(path), *words])
     return vars(daemons._settled(options, state or {})[0])
 
 
@@ -119,17 +120,19 @@ def test_a_mistake_of_the_command_line_is_not_blamed_on_the_file(tmp_path: Path)
         trial(tmp_path, "slots = 2\n", "--slots", "0")
 
 
-@pytest.mark.parametrize("path", ["absent.toml", ""])
+@pytest.mark.parametrize("path", ["absent.toml", "", "fifo"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, path: str) -> None:
-    options = parser().parse_args(["agent", "--config", str(tmp_path / path)])
-    with pytest.raises(ConfigError, match=r"cannot be read: (No such file|Is a directory)"):
+    """A daemon that reads it again must not wait for it."""
+    os.mkfifo(tmp_path / "fifo")
+    options = parser(["agent"]).parse_args(["agent", "--config", str(tmp_path / path)])
+    with pytest.raises(ConfigError, match=r"cannot be read: (No such file|this is no file)"):
         daemons._settled(options, {})
 
 
 def test_a_file_read_again_changes_what_may_change_and_names_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text(GOOD)
-    options = parser().parse_args(["agent", "--config", str(path), "--node", "a"])
+    options = parser(["agent"]).parse_args(["agent", "--config", str(path), "--node", "a"])
     _, settings = daemons._settled(options, {})
     path.write_text(GOOD.replace("slots = 3", "slots = 4").replace("jobs_dir", "address = '::1'\njobs_dir"))
     now = settings.reread()
@@ -151,7 +154,7 @@ def test_the_next_program_keeps_what_cannot_change(tmp_path: Path) -> None:
     """The file may say something else by then, which was refused, or was never read."""
     path = tmp_path / "agent.toml"
     path.write_text(GOOD)
-    _, settings = daemons._settled(parser().parse_args(["agent", "--config", str(path)]), {})
+    _, settings = daemons._settled(parser(["agent"]).parse_args(["agent", "--config", str(path)]), {})
     state = json.loads(json.dumps({SETTINGS: {**settings.fixed, "of_a_later_version": 1}}))
     other = GOOD.replace('"jobs"', '"elsewhere"').replace("insecure = true\n", "").replace("slots = 3", "slots = 5")
     found = settled(tmp_path, f'{other}\nnode = "b"\njob_user = "root"\n', state=state)
