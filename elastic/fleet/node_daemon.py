@@ -179,8 +179,11 @@ class Daemon:
 
     def _reload(self) -> None:
         """Take the settings that the file has now, as far as they may change; of a file with a mistake, none."""
-        if self._hands_over or self._status is not None:
-            return  # the next program reads the file when it starts; and a daemon that ends needs no settings
+        if self._hands_over:
+            self._deferred.append(signal.SIGHUP)
+            return
+        if self._status is not None:
+            return  # a daemon that ends needs no settings
         assert self._settings is not None
         is_ready = self._attendance.term > 0  # before that it has told nobody that it is
         if is_ready:
@@ -237,7 +240,10 @@ class Daemon:
             self._hands_over = False
             deferred, self._deferred = self._deferred, []
             for number in deferred:
-                self._signalled(signal.Signals(number))
+                if number == signal.SIGHUP:
+                    self._reload()
+                else:
+                    self._signalled(signal.Signals(number))
 
     async def _replace_agents(self, request: UpgradeRequest) -> str:
         """Have all agents become the new program. Returns why an agent refused, or ""."""

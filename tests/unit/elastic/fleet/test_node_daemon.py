@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -21,12 +22,13 @@ from elastic.agent import handover
 from elastic.agent.process import agent_process, worker_process
 from elastic.agent.process.agent_process import record_of
 from elastic.config import JobSpec
+from elastic.errors import ConfigError
 from elastic.fleet import job_runner
 from elastic.fleet.documents import Result, Submission
 from elastic.fleet.job_environment import NodeSettings
 from elastic.fleet.job_runner import JobRunner
 from elastic.fleet.leader_session import Offer
-from elastic.fleet.node_daemon import Daemon
+from elastic.fleet.node_daemon import Daemon, Reread
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.preemption import relay
 from elastic.preemption.notice import Notice, NoticeKind
@@ -702,6 +704,34 @@ def test_a_signal_during_a_handover_that_fails_is_heard(tmp_path: Path, monkeypa
         with pytest.raises(RuntimeError, match="whatever"):
             await node.daemon._hand_over()
         assert node.daemon._status == 128 + signal.SIGTERM
+
+    play(tmp_path, story)
+
+
+def test_a_file_is_read_again_behind_a_handover_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class File:
+        fixed: Mapping[str, Any] = {}
+        read = 0
+
+        def reread(self) -> Reread:
+            self.read += 1
+            raise ConfigError("agent.toml, line 1: --slots=0 must be >= 1")
+
+    async def story(node: Node) -> None:
+        file = node.daemon._settings = File()
+
+        async def prepared(*_: object) -> None:
+            node.daemon._reload()
+            assert not file.read, "it waits"
+
+        monkeypatch.setattr(handover, "prepared", prepared)
+        await node.daemon._hand_over()
+        assert file.read == 1
+        lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        assert [line["event"] for line in lines] == ["settings_unread"] and "line 1: --slots=0" in lines[0]["because"]
+        node.daemon._signalled(signal.SIGTERM)
+        node.daemon._reload()
+        assert file.read == 1, "it ends"
 
     play(tmp_path, story)
 
