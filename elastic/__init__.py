@@ -9,6 +9,7 @@ import this package too, stay light. Below, each package imports only those abov
     stop_signals.py signals that ask processes to stop, and whose are obeyed
     checkpoints/    durable checkpoints, without torch
     config.py       what a job is, and how long things may take
+    daemon/         log lines, systemd and options from a file, of processes that run for ever
     protocol/       what is said and what is decided, pure: the job's state machine, a worker's, plans, assignments
     wire/           how messages are serialised
     records/        a job's directory: ledger, journals, what is told from them

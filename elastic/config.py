@@ -483,17 +483,17 @@ def job_from_toml(text: str, where: str) -> JobSpec:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and lists in lists in lists
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
-    place = _Places(text, where)
+    place = Places(text, where)
     timing_table, env_table = document.pop("timing", {}), document.pop("env", {})
     for name, table in (("timing", timing_table), ("env", env_table)):
         if not isinstance(table, dict):
             raise ConfigError(f"{place.of(name)}: {name} must be a table; write [{name}] above its fields")
     known = {spec.name: str(spec.type) for spec in fields(JobSpec) if spec.name not in ("timing", "env")}
-    values = _checked(document, known, place, "")
+    values = checked_fields(document, known, place, "")
     for name in ("name", "command", "workers"):
         if name not in values:
             raise ConfigError(f"{where}: {name} is missing")
-    timings = _checked(timing_table, {spec.name: str(spec.type) for spec in fields(Timing)}, place, "timing.")
+    timings = checked_fields(timing_table, {spec.name: str(spec.type) for spec in fields(Timing)}, place, "timing.")
     for name, value in env_table.items():
         if not PAIR_NAME.fullmatch(name):
             raise ConfigError(f"{place.of('env')}: env: {name!r:.80} cannot be the name of a variable")
@@ -503,13 +503,13 @@ def job_from_toml(text: str, where: str) -> JobSpec:
             )
     env = tuple(f"{name}={value}" for name, value in env_table.items())
     try:
-        return JobSpec(**values, env=env, timing=Timing(**timings))  # type: ignore[arg-type]  # _checked compared types
+        return JobSpec(**values, env=env, timing=Timing(**timings))  # type: ignore[arg-type]  # their types are compared
     except ConfigError as error:
         named = re.match(r"[a-z_.]+", str(error))
         raise ConfigError(f"{place.of(named[0]) if named else where}: {error}") from error
 
 
-class _Places:
+class Places:
     """In which line of a TOML document, which has been found valid, a field is given."""
 
     def __init__(self, text: str, where: str) -> None:
@@ -533,7 +533,11 @@ class _Places:
         return f"{self._where}, line {self._lines[name]}" if name in self._lines else self._where
 
 
-def _checked(table: Mapping[str, object], known: Mapping[str, str], place: _Places, prefix: str) -> dict[str, object]:
+def checked_fields(
+    table: Mapping[str, object], known: Mapping[str, str], place: Places, prefix: str
+) -> dict[str, object]:
+    """The values of a table of a TOML document. known: field -> its type, one of those in _WANTED. prefix: of the names
+    in messages. Raises ConfigError with file, line and field for an unknown field, and a value of another type."""
     values: dict[str, object] = {}
     for name, value in table.items():
         at = place.of(f"{prefix}{name}")

@@ -11,6 +11,7 @@ Everything runs on one asyncio thread, the main thread, with which the workers d
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from elastic.agent.process.process_start import ForkServerProcess
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
+from elastic.daemon import log
 from elastic.errors import ElasticError, ExitCode
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Close, Fence, Invite, Kill, Order, Publish, Quiesce, Release
@@ -32,6 +34,8 @@ from elastic.records.job_directory import JobLock, read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.ledger import Ledger
 from elastic.version import __version__
+
+_log = logging.getLogger(__name__)
 
 
 class Agent:
@@ -161,7 +165,7 @@ class Agent:
             state = upgrade_state.write(await self._workers.hand_over(self._leader.term))
             handover.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
         except Exception as error:  # this program has given up its workers: they end with it and are started again
-            print(f"elastic: the agent can neither hand over nor go on: {error!r}", file=sys.stderr, flush=True)
+            _log.critical("the agent can neither hand over nor go on: %r", error, exc_info=True)
             os._exit(ExitCode.BAD_INPUT)
 
     @property
@@ -182,7 +186,7 @@ class Agent:
         if self._end is not None and not self._end.exit_code and 0 < status != ExitCode.FENCED:
             self._late_failure = True
             because = worker_slot.describe(status)
-            print(f"elastic: {worker_id} {because} after the job was complete", file=sys.stderr)
+            _log.error("%s %s after the job was complete", worker_id, because)
 
     def on_step(self) -> None:
         self._departure.look()
@@ -250,6 +254,7 @@ class Agent:
 
 def main(fork_server: ForkServerProcess | None = None) -> int:
     """Run the agent of the command line; returns its exit code. fork_server: see Agent."""
+    log.begin_from(sys.argv[1:])
     try:
         given = options.of_words()
         handed = Handed.read(given.handed) if given.handed is not None else None
@@ -257,7 +262,7 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
         with (
             JobLock(job_dir / "lock", "wait until that job is over, or give another --job-dir"),
             Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas) as ledger,
-            Journal(journal_path(job_dir, who), spec.name, who, given.node) as journal,
+            Journal(journal_path(job_dir, who), spec.name, who, given.node, logged=logging.DEBUG) as journal,
         ):
 
             async def attend() -> int:
@@ -265,5 +270,5 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
 
             return asyncio.run(attend())
     except ElasticError as error:
-        print(f"elastic: {error}", file=sys.stderr)
+        _log.critical("the agent ends: %s", error)
         return ExitCode.BAD_INPUT

@@ -11,6 +11,7 @@ from typing import Any
 
 from elastic.agent import handover, upgrade_state
 from elastic.config import JobSpec, check_name
+from elastic.daemon import log
 from elastic.errors import ConfigError
 from elastic.preemption import selection
 from elastic.preemption.provider import NoticeSource
@@ -60,6 +61,7 @@ def of_words(words: Sequence[str] | None = None) -> Assignment:
         f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
     )
     reaching.add_options(parser)
+    log.add_options(parser)  # agent.main has obeyed them already
     parser.add_argument(handover.OPTION, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     check_name("--node", options.node)

@@ -9,9 +9,9 @@ beats      failure_detector.py decides which worker is alive
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -50,6 +50,8 @@ from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal
 from elastic.records.ledger import Ledger
 from elastic.rendezvous.reach import Reach
+
+_log = logging.getLogger(__name__)
 
 HAND_OVER_S = 5.0
 """Seconds for the workers to end their streams. A frozen worker does not end its stream."""
@@ -145,7 +147,7 @@ class WorkerManager:
         await self._mpirun.close()
         await self._switchboard.close()
         if dropped := self._stdout.close(wait_s=1.0):
-            print(f"elastic: {dropped} lines of output are in the logs only", file=sys.stderr)
+            _log.warning("%d lines of output are in the logs of the workers only", dropped)
 
     # ------------------------------------------------------------------------------- another program's turn
 

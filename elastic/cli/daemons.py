@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
+import signal
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from elastic import file_modes
 from elastic.cli.options import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
-from elastic.errors import ConfigError
+from elastic.daemon import log
+from elastic.daemon.log_line import LogFormat
+from elastic.daemon.option_file import SETTINGS, OptionFile, differences
+from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.metrics import option as metrics_option
 from elastic.preemption import selection
 from elastic.records.job_directory import DEFAULT_PARENT
@@ -23,6 +29,7 @@ from elastic.security.roles import ETCD_SERVER_NAME, Role
 
 if TYPE_CHECKING:
     from elastic.fleet.job_environment import NodeSettings
+    from elastic.fleet.node_daemon import Reread
     from elastic.metrics.replica import ReplicaMetrics
     from elastic.security.keyring import Keyring
     from elastic.store.etcd import Tls
@@ -30,11 +37,13 @@ if TYPE_CHECKING:
 
 GRACE_S = 30.0
 
+_log = logging.getLogger(__name__)
+
 RENDEZVOUS_EXAMPLES = """\
 examples:
   elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070
   elastic rendezvous --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --listen 10.0.0.1:7070 --certs n1
-  elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070 --metrics 9400
+  elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070 --metrics 9400 --log-format json
 
 One to three of these, on different machines, with the same etcd: one of them leads, the others take over.
 
@@ -48,11 +57,14 @@ examples:
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2
   elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --address 10.0.0.7 --slots 8 --label gpu=h100 --certs n7
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2 --metrics 9401
+  elastic agent --config /etc/elastic/agent.toml          slots = 2, label = ["gpu=h100"], jobs_dir = "/var/lib/elastic"
   /opt/elastic-2/bin/elastic agent --upgrade --jobs-dir /var/lib/elastic
 
 With --upgrade this program takes the place of the agent that runs there, in the same process and with the options of
 that one; its jobs and their workers go on. A program that cannot start, or cannot read what it would be handed, is
 refused.
+
+With --config SIGHUP has the agent read the file again: slots, label, notices and log_level may change while it runs.
 
 Ctrl-C and SIGTERM take the node out of its jobs first, between two steps; a second one ends them at once.
 
@@ -89,6 +101,7 @@ def _add_rendezvous(verbs: Any) -> None:
     )
     metrics_option.add_option(verb)
     add_certs(verb)
+    log.add_options(verb)
     verb.set_defaults(verb=_rendezvous)
 
 
@@ -114,9 +127,28 @@ def _rendezvous(options: argparse.Namespace) -> int:
     _make(options.dir, "--dir")
     lock = ServerCertificates(keyring, tls, others)
     directory = options.dir.absolute()
-    with _metrics_of_replica(options.metrics, directory, lock.keyrings) as metrics:
-        server = Server(directory, endpoints, listen, lock, unsafe_etcd=options.allow_unsafe_etcd, metrics=metrics)
+    begin = log.beginning(LogFormat(options.log_format), options.log_level)
+    with _logged(), _metrics_of_replica(options.metrics, directory, lock.keyrings) as metrics:
+        server = Server(
+            *(directory, endpoints, listen, lock),
+            unsafe_etcd=options.allow_unsafe_etcd,
+            metrics=metrics,
+            listens=begin,
+        )
         return asyncio.run(server.run())
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """What ends a daemon that has begun to log is a line of its log. Raises SystemExit then. What ends it before is for
+    who has started it."""
+    try:
+        yield
+    except (ElasticError, OSError) as error:
+        if not log.has_begun():
+            raise
+        _log.critical("the process ends: %s", error, exc_info=isinstance(error, OSError))
+        sys.exit(ExitCode.BAD_INPUT if isinstance(error, ConfigError | OSError) else ExitCode.BELOW_QUORUM)
 
 
 def _metrics_of_replica(
@@ -150,6 +182,14 @@ def _add_agent(verbs: Any) -> None:
         description="The daemon of a node: it runs the workers of the jobs that the fleet places here. They end with "
         "it.",
         epilog=AGENT_EXAMPLES,
+    )
+    verb.remembers = True
+    verb.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help='options from a TOML file, under their names without dashes: slots = 2, jobs_dir = "/var/lib/elastic"; '
+        "options given here count more. SIGHUP has it read again",
     )
     add_replicas(verb, verb)
     verb.add_argument(
@@ -189,6 +229,7 @@ def _add_agent(verbs: Any) -> None:
         "itself has to be started as root (default: as the agent)",
     )
     metrics_option.add_option(verb)
+    log.add_options(verb)
     verb.set_defaults(verb=_agent)
 
 
@@ -198,35 +239,44 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.records.journal import Journal, journal_path
     from elastic.records.retention import Retention
 
+    handed = None
+    if options.handover is not None:
+        from elastic.agent.handover import Handed
+
+        handed = Handed.read(options.handover)
+    options, settings = _settled(options, handed.state if handed is not None else {})
     if options.upgrade:
         from elastic.cli.upgrade import upgrade
 
         return upgrade(options.jobs_dir, _node_of(options), as_json=options.json)
-    checked = _checked(options)
+    if options.config is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # until the daemon can hear it
+    with settings.placing():
+        checked = _checked(options)
     site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
     who = f"daemon-{node}"
     otherwise = "give another --node, another --jobs-dir, or --upgrade to take its place"
-    with (
-        JobLock(jobs_dir / f"{node}.lock", otherwise),
-        Journal(journal_path(jobs_dir, who), "", who, node, retention=Retention(who)) as journal,
-        _metrics_of_agent(checked),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(JobLock(jobs_dir / f"{node}.lock", otherwise))
+        path = journal_path(jobs_dir, who)
+        journal = stack.enter_context(Journal(path, "", who, node, retention=Retention(who), logged=logging.INFO))
+        metrics = stack.enter_context(_metrics_of_agent(checked))
+        log.beginning(LogFormat(options.log_format), options.log_level)()
+        stack.enter_context(_logged())
         waiting = standbys(jobs_dir, node, site.job_user, journal) if options.handover is None else {}
         # They import side by side with this process, which has the larger part of its own imports before it.
         gc.disable()  # imports leave hardly any garbage, and to look for it is a tenth of their time
         import asyncio
 
-        from elastic.agent.handover import Handed
         from elastic.fleet.leader_session import Offer
         from elastic.fleet.node_daemon import Daemon
         from elastic.security.channels import ChannelFactory
 
         gc.freeze()
         gc.enable()
-        print(
-            f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
-        )
-        handed = Handed.read(options.handover) if options.handover is not None else None
+        shown_at = {"metrics": metrics} if metrics else {}
+        about = {"address": site.reach.address, "slots": options.slots, "jobs_dir": str(jobs_dir), **shown_at}
+        journal.write("daemon_started", **about)
         lock = lock_identity(jobs_dir / f"{node}.lock.id")
 
         async def watch_certificates() -> None:
@@ -239,11 +289,67 @@ def _agent(options: argparse.Namespace) -> int:
             watching = asyncio.create_task(watch_certificates())
             try:
                 offer = Offer(options.slots, tuple(options.label), lock)
-                return await Daemon(site, offer, journal, ChannelFactory(checked.keyring), handed, waiting).run()
+                door = ChannelFactory(checked.keyring)
+                given = settings if options.config is not None else None
+                return await Daemon(site, offer, journal, door, handed, waiting, given).run()
             finally:
                 watching.cancel()
 
         return asyncio.run(attend())
+
+
+MAY_CHANGE = ("slots", "label", "notices", "log_level")
+"""Options of an agent that the file may change while it runs."""
+
+ONLY_AS_WORDS = ("config", "upgrade", "json", "handover")
+"""Options of an agent that the file does not have."""
+
+
+class _Settings:
+    """The options of an agent, from its command line and its file.
+
+    fixed: options that cannot change any more, from the program before this one in the same process, as JSON has them.
+    """
+
+    def __init__(self, file: OptionFile, fixed: Mapping[str, Any]) -> None:
+        self._file = file
+        self.values = {**file.options(), **file.from_json(fixed)}
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        return {name: _as_json(value) for name, value in self.values.items() if name not in MAY_CHANGE}
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Errors about options that are from the file name file and line."""
+        try:
+            yield
+        except ConfigError as error:
+            raise self._file.placed(error) from error
+
+    def reread(self) -> Reread:
+        from elastic.fleet.node_daemon import Reread
+
+        found = self._file.options()
+        with self.placing():
+            _check_changing(argparse.Namespace(**found))
+        other = {name: (_as_json(self.values[name]), _as_json(found[name])) for name in differences(self.values, found)}
+        changed = {name: values for name, values in other.items() if name in MAY_CHANGE}
+        refused = {name: values for name, values in other.items() if name not in MAY_CHANGE}
+        self.values |= {name: found[name] for name in changed}
+        now = self.values
+        return Reread(now["slots"], tuple(now["label"]), now["notices"], now["log_level"], changed, refused)
+
+
+def _settled(options: argparse.Namespace, state: Mapping[str, Any]) -> tuple[argparse.Namespace, _Settings]:
+    """The options with what the file has of them. state: from the program before this one. Raises ConfigError."""
+    fixed = state.get(SETTINGS, {}) if options.config is not None else {}
+    settings = _Settings(OptionFile(options.parser, options.config, options.words, ONLY_AS_WORDS), fixed)
+    return argparse.Namespace(**{**vars(options), **settings.values}), settings
+
+
+def _as_json(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +363,9 @@ class _Checked:
     metrics: str | None
 
 
-def _metrics_of_agent(checked: _Checked) -> AbstractContextManager[None]:
+def _metrics_of_agent(checked: _Checked) -> AbstractContextManager[str]:
     if checked.metrics is None:
-        return nullcontext()
+        return nullcontext("")
     from elastic.metrics import service
 
     return service.of_agent(checked.metrics, checked.site.jobs_dir, checked.site.node, checked.keyrings)
@@ -270,7 +376,9 @@ def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
     from elastic.cli import parser
     from elastic.fleet import upgrade_state
 
-    _checked(parser().parse_args(words))
+    options, settings = _settled(parser().parse_args(words), state)
+    with settings.placing():
+        _checked(options)
     upgrade_state.read(state)
 
 
@@ -282,7 +390,6 @@ def _node_of(options: argparse.Namespace) -> str:
 
 def _checked(options: argparse.Namespace) -> _Checked:
     """Raises ConfigError."""
-    from elastic.agent.process.worker_process import check_descriptors
     from elastic.fleet.job_environment import NodeSettings
     from elastic.rendezvous.reach import Reach
     from elastic.security import job_user as users
@@ -291,12 +398,8 @@ def _checked(options: argparse.Namespace) -> _Checked:
     if options.rendezvous is None:
         raise ConfigError("give --rendezvous HOST:PORT,...; or --upgrade for an agent that runs already")
     replicas = parse("--rendezvous", options.rendezvous)
-    if options.slots < 1:
-        raise ConfigError(f"--slots={options.slots} must be >= 1")
-    check_descriptors(options.slots, etcd=False)
-    check_pairs("--label", options.label)
+    _check_changing(options)
     selection.check_grace(options.grace)
-    notices = selection.check(options.notices)
     address = own_address(options.address)
     certs = certs_of(options)
     keyring, of_workers = keyring_of(certs, Role.AGENT), keyring_of(certs, Role.WORKER)
@@ -318,13 +421,25 @@ def _checked(options: argparse.Namespace) -> _Checked:
         node=node,
         reach=Reach(address, replicas, certs),
         jobs_dir=jobs_dir,
-        notices=notices,
+        notices=options.notices,
         grace_s=options.grace,
         job_user=job_user,
+        log_words=log.words(options.log_format, options.log_level),
     )
     keyrings = [one for one in (keyring, of_workers) if one is not None]
     metrics = options.metrics and metrics_option.address_of(options.metrics, certs=bool(keyrings))
     return _Checked(site, keyring, keyrings, metrics)
+
+
+def _check_changing(options: argparse.Namespace) -> None:
+    """Raises ConfigError for options of MAY_CHANGE."""
+    from elastic.agent.process.worker_process import check_descriptors
+
+    if options.slots < 1:
+        raise ConfigError(f"--slots={options.slots} must be >= 1")
+    check_descriptors(options.slots, etcd=False)
+    check_pairs("--label", options.label)
+    selection.check(options.notices)
 
 
 def check_own(keyring: Keyring, node: str) -> None:

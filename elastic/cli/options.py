@@ -165,6 +165,10 @@ _OPTION = re.compile(r"-(?!\d|\.\d)[^\s]")
 
 
 class Parser(argparse.ArgumentParser):
+    remembers = False
+    """Whether its options have `parser`, which is this one, and `words`, what it has read: for options that may come
+    from a file too."""
+
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         if about := options.get("description"):
@@ -178,6 +182,8 @@ class Parser(argparse.ArgumentParser):
         found = super().parse_known_args(words, namespace)
         if found[1]:
             self.error(f"unrecognized arguments: {' '.join(found[1])}")
+        if self.remembers:
+            found[0].parser, found[0].words = self, words
         return found
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elastic.config import JobSpec, check_pairs
@@ -27,7 +27,8 @@ BYTES_MAX = 1 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     """The settings that all jobs on this node have in common. jobs_dir: has a directory for each job. grace_s: how long
-    an agent that is asked to leave may take. job_user: the user as whom jobs run; None: the daemon's."""
+    an agent that is asked to leave may take. job_user: the user as whom jobs run; None: the daemon's. log_words: the
+    options of a job's agent for its log."""
 
     node: str
     reach: Reach
@@ -35,6 +36,7 @@ class NodeSettings:
     notices: str
     grace_s: float
     job_user: JobUser | None = None
+    log_words: Mapping[str, str] = field(default_factory=dict)
 
 
 def with_environment(spec: JobSpec, node: str) -> JobSpec:

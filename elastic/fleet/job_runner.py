@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import signal
 import time
@@ -27,6 +28,7 @@ from elastic.agent.process import agent_process
 from elastic.agent.process.agent_process import LOGS, AgentStart, WaitingAgent, forget, record_of
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
+from elastic.daemon import log_line
 from elastic.errors import ConfigError
 from elastic.fleet.documents import Submission
 from elastic.fleet.job_environment import DEVICES_VARIABLE, NodeSettings, with_environment
@@ -41,6 +43,8 @@ from elastic.records.resume import own
 from elastic.security.job_user import acting
 from elastic.security.roles import Role
 from elastic.wire import codec
+
+_log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 30.0
@@ -101,7 +105,7 @@ class JobRunner:
         # This memory outlives each agent of the job: workers that died with an agent have left their state here.
         self._memory = handed.scratch() if handed is not None else None
         if handed is None and submission.spec.snapshot_every != "off":
-            self._memory = host_memory.claim()
+            self._memory = host_memory.claim(complain=_log.warning)
             if self._memory is not None and site.job_user is not None:
                 site.job_user.give(self._memory.path)
         self._keeper: JobKeeper | None = handed.process() if handed is not None else None
@@ -380,6 +384,7 @@ class JobRunner:
             **reach.words(),
             "--notices": f"{RELAYED}{self._dir.absolute()}",
             "--grace": str(site.grace_s),
+            **site.log_words,
         }
         variables = user.environment() if user is not None else {}
         if self.devices is not None:
@@ -427,10 +432,12 @@ class JobRunner:
                 lines = file.read().splitlines()
         except OSError:  # the directory may have been moved
             return ""
-        return f": {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
+        return f": {' | '.join(map(log_line.message, lines[-LOG_TAIL_LINES:]))}" if lines else ""
 
     def _say(self, trouble: str) -> None:
         if trouble != self.trouble:
+            if trouble:
+                self._journal.write("charge_trouble", job=self.job, because=trouble)
             self.trouble = trouble
             self._changed()
 

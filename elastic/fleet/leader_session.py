@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from elastic.daemon import notify
 from elastic.fleet.job_environment import NodeSettings
 from elastic.fleet.job_runner import SLACK_S, STOP_S
 from elastic.fleet.probes import NodeProbes
@@ -72,6 +73,8 @@ class FleetLeaderSession:
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._welcomed = False
+        self._renews = False
+        """Whether this side ends the stream, to begin another one."""
         self.term = 0
         """The term of the newest leader that was seen."""
 
@@ -79,6 +82,17 @@ class FleetLeaderSession:
         """Send to the current leader, if there is one; `on_welcome` tells a later leader anew."""
         if self._outbox is not None:
             self._outbox.put_nowait(word)
+
+    def offer(self, slots: int, labels: tuple[str, ...]) -> None:
+        """Offer this from now on. The leader hears of it on a new stream: a node says what it offers when it comes."""
+        self._offer = replace(self._offer, slots=slots, labels=labels)
+        self._lookout.slots = slots
+        self._renew()
+
+    def _renew(self) -> None:
+        if self._outbox is not None:
+            self._renews = True
+            self._outbox.put_nowait(pb.NodeWord(goodbye=pb.Goodbye()))
 
     async def part(self, attending: asyncio.Task[None]) -> None:
         """Let the leader hear the last messages before the stream ends. attending: the task of `always`."""
@@ -96,9 +110,12 @@ class FleetLeaderSession:
                 return
             if self._welcomed:
                 pause_s = FIRST_RETRY_S
+            renews, self._renews = self._renews, False
+            if renews:
+                continue
             if because != said:
                 self._journal.write("no_fleet_leader", because=because)
-                print(f"elastic: no leader: {because}; trying again", flush=True)
+                notify.status(f"looks for the fleet's leader: {because}")
                 said = because
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_RETRY_S)
@@ -108,6 +125,7 @@ class FleetLeaderSession:
         async with self._door.aio_channel(address, leader_options()) as channel:
             call = FleetStub(channel).Attend()
             outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
+            offered = self._offer
             await call.write(pb.NodeWord(hello=self._hello()))
             speaking: asyncio.Task[None] | None = None
             try:
@@ -118,6 +136,8 @@ class FleetLeaderSession:
                             self._outbox = outbox
                             self._attendant.on_welcome()
                             speaking = asyncio.create_task(speak(call, outbox))
+                            if self._offer is not offered:
+                                self._renew()
                         case "duties" if order.duties.term >= self.term:
                             duties = {duty.job: duty for duty in order.duties.duties}
                             over = {over.job: over.result for over in order.duties.over}
@@ -152,7 +172,7 @@ class FleetLeaderSession:
             raise codec.WireError(f"a leader of term {term}, but term {self.term} has been seen")
         self.term, self._welcomed = term, True
         self._journal.write("attending_fleet", term=term, address=address)
-        print(f"elastic: node {self._site.node} attends {address}", flush=True)
+        notify.ready(f"attends the fleet's leader at {address}")
 
     def _answering(self, task: asyncio.Task[None]) -> None:
         """Let the task answer a query beside the orders, which go on meanwhile."""

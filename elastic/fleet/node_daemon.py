@@ -12,18 +12,21 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from elastic.agent import handover
 from elastic.agent.handover import Handed, Trial, UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process import agent_process
 from elastic.agent.process.agent_process import WaitingAgent
-from elastic.errors import ElasticError
+from elastic.daemon import log, notify
+from elastic.daemon.option_file import SETTINGS
+from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import job_environment, upgrade_state
 from elastic.fleet.documents import Submission
 from elastic.fleet.job_environment import NodeSettings
-from elastic.fleet.job_runner import JobRunner
-from elastic.fleet.leader_session import FleetLeaderSession, Offer
+from elastic.fleet.job_runner import SLACK_S, STOP_S, JobRunner
+from elastic.fleet.leader_session import GOODBYE_S, FleetLeaderSession, Offer
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import DaemonUpgradeState
 from elastic.preemption import selection
@@ -38,8 +41,37 @@ STANDBYS_S = 60.0
 """Seconds for which a new daemon keeps standbys of jobs that ran here before; a job that is not back by then goes on
 elsewhere, or is over."""
 
+MARGIN_S = 10.0
+"""Seconds that a service manager gives this process beyond what its jobs may take."""
+
 DEPARTURE_POLL_S = 0.5
 """Seconds between two looks whether all jobs have left a node that has to go: their agents say so in files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """What the file of settings says now. changed, refused: name -> the value in force, and the value in the file, of
+    settings that may change while the agent runs, and of those that may not."""
+
+    slots: int
+    labels: tuple[str, ...]
+    notices: str
+    log_level: str
+    changed: Mapping[str, tuple[object, object]]
+    refused: Mapping[str, tuple[object, object]]
+
+
+class SettingsFile(Protocol):
+    """The settings of an agent that come from a file too."""
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """The settings that cannot change while the agent runs, as JSON has them."""
+        ...
+
+    def reread(self) -> Reread:
+        """Read the file again. Raises ConfigError, and then nothing has changed."""
+        ...
 
 
 class Daemon:
@@ -53,9 +85,11 @@ class Daemon:
         door: ChannelFactory,
         handed: Handed | None = None,
         standbys: Mapping[str, WaitingAgent] | None = None,
+        settings: SettingsFile | None = None,
     ) -> None:
         """handed: the state from the program before this one in the same process. standbys: job -> a standby for a job
-        that this node may be given. Raises the errors of upgrade_state.read."""
+        that this node may be given. settings: the file that SIGHUP has read again; None: SIGHUP ends the daemon. Raises
+        the errors of upgrade_state.read."""
         self._site = site
         self._journal = journal
         self._devices = job_environment.of_node(os.environ)
@@ -67,6 +101,7 @@ class Daemon:
         """Job -> its result, a JSON object."""
         self._unstarted: dict[str, str] = {}
         self._attendance = FleetLeaderSession(site, offer, journal, door, self)
+        self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._place = UpgradeRequestFiles(site.jobs_dir, site.node)
         self._handed = handed
@@ -82,12 +117,15 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
+        if self._settings is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self._handed is not None:
             self._take_over(self._handed)
         self._board.watch(selection.sources(self._site.notices, os.environ))
         handover.begin(self._place, self._journal, self._handed, sorted(self._charges))
         attending = asyncio.create_task(self._attendance.always())
         waiting = asyncio.create_task(self._end_standbys(STANDBYS_S))
+        speaking = asyncio.create_task(notify.keep_alive())
         try:
             while not self._is_done():
                 await self._next_change(attending)
@@ -97,7 +135,8 @@ class Daemon:
         finally:
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
-            waiting.cancel()
+            for task in (waiting, speaking):
+                task.cancel()
             await self._end_standbys()
             for charge in self._charges.values():
                 charge.stop()
@@ -126,21 +165,47 @@ class Daemon:
         if self._hands_over:
             self._deferred.append(number)
             return
-        self._journal.write("daemon_signalled", signal=signal.Signals(number).name)
+        name, within_s = signal.Signals(number).name, self._site.grace_s + SLACK_S + STOP_S
         if self._status is not None:
+            self._journal.write("daemon_signalled", signal=name, leaves="at once")
             for charge in self._charges.values():
                 charge.stop()
             return
-        self._status = 128 + number
+        jobs, self._status = sorted(self._charges), 128 + number
+        self._journal.write("daemon_signalled", signal=name, leaves=f"within {within_s:g} s", jobs=jobs)
+        notify.stopping(f"leaves its jobs within {within_s:g} s", within_s + GOODBYE_S + MARGIN_S)
         self._changed.set()
-        because = f"its daemon was asked to end ({signal.Signals(number).name})"
-        self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because=because)))
-        if self._charges:
-            print(
-                f"elastic: node {self._site.node} leaves its jobs within {self._site.grace_s:g} s; once more ends them "
-                "at once",
-                flush=True,
-            )
+        self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because=f"its daemon was asked to end ({name})")))
+
+    def _reload(self) -> None:
+        """Take the settings that the file has now, as far as they may change; of a file with a mistake, none."""
+        if self._hands_over:
+            self._deferred.append(signal.SIGHUP)
+            return
+        if self._status is not None:
+            return  # a daemon that ends needs no settings
+        assert self._settings is not None
+        is_ready = self._attendance.term > 0  # before that it has told nobody that it is
+        if is_ready:
+            notify.reloading()
+        try:
+            now = self._settings.reread()
+        except ConfigError as error:
+            self._journal.write("settings_unread", because=f"{error}; everything stays as it was")
+        else:
+            for name, (kept, wanted) in now.refused.items():
+                because = "it cannot change while the agent runs; restart the agent for it"
+                self._journal.write("setting_refused", setting=name, keeps=kept, wanted=wanted, because=because)
+            if "log_level" in now.changed:
+                log.configure(now.log_level)
+            if {"slots", "label"} & now.changed.keys():
+                self._attendance.offer(now.slots, now.labels)
+            if "notices" in now.changed:
+                self._board.watch(selection.sources(now.notices, os.environ))
+            self._journal.write("settings_read", changed={name: list(values) for name, values in now.changed.items()})
+        finally:
+            if is_ready:
+                notify.ready("has read its settings again")
 
     # ----------------------------------------------------------------------------------- another program's turn
 
@@ -175,7 +240,10 @@ class Daemon:
             self._hands_over = False
             deferred, self._deferred = self._deferred, []
             for number in deferred:
-                self._signalled(signal.Signals(number))
+                if number == signal.SIGHUP:
+                    self._reload()
+                else:
+                    self._signalled(signal.Signals(number))
 
     async def _replace_agents(self, request: UpgradeRequest) -> str:
         """Have all agents become the new program. Returns why an agent refused, or ""."""
@@ -194,7 +262,8 @@ class Daemon:
     def _state(self, *, inherited: bool) -> dict[str, Any]:
         holdings = tuple(c.holding(inherited=inherited) for c in self._charges.values() if not c.over)
         duties = tuple(duty.SerializeToString() for duty in self._duties.values())
-        return upgrade_state.write(DaemonUpgradeState(self._attendance.term, duties, self._over, holdings))
+        state = upgrade_state.write(DaemonUpgradeState(self._attendance.term, duties, self._over, holdings))
+        return state | ({SETTINGS: self._settings.fixed} if self._settings is not None else {})
 
     def _take_over(self, handed: Handed) -> None:
         """Go on with the jobs of the program before this one."""

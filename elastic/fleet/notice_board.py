@@ -26,13 +26,25 @@ class NoticeBoard:
         self._journal = journal
         self._changed = changed
         self._watchers: list[NoticeWatcher] = []
+        self._current = object()
         self._standing: dict[str, relay.ActiveNotices] = {}
         self._round = time.monotonic_ns()
         self._told = False
 
     def watch(self, sources: Iterable[NoticeSource]) -> None:
-        """Begin to watch the sources, on threads of their own."""
-        self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
+        """Watch these sources and no others, on threads of their own. Notices of earlier sources end: those that stand
+        are heard again."""
+        for watcher in self._watchers:
+            watcher.close()
+        current = self._current = object()
+
+        def heard(source: str, notice: Notice | None) -> None:
+            if self._current is current:  # an earlier source may have spoken before it was closed
+                self.heard(source, notice)
+
+        for source in list(self._standing):
+            self.heard(source, None)
+        self._watchers = watch_all(sources, heard, self._troubled, self._journal)
 
     def heard(self, source: str, notice: Notice | None) -> None:
         """Take the notice of a source; None: the source has no notice any more."""

@@ -221,7 +221,8 @@ class NodeProbes:
         self._node = node
         self._address = address
         self._replicas = replicas
-        self._slots = slots
+        self.slots = slots
+        """How many workers the node takes now."""
         self._jobs_dir = jobs_dir
         self._door: asyncio.Server | None = None
 
@@ -230,7 +231,7 @@ class NodeProbes:
             return await self._open()
         if query.reach:
             return {"reached": await _try_all(query.reach[:TRIED_LIMIT])}
-        where = self._jobs_dir, self._replicas, self._address, self._slots
+        where = self._jobs_dir, self._replicas, self._address, self.slots
         return await asyncio.to_thread(of_node, *where)
 
     def close(self) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic import file_modes
+from elastic.daemon import notify
 from elastic.errors import ConfigError, StoreError, StoreUnavailable
 from elastic.fleet import probes, registry
 from elastic.fleet.admission import Admission
@@ -52,6 +54,9 @@ STOP_S = 60.0
 
 STOP_POLL_S = 0.2
 
+END_S = 30.0
+"""Seconds that a replica may take to end, for a service manager: it gives its leads back to etcd, which may be slow."""
+
 REST_S = 1.0
 """Seconds before a replica stands again after its lead has ended: the same cause may end it again at once."""
 
@@ -62,7 +67,8 @@ LOOK_AGAIN_S = 2.0
 
 class Server:
     """One replica. directory: for journals, and `rendezvous.json`, which has its address. unsafe_etcd: any version of
-    etcd will do. metrics: where the replica shows what it knows; None: nowhere."""
+    etcd will do. metrics: where the replica shows what it knows; None: nowhere. listens: called when it does, and what
+    could end a start has been tried."""
 
     def __init__(
         self,
@@ -73,7 +79,9 @@ class Server:
         *,
         unsafe_etcd: bool = False,
         metrics: ReplicaMetrics | None = None,
+        listens: Callable[[], None] = lambda: None,
     ) -> None:
+        self._listens = listens
         self._metrics = metrics
         self._unsafe_etcd = unsafe_etcd
         self._lock = lock
@@ -96,9 +104,8 @@ class Server:
         member of etcd that may lose data."""
         settle_down()
         stopped = stop_signal()
-        who = f"rendezvous-{os.getpid()}"
         with (
-            Journal(journal_path(self._directory, who), "", who, socket.gethostname(), retention=REPLICAS) as journal,
+            self._journal_at(self._directory, "", logged=logging.INFO) as journal,
             SecureServer(self._lock, journal) as doorman,
             EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
@@ -113,9 +120,11 @@ class Server:
             await server.start()
             document = {"address": self._address, "pid": os.getpid()}
             write_atomically(self._directory / "rendezvous.json", json.dumps(document).encode())
-            journal.write("listening", address=self._address)
-            print(f"elastic: rendezvous at {self._address}, etcd at {','.join(self._endpoints)}", flush=True)
-            duties = (self._judge_others(unknown), self._follow(), self._stand(), doorman.watch())
+            self._listens()
+            shown_at: dict[str, Any] = {"metrics": self._metrics.url} if self._metrics is not None else {}
+            journal.write("listening", address=self._address, etcd=self._endpoints, **shown_at)
+            notify.ready(f"listens at {self._address}")
+            duties = (self._judge_others(unknown), self._follow(), self._stand(), doorman.watch(), notify.keep_alive())
             work = [asyncio.create_task(duty) for duty in duties]
             if self._metrics is not None:
                 shown = self._metrics.watch(self._address, self._desk.overview, self._service.leads)
@@ -128,12 +137,19 @@ class Server:
                         task.result()
                 return stopped.result()
             finally:
+                notify.stopping("ends", END_S)
                 running = [*work, *self._parts.values(), *self._stops.values()]
                 for task in running:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
                 await server.stop(grace=0.5)
                 journal.write("stopped")
+
+    @staticmethod
+    def _journal_at(directory: Path, job: str, *, logged: int) -> Journal:
+        who = f"rendezvous-{os.getpid()}"
+        path = journal_path(directory, who)
+        return Journal(path, job, who, socket.gethostname(), retention=REPLICAS, logged=logged)
 
     # ------------------------------------------------------------------------------------------ the fleet's lead
 
@@ -287,9 +303,8 @@ class Server:
         file_modes.make_directory(directory / "logs")
         spec = replace(job.spec, env=())  # a replica does not need the workers' environment
         write_atomically(directory / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
-        who = f"rendezvous-{os.getpid()}"
         with (
-            Journal(journal_path(directory, who), job.name, who, socket.gethostname(), retention=REPLICAS) as journal,
+            self._journal_at(directory, job.name, logged=logging.DEBUG) as journal,
             closing(StoreThread()) as store,
         ):
             ended = partial(self._write_end, store, job.name)

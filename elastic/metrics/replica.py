@@ -31,6 +31,8 @@ class ReplicaMetrics:
         self._registry = registry
         self._known: set[str] = set()
         self._read_s = float("-inf")
+        self.url = ""
+        """Where it is served."""
 
     def read(self, seconds: float) -> None:
         """etcd has given all documents within that time."""

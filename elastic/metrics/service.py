@@ -70,15 +70,14 @@ def of_run(address: str) -> Iterator[Callable[[Path, JobSpec], str]]:
 
 
 @contextmanager
-def of_agent(address: str, jobs_dir: Path, node: str, keyrings: Sequence[Keyring]) -> Iterator[None]:
-    """For `elastic agent`. keyrings: the agent's, with which it only calls, and last the workers', to be called."""
+def of_agent(address: str, jobs_dir: Path, node: str, keyrings: Sequence[Keyring]) -> Iterator[str]:
+    """For `elastic agent`. Yields the URL. keyrings: the agent's, with which it only calls, and last the workers', to
+    be called."""
     served = _Served(address, keyrings[-1] if keyrings else None)
     try:
         daemon = _OwnJournal(served.registry, jobs_dir / "journal", f"daemon-{node}")
         jobs = JobsIn(jobs_dir, served.registry, leader_only=False)
-        where = served.begin(lambda: daemon.problem, daemon.look, jobs.look, _certificates(served.registry, keyrings))
-        print(f"elastic: metrics at {where}", flush=True)
-        yield
+        yield served.begin(lambda: daemon.problem, daemon.look, jobs.look, _certificates(served.registry, keyrings))
     finally:
         served.close()
 
@@ -91,8 +90,7 @@ def of_replica(address: str, directory: Path, keyrings: Sequence[Keyring]) -> It
         own = _OwnJournal(served.registry, directory / "journal", "rendezvous-")
         jobs = JobsIn(directory / "jobs", served.registry, leader_only=True)
         told = ReplicaMetrics(served.registry)
-        where = served.begin(lambda: told.problem, own.look, jobs.look, _certificates(served.registry, keyrings))
-        print(f"elastic: metrics at {where}", flush=True)
+        told.url = served.begin(lambda: told.problem, own.look, jobs.look, _certificates(served.registry, keyrings))
         yield told
     finally:
         served.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elastic.records import temp_dirs
@@ -31,19 +31,21 @@ def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
             made.remove()
 
 
-def claim(parent: Path = PARENT) -> temp_dirs.TempDirectory | None:
-    """As `directory`, until `remove` is called."""
+def claim(parent: Path = PARENT, complain: Callable[[str], None] | None = None) -> temp_dirs.TempDirectory | None:
+    """As `directory`, until `remove` is called. complain: is told why there is none, instead of the user."""
     try:
         return temp_dirs.TempDirectory(parent, PREFIX)
     except OSError as error:
-        print(
-            f"elastic: the state is not kept in memory: {parent} cannot be used ({error.strerror}); if all workers die "
+        (complain or _print)(
+            f"the state is not kept in memory: {parent} cannot be used ({error.strerror}); if all workers die "
             "at once, the job goes on from a checkpoint. --snapshot-every off, or snapshot_every in a job.toml, says "
-            "that this is meant",
-            file=sys.stderr,
-            flush=True,
+            "that this is meant"
         )
         return None
+
+
+def _print(sentence: str) -> None:
+    print(f"elastic: {sentence}", file=sys.stderr, flush=True)
 
 
 def sweep(parent: Path = PARENT) -> None:

@@ -74,6 +74,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import sys
@@ -93,6 +94,19 @@ _IN_EVERY_LINE = {"t_mono_ns": int, "generation": int, "worker_id": str, "who": 
 
 PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
 
+TROUBLES = frozenset(
+    {
+        *("certificate_trouble", "certificates_unwritten", "charge_trouble", "deposed", "document_unread"),
+        *("documents_unread", "ended_jobs_not_forgotten", "fleet_store_unanswered", "handover_not_answered"),
+        *("handover_refused", "journal_gap", "log_unreadable", "no_fleet_leader", "no_leader", "node_down"),
+        *("node_refused", "node_stream_broke", "not_admitted", "not_elected", "not_leading", "not_leading_fleet"),
+        *("notices_unreadable", "notices_untold", "part_failed", "question_failed", "refused", "result_unwritten"),
+        *("setting_refused", "settings_unread", "slowed", "standby_refused", "state_lost", "stop_failed"),
+        "token_unwritten",
+    }
+)
+"""Events of daemons that somebody should look at."""
+
 
 def journal_path(job_dir: Path, who: str) -> Path:
     return job_dir / "journal" / f"{who}.jsonl"
@@ -103,22 +117,42 @@ class Journal:
     on stderr, once, and noted in the log when it can be written again (`journal_gap`)."""
 
     def __init__(
-        self, path: Path, job: str, who: str, node: str, worker_id: str = "", retention: Retention | None = None
+        self,
+        path: Path,
+        job: str,
+        who: str,
+        node: str,
+        worker_id: str = "",
+        retention: Retention | None = None,
+        logged: int | None = None,
     ) -> None:
-        """retention: for a process that runs for ever; None: all lines are kept."""
+        """retention: for a process that runs for ever; None: all lines are kept. logged: the level at which the events
+        go to the process's log too; those of TROUBLES at WARNING, if it is INFO. None: not at all."""
         self._path = path
         self._retention = retention
         self._file: int | None = None
         self._base: Line = {"job": job, "generation": 0, "worker_id": worker_id, "node": node, "pid": os.getpid()}
         self._who = who
+        self._logged = logged
         self._lost = 0
         self._lock = threading.Lock()
 
     def write(self, event: str, generation: int = 0, **fields: object) -> None:
+        if self._logged is not None:
+            self._log(event, generation, fields)
         if self._lost and self._put(self._line("journal_gap", {"lines": self._lost})):
             self._lost = 0
         if not self._put(self._line(event, {"generation": generation, **fields})):
             self._lost += 1
+
+    def _log(self, event: str, generation: int, fields: Line) -> None:
+        """Log an event, as of the module that writes it."""
+        level = logging.WARNING if event in TROUBLES and self._logged == logging.INFO else self._logged or 0
+        log = logging.getLogger(sys._getframe(2).f_globals["__name__"])
+        if log.isEnabledFor(level):
+            about = {"job": self._base["job"], "generation": generation}
+            shown = {**{name: value for name, value in about.items() if value}, **fields}
+            log.log(level, event, extra={"fields": shown})
 
     def close(self) -> None:
         if self._file is not None:
@@ -154,10 +188,16 @@ class Journal:
                     os.ftruncate(self._file, os.fstat(self._file).st_size - written)
         except OSError as error:
             if not self._lost:
-                with contextlib.suppress(OSError):  # stderr may be a file on the same disk
-                    print(f"{self._path}: {error.strerror}; journal lines are being lost", file=sys.stderr)
+                self._complain(f"{self._path}: {error.strerror}; journal lines are being lost")
             return False
         return written == len(data)
+
+    def _complain(self, sentence: str) -> None:
+        if self._logged is not None:
+            logging.getLogger(__name__).error(sentence)
+            return
+        with contextlib.suppress(OSError):  # stderr may be a file on the same disk
+            print(sentence, file=sys.stderr)
 
     def _open(self) -> int:
         file_modes.make_directory(self._path.parent)

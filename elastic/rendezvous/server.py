@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import grpc.aio
 
 from elastic import stop_signals
 from elastic.config import JobSpec
+from elastic.daemon import log
+from elastic.daemon.log_line import LogFormat
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.records.files import read_job
 from elastic.records.job_directory import read_settings
@@ -30,6 +32,8 @@ from elastic.store.etcd import EtcdStore
 from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
 
 REPLICAS = Retention("rendezvous-")
+
+_log = logging.getLogger(__name__)
 
 
 class Replica:
@@ -49,7 +53,12 @@ class Replica:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         with (
             Journal(
-                journal_path(self._job_dir, who), self._spec.name, who, socket.gethostname(), retention=REPLICAS
+                journal_path(self._job_dir, who),
+                self._spec.name,
+                who,
+                socket.gethostname(),
+                retention=REPLICAS,
+                logged=logging.DEBUG,
             ) as journal,
             EtcdStore(self._etcd.split(",")) as etcd,
         ):
@@ -105,10 +114,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--etcd", required=True, help="host:port, several with commas, or unix:/path:1")
     parser.add_argument("--listen", default="127.0.0.1:0", help="address to serve agents on (default %(default)s)")
+    log.add_options(parser)
     options = parser.parse_args(argv)
+    log.beginning(LogFormat(options.log_format), options.log_level)()
     try:
         spec = read_job(options.job_dir)
         return asyncio.run(Replica(spec, options.job_dir, options.etcd, options.listen).run())
     except ElasticError as error:
-        print(f"elastic: {error}", file=sys.stderr)
+        _log.critical("the replica ends: %s", error)
         return ExitCode.BAD_INPUT if isinstance(error, ConfigError) else ExitCode.BELOW_QUORUM

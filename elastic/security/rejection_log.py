@@ -2,7 +2,8 @@
 
 gRPC tells of callers whose handshake fails (no certificate, a foreign or an expired one, noise) only on standard error,
 and only if its log level asks for it. So file descriptor 2 of this process becomes a pipe: such lines go to the
-journal, gRPC's other log lines are dropped, and everything else goes where it was meant to go.
+journal, gRPC's other chatter is dropped, and everything else goes to the log of a daemon, or, of a process without a
+log, where it was meant to go.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.daemon import log
 from elastic.records.journal import Journal
 from elastic.security.rate_limit import CallRate
 
@@ -70,7 +72,9 @@ def _sort(reading: int, original: int, refusals: RejectionLog) -> None:
 
 
 def _pass_on(line: bytes, original: int, refusals: RejectionLog) -> None:
-    if not _TALK.match(line):
+    if not _TALK.match(line) and log.has_begun():
+        log.foreign(line.decode(errors="replace").rstrip("\n"))
+    elif not _TALK.match(line):
         with suppress(OSError):  # nobody reads it, or its disk is full: writers must not block
             while line:
                 line = line[os.write(original, line) :]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
     *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.stop_signals"),
-    *("elastic.checkpoints", "elastic.config"),
+    *("elastic.checkpoints", "elastic.config", "elastic.daemon"),
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
     *("elastic.dashboard", "elastic.timeline", "elastic.trackers"),

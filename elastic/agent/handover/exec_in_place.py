@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 
 from elastic import stop_signals
 from elastic.agent.handover.request_files import SIGNAL, UpgradeRequest, UpgradeRequestFiles
+from elastic.daemon import log
 from elastic.errors import ConfigError
 from elastic.records.journal import Journal
 
 OPTION = "--handover"
-HELD = (*stop_signals.BLOCKED, signal.SIGUSR1, SIGNAL)
+HELD = (*stop_signals.BLOCKED, signal.SIGUSR1, SIGNAL, *log.SIGNALS)
 """Signals that wait until the new program has handlers; by default they would end it."""
 
 

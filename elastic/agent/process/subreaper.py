@@ -15,6 +15,7 @@ as the agent did: with the same exit code or signal.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import select
 import shutil
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from elastic import stop_signals
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
+from elastic.daemon import log
 from elastic.errors import ExitCode
 from elastic.records import host_memory, temp_dirs
 
@@ -128,7 +130,8 @@ def main() -> int:
     try:
         status = Subreaper(sys.argv[1:]).run()
     except OSError as error:
-        print(f"elastic: the agent cannot be started: {error}", file=sys.stderr)
+        log.begin_from(sys.argv[1:])
+        logging.getLogger("elastic.agent.process.subreaper").critical("the agent cannot be started: %s", error)
         return ExitCode.BAD_INPUT
     if status < 0:
         if -status != signal.SIGKILL:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from elastic import stop_signals
 from elastic.agent.process.process_start import Outlets
+from elastic.daemon import notify
 from elastic.errors import ConfigError
 from elastic.protocol.failure_detector import Facts
 
@@ -141,13 +142,14 @@ class WorkerProcess:
 
 
 def own_environment() -> dict[str, str]:
-    """The environment for another process of the control plane: this process's; if this package was found through the
-    working directory only, with its path."""
+    """The environment for another process of the control plane: this process's, without what its service manager has
+    told it alone; if this package was found through the working directory only, with its path."""
     root = Path(__file__).resolve().parents[3]
+    own = {name: value for name, value in os.environ.items() if name not in notify.VARIABLES}
     if any(path and Path(path).resolve() == root for path in sys.path[1:]):
-        return dict(os.environ)
-    known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else str(root)}
+        return own
+    known = own.get("PYTHONPATH")
+    return {**own, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else str(root)}
 
 
 def facts(pid: int) -> Facts | None:

@@ -29,6 +29,7 @@ from elastic import file_modes, stop_signals
 from elastic.agent.process.worker_process import own_environment
 from elastic.cli.local.live import PLAIN_S, TABLE_S, Display, JobWatcher, LiveView, PlainDisplay, TableDisplay
 from elastic.config import JobSpec
+from elastic.daemon import log_line
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
 from elastic.preemption import selection
 from elastic.records.alerts import Alerts
@@ -491,4 +492,4 @@ def _how(status: int | None) -> str:
 
 def _tail(log: Path) -> str:
     text = log.read_text(errors="replace") if log.exists() else ""
-    return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+    return "\n".join(map(log_line.message, text.splitlines()[-LOG_TAIL_LINES:]))

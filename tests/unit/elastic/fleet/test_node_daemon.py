@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -21,12 +22,13 @@ from elastic.agent import handover
 from elastic.agent.process import agent_process, worker_process
 from elastic.agent.process.agent_process import record_of
 from elastic.config import JobSpec
+from elastic.errors import ConfigError
 from elastic.fleet import job_runner
 from elastic.fleet.documents import Result, Submission
 from elastic.fleet.job_environment import NodeSettings
 from elastic.fleet.job_runner import JobRunner
 from elastic.fleet.leader_session import Offer
-from elastic.fleet.node_daemon import Daemon
+from elastic.fleet.node_daemon import Daemon, Reread
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.preemption import relay
 from elastic.preemption.notice import Notice, NoticeKind
@@ -611,6 +613,74 @@ def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> No
     asyncio.run(story())
 
 
+class Recruiter(FleetServicer):
+    """Ends a stream when the node says goodbye, as a leader does. offers: (slots, labels) of each stream. admits: set
+    when it welcomes nodes."""
+
+    def __init__(self) -> None:
+        self.offers: list[tuple[int, list[str]]] = []
+        self.admits = asyncio.Event()
+
+    async def Attend(self, words: AsyncIterator[pb.NodeWord], context: object) -> AsyncIterator[pb.NodeOrder]:
+        hello = (await anext(words)).hello
+        self.offers.append((hello.slots, list(hello.labels)))
+        await self.admits.wait()
+        yield pb.NodeOrder(welcome=pb.Welcome(term=1))
+        async for word in words:
+            if word.HasField("goodbye"):
+                return
+
+
+def test_a_node_that_offers_something_else_says_so_on_a_new_stream(tmp_path: Path) -> None:
+    """Also where the leader had not welcomed it yet: it has only heard the offer before."""
+
+    async def story() -> None:
+        leader, server = Recruiter(), grpc.aio.server(options=SERVER_OPTIONS)
+        add_FleetServicer_to_server(leader, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        node = Node(tmp_path, f"127.0.0.1:{port}")
+        session = node.daemon._attendance
+        session._outbox = None
+        session.offer(3, ("a=b",))  # nobody has to be told yet
+        attending = asyncio.create_task(session.always())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await node.until(lambda: len(leader.offers) == 1)
+                session.offer(4, ())
+                leader.admits.set()
+                await node.until(lambda: len(leader.offers) == 2 and session._outbox)
+                session.offer(5, ("c=d",))
+                await node.until(lambda: len(leader.offers) == 3 and session._outbox)
+        finally:
+            attending.cancel()
+            await server.stop(None)
+            node.journal.close()
+        assert leader.offers == [(3, ["a=b"]), (4, []), (5, ["c=d"])]
+        events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        assert events == ["attending_fleet"] * 3, "it has never been without a leader"
+
+    asyncio.run(story())
+
+
+def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        board, old, new = node.daemon._board, Provider(), Provider()
+        old.says = Notice(NoticeKind.RECLAIM, 90.0, "taken back")
+        board.watch([old])
+        await node.until(lambda: board.because == "taken back")
+        (watcher,) = board._watchers
+        board.watch([new])
+        assert board.because == ""
+        watcher._heard("provider", old.says)  # on its way when it was closed
+        new.says = Notice(NoticeKind.RECLAIM, 90.0, "of the new source")
+        await node.until(lambda: board.because)
+        assert board.because == "of the new source"
+        board.close()
+
+    play(tmp_path, story)
+
+
 def test_a_daemon_that_cannot_read_what_is_asked_goes_on(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         (node.site.jobs_dir / "a.upgrade.json").mkdir(parents=True)  # no file: an error of the system, also for root
@@ -634,6 +704,34 @@ def test_a_signal_during_a_handover_that_fails_is_heard(tmp_path: Path, monkeypa
         with pytest.raises(RuntimeError, match="whatever"):
             await node.daemon._hand_over()
         assert node.daemon._status == 128 + signal.SIGTERM
+
+    play(tmp_path, story)
+
+
+def test_a_file_is_read_again_behind_a_handover_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class File:
+        fixed: Mapping[str, Any] = {}
+        read = 0
+
+        def reread(self) -> Reread:
+            self.read += 1
+            raise ConfigError("agent.toml, line 1: --slots=0 must be >= 1")
+
+    async def story(node: Node) -> None:
+        file = node.daemon._settings = File()
+
+        async def prepared(*_: object) -> None:
+            node.daemon._reload()
+            assert not file.read, "it waits"
+
+        monkeypatch.setattr(handover, "prepared", prepared)
+        await node.daemon._hand_over()
+        assert file.read == 1
+        lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        assert [line["event"] for line in lines] == ["settings_unread"] and "line 1: --slots=0" in lines[0]["because"]
+        node.daemon._signalled(signal.SIGTERM)
+        node.daemon._reload()
+        assert file.read == 1, "it ends"
 
     play(tmp_path, story)
 

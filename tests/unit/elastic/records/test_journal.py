@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic.records.journal import Journal, journal_path, merge, read, read_all, recoveries
+from elastic.records.journal import TROUBLES, Journal, journal_path, merge, read, read_all, recoveries
 
 
 def line(t_ms: float, event: str, worker: str = "", generation: int = 0, **fields: object) -> dict[str, Any]:
@@ -205,3 +206,44 @@ def test_a_planned_generation_is_no_recovery() -> None:
 def test_a_journal_that_ends_early_tells_an_incomplete_recovery() -> None:
     (told,) = recoveries(KILL[:6])
     assert (told["complete"], told["abort_ms"], told["build_ms"]) == (False, 4, 0)
+
+
+def test_the_journal_of_a_daemon_is_in_its_log_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path = journal_path(tmp_path, "d")
+    with Journal(path, "train-1", "d", "a", logged=logging.INFO) as journal:
+        journal.write("charge_started", pid=7)
+        journal.write("charge_trouble", 3, because="no disk")
+    with Journal(path, "", "d", "a", logged=logging.DEBUG) as journal:
+        journal.write("committed", 4)
+        journal.write("refused", because="he is a stranger")
+        caplog.set_level(logging.DEBUG)
+        journal.write("refused", because="he is a stranger")
+    with Journal(path, "", "d", "a") as journal:
+        journal.write("refused")
+    told = [(one.name, one.levelname, one.getMessage(), getattr(one, "fields", None)) for one in caplog.records]
+    assert told == [
+        (__name__, "INFO", "charge_started", {"job": "train-1", "pid": 7}),
+        (__name__, "WARNING", "charge_trouble", {"job": "train-1", "generation": 3, "because": "no disk"}),
+        (__name__, "DEBUG", "refused", {"because": "he is a stranger"}),
+    ]
+    events = ["charge_started", "charge_trouble", "committed", *["refused"] * 3]
+    assert [line["event"] for line in read(path)] == events
+
+
+def test_a_daemon_logs_that_lines_of_its_journal_are_lost(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(Path("/dev/full"), "", "d", "a", logged=logging.INFO)
+    journal.write("lost")
+    journal.close()
+    assert "journal lines are being lost" in caplog.text and capsys.readouterr().err == ""
+
+
+def test_every_event_that_somebody_should_look_at_is_one_that_is_written() -> None:
+    root = Path(__file__).resolve().parents[4] / "elastic"
+    text = "\n".join(path.read_text() for path in root.rglob("*.py") if path.name != "journal.py")
+    own = (root / "records" / "journal.py").read_text()
+    made = {"node_refused": '}_refused"', "node_stream_broke": '}_stream_broke"', "journal_gap": ""}
+    missing = [event for event in TROUBLES if made.get(event, f'"{event}"') not in text]
+    assert missing == [] and '"journal_gap"' in own

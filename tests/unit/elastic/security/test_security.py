@@ -388,6 +388,39 @@ def test_what_a_process_says_on_stderr_still_comes_out(tmp_path: Path, capfd: py
     assert capfd.readouterr().err == "last words\nwithout an end"
 
 
+def test_what_a_daemon_says_on_stderr_is_a_line_of_its_log(tmp_path: Path) -> None:
+    program = """
+import logging, os, sys
+from pathlib import Path
+from elastic.daemon import log
+from elastic.daemon.log_line import LogFormat
+from elastic.security import rejection_log
+from elastic.security.rejection_log import RejectionLog
+from elastic.records.journal import Journal
+begin = log.beginning(LogFormat.JSON, "info")
+with Journal(Path(sys.argv[1]), "", "r", "here", logged=logging.INFO) as journal:
+    with rejection_log.told(RejectionLog(journal)):
+        begin()
+        os.write(2, b"I1122 03:20:46.801114   27797 other.cc:1] talk\\nlast words\\n")
+        os.write(2, b"E1122 03:20:46.801114   27797 other.cc:1] broken\\n")
+        os.write(2, b"I1122 03:20:46.801114   27797 tsi.cc:1] Handshake failed with error SSL_ERROR_SSL: error:1:a:b:"
+            b"WRONG_VERSION_NUMBER: \\n")
+        logging.getLogger("elastic.part").info("after")
+    logging.getLogger("elastic.part").info("behind")
+"""
+    words = [sys.executable, "-c", program, str(tmp_path / "journal.jsonl")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {(line["logger"], line["level"], line["msg"]) for line in told} == {
+        ("stderr", "WARNING", "last words"),
+        ("grpc", "ERROR", "other.cc:1] broken"),
+        ("elastic.security.rejection_log", "WARNING", "refused"),
+        ("elastic.part", "INFO", "after"),
+        ("elastic.part", "INFO", "behind"),
+    }
+    assert done.returncode == 0 and len(told) == 5
+
+
 def test_a_process_whose_stderr_nobody_reads_any_more_goes_on(tmp_path: Path) -> None:
     """It says more than a pipe holds."""
     program = """
