@@ -122,10 +122,10 @@ class Timing:
 
     evict_s: float = 2.5
     """Silence after which a worker is lost; of one that a signal has stopped, 0.3 times as long, and at least
-    3 * beat_s. Above suspect_s, so that a suspect has time to speak."""
+    3 * beat_s. A silent node is lost after twice as long. Above suspect_s, so that a suspect has time to speak."""
 
     control_silence_s: float = 60.0
-    """The same for a worker whose ring still steps: the ring is its proof of life. Above evict_s."""
+    """The same for a node whose ring still steps: the ring is its proof of life. Above evict_s."""
 
     progress_s: float = 30.0
     """Longest time a worker may stay at one place without moving on before it counts as stuck: in a shard, for which

@@ -4,16 +4,16 @@ In this list, each package imports only those above it, and of `elastic` no pack
 
     script_end.py   how a script ends, and where it raised
     ring/           connections between the members of a generation
-       data/           batches, which depend on (epoch, step, shard) only
+    data/           batches, which depend on (epoch, step, shard) only
     reduction/      the sum of a step's gradients
-       state/          the training state
-       session.py      the interface between job/ and worker/
-       guards/         guards against mistakes in a training loop
+    state/          the training state
+    session.py      the interface between job/ and worker/
+    guards/         guards against mistakes in a training loop
     checkpoint/     durable checkpoints inside a worker
     transfer/       copies of the state between workers
     worker/         a worker under an agent, and jobs of one
     job/            what a training script sees
-       torchrun/       the rendezvous of torchrun on etcd; in torchrun's agents, apart from the other packages
+    torchrun/       the rendezvous of torchrun on etcd; in torchrun's agents, apart from the other packages
     ddp/            scripts that were written for torchrun and DistributedDataParallel, unchanged
     restart/        any script for torchrun, started again in each generation
     forkserver/     the process from which workers are forked

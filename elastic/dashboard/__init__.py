@@ -4,7 +4,7 @@ thinned_series.py  values over steps or time in a bounded number of points. Pure
 time_spent.py      where the time of a job went: training, and the phases of recoveries. Pure
 job_history.py     a job's journals and ledger become the page's document and its events
 access.py          who may see the page and act: key, cookie, Host, Origin, CSRF token. Pure
-sources.py         where a job's files and status come from, and who carries out an action
+sources.py         what a source of a job or a fleet has to offer, and the actions; the next two have it
 directory_source.py  a job of this machine
 fleet_source.py    the jobs of a fleet, through its replicas
 feeds.py           polls the sources, and wakes the pages that wait

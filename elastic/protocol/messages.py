@@ -438,7 +438,8 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The agent must end the process: fence_grace is over, and a later generation has completed a step."""
+    """The agent must end the process: fence_grace is over, and a later generation has completed a step. What an
+    operator asks of a worker is no order of a leader, but a WorkerSignal of the wire."""
 
     term: int
     worker_id: str

@@ -37,7 +37,7 @@ def compare(g: Group, now_s: float, do: list[Action]) -> None:
     if g.state is not State.RUNNING or running is None or not running.ids:
         g.slow_since_s, g.uneven_since_s = {}, math.inf
         return
-    _name(g, running, now_s, do)
+    _find_stragglers(g, running, now_s, do)
     if g.committing is not None or g.top is not running:
         return  # the next change is under way
     if not _demote(g, running, now_s, do):
@@ -52,7 +52,7 @@ def take_back_demotions(g: Group, loss: Generation) -> None:
             g.demoted_s.pop(slot_of(worker), None)
 
 
-def _name(g: Group, running: Generation, now_s: float, do: list[Action]) -> None:
+def _find_stragglers(g: Group, running: Generation, now_s: float, do: list[Action]) -> None:
     paces = {worker: pace for worker in running.ids if (pace := g.workers[worker].shard_us)}
     paces = paces if len(paces) > 1 else {}
     g.slow_since_s = {worker: since for worker, since in g.slow_since_s.items() if worker in paces}
