@@ -1,5 +1,5 @@
-"""The agent of one job on one node: `python -m elastic.agent --job-dir DIR --node NAME --slots N`. The node's daemon, which
-starts agents, is elastic/fleet/node_daemon.py.
+"""The agent of one job on one node: `python -m elastic.agent --job-dir DIR --node NAME --slots N`. What starts agents
+is the daemon of a node, elastic/fleet/node_daemon.py.
 
     rendezvous  <-- words up, orders down -->  agent  <-- unix socket -->  workers
                      (leader_session.py)                   (workers.py)
