@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import Disagree, RingBroken
-from elastic.protocol.reduction_tree import Node, fold_nodes, split
+from elastic.protocol.reduction_tree import Node, split
 from runtime.reduction import over_mesh
 from runtime.reduction.over_mesh import Headers, Sums, exchange
 from runtime.reduction.partial_sum import Json, Partial, fold
 from runtime.reduction.schedule import ALIGN, DTYPES, pieces
 from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
 from runtime.ring.ring import Ring
+from tests.trees import fold_nodes
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
 
 LENGTHS = {"float32": 1000, "float64": 77}

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from elastic.errors import Disagree, RingBroken
-from elastic.protocol.reduction_tree import fold_nodes
 from runtime.reduction import over_transport
 from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Partial, total
 from runtime.ring.process_group import ProcessGroupTransport
 from runtime.ring.ring import Listener, Ring
+from tests.trees import fold_nodes
 from tests.unit.gloo import GlooGroup
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
 from tests.unit.runtime.reduction.test_over_mesh import LENGTHS, assert_same, leaf, sum_of
