@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from elastic.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1
 
@@ -94,6 +97,15 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def dying_with_this(*command: str) -> list[str]:
+    """The command as one whose process the kernel kills when the thread that starts it ends. Raises ConfigError if
+    there is no setpriv, which begins it by its whole path."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise ConfigError("setpriv not found: install util-linux")
+    return [setpriv, "--pdeathsig", "KILL", "--", *command]
 
 
 def is_child() -> bool:

@@ -220,11 +220,6 @@ class Session(Protocol):
         ...
 
     @property
-    def reduction(self) -> str:
-        """The value of --reduction: "exact" or "allreduce"."""
-        ...
-
-    @property
     def sums_on(self) -> torch.device:
         """The device of the tensors of leaves and results."""
         ...

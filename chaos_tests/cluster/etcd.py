@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from chaos_tests.cluster.hosts import PREFIX, Hosts, Loopback
-from elastic.errors import ElasticError, StoreUnavailable
+from elastic.errors import ElasticError, StoreError, StoreUnavailable
 from elastic.store.etcd import EtcdStore, Tls
 
 CALL_S = 5.0
@@ -31,6 +31,23 @@ def sturdy_binary() -> str | None:
         if not version.stdout.splitlines()[0].endswith((" 3.5.0", " 3.5.1", " 3.5.2")):
             return candidate
     return None
+
+
+def ask(connection: http.client.HTTPConnection, what: str, **fields: object) -> dict[str, Any]:
+    """A question to an etcd in JSON, over a connection that is closed then. Raises StoreUnavailable if there is no
+    answer, and StoreError with the reason if it refuses."""
+    try:
+        try:
+            connection.request("POST", f"/v3/{what}", json.dumps(fields))
+            reply = connection.getresponse()
+            document: dict[str, Any] = json.loads(reply.read())
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise StoreUnavailable(f"etcd does not answer {what}: {error}") from error
+    if reply.status != http.HTTPStatus.OK:
+        raise StoreError(f"etcd refuses {what}: {document.get('error', reply.status)}")
+    return document
 
 
 class EtcdMembers:
@@ -133,7 +150,7 @@ class EtcdMembers:
             for number in range(len(self.names)):
                 try:
                     status = self._ask(number, "maintenance/status")
-                except OSError:
+                except StoreError:
                     continue  # not this one, then
                 if status.get("leader") == status["header"]["member_id"]:
                     return number
@@ -154,10 +171,4 @@ class EtcdMembers:
         """A question in JSON to one member; plain text only."""
         if self._scheme != "http":
             raise ElasticError("members that speak TLS are asked through a store")
-        request = urllib.request.Request(
-            f"http://{self.endpoints[number]}/v3/{what}", json.dumps(fields).encode(), method="POST"
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=CALL_S) as reply:
-            document: dict[str, Any] = json.loads(reply.read())
-            return document
+        return ask(http.client.HTTPConnection(self.endpoints[number], timeout=CALL_S), what, **fields)

@@ -112,11 +112,6 @@ class Network:
         """This machine's address among them."""
         return self.address(OUTSIDE)
 
-    @property
-    def nobody(self) -> str:
-        """An address among them that no host has."""
-        return f"{self._network}.254"
-
     def add(self, name: str) -> str:
         """Make a host, if there is none of that name. Returns its address.
 

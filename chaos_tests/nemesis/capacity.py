@@ -30,13 +30,10 @@ def reclaim(scene: Scene, planned: Planned) -> None:
     hit = (there,) if there is not None and there not in scene.victims.condemned else ()
     pids = scene.victims.pids(hit)
     signals.send(pids.values(), signal.SIGKILL)
-    scene.teller.injected(planned, pids, begun_ns, target=f"place {slot}")
+    text = f"the machine of place {slot} is taken away ({', '.join(hit)}), for {planned.lasts_s:g} s"
+    scene.condemns(planned, pids, begun_ns, text, target=f"place {slot}").slot = slot
     if not hit:
         scene.teller.seen(planned, "nobody was there just then")
-    scene.victims.condemned.update(hit)
-    scene.running.append(RunningFault(planned, hit=set(hit), slot=slot, injected=True))
-    text = f"the machine of place {slot} is taken away ({', '.join(hit)}), for {planned.lasts_s:g} s"
-    scene.teller.told(planned, text)
 
 
 def hold(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) -> None:

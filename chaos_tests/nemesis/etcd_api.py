@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import http.client
-import json
 import os
 import socket
 from typing import Any
 
+from chaos_tests.cluster.etcd import CALL_S, ask
 from chaos_tests.nemesis.signals import Impossible
+from elastic.errors import StoreError
 
-CALL_S = 5.0
 EVERYTHING = base64.b64encode(b"\0").decode()
 """As a key and as the end of a range: from the first to the last."""
 
@@ -58,15 +58,6 @@ class _Connection(http.client.HTTPConnection):
 
 def _ask(pid: int, what: str, **fields: object) -> dict[str, Any]:
     try:
-        connection = _Connection(f"{os.readlink(f'/proc/{pid}/cwd')}/localhost:1")
-        try:
-            connection.request("POST", f"/v3/{what}", json.dumps(fields))
-            reply = connection.getresponse()
-            document: dict[str, Any] = json.loads(reply.read())
-        finally:
-            connection.close()
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise Impossible(f"etcd does not answer {what}: {error}") from error
-    if reply.status != 200:
-        raise Impossible(f"etcd refuses {what}: {document.get('error', reply.status)}")
-    return document
+        return ask(_Connection(f"{os.readlink(f'/proc/{pid}/cwd')}/localhost:1"), what, **fields)
+    except (OSError, StoreError) as error:
+        raise Impossible(str(error)) from error

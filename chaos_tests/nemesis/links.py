@@ -102,13 +102,7 @@ def _done(
     begun_ns = time.monotonic_ns()
     end = blow()
     scene.teller.injected(planned, scene.victims.pids(workers) if parts else {}, begun_ns, target=target)
-    scene.victims.frozen.update(workers)
-
-    def mend() -> None:
-        end()
-        scene.victims.frozen.difference_update(workers)
-
-    running = scene.lasts(planned, mend, f"{text}, for {planned.lasts_s:g} s")
+    running = scene.spares(planned, workers, end, f"{text}, for {planned.lasts_s:g} s")
     running.reach = frozenset(nodes) if parts else frozenset()
 
 

@@ -9,20 +9,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
-from chaos_tests.nemesis import capacity, failpoints, nodes, workers
+from chaos_tests.nemesis import capacity, etcd_members, failpoints, nodes, out_of_memory, workers
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.faults import Ground, When, needed
+from chaos_tests.scenario.faults import Fault, Ground, Needs, When, needed
 from chaos_tests.scenario.schedule import Planned
 
 PATIENCE_S = 50.0
 """How long a fault waits for somebody it can be done to: longer than others wait for a script that hangs."""
 LAST_STEPS = 5
 """So many steps before the last one an ambush is laid there."""
+
+
+NEEDS: Mapping[Needs, Callable[[], str]] = {
+    Needs.CGROUPS: out_of_memory.why_not,
+    Needs.STURDY_ETCD: etcd_members.why_not,
+}
+"""What this machine may lack -> a function that says why it does, or nothing."""
+
+
+def lacking(fault: Fault) -> str:
+    """Why a fault cannot be done on this machine, whatever the job; "": it can, but for the network of its ground."""
+    return "" if fault.needs is None else NEEDS[fault.needs]()
 
 
 class Nemesis:
@@ -107,6 +119,8 @@ class Nemesis:
             self._scene.on_machine()
         elif fault.on_nodes:
             self._scene.on_nodes()
+        if because := lacking(fault):
+            raise Impossible(because)
         if fault.aim is not None and healthy < needed(fault):
             raise NotNow(f"{healthy} healthy members, {needed(fault)} are needed")
         function: Callable[..., None] = resolve_name(f"chaos_tests.nemesis.{fault.by}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -42,20 +42,24 @@ def leading(scene: Scene) -> str:
     return name
 
 
+def _agents(scene: Scene, node: str) -> list[int]:
+    """The pid of the job's agent on that node, if it runs."""
+    return [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
+
+
 def end_agent(scene: Scene, planned: Planned) -> None:
     node = some_node(scene, planned)
-    if (agent := scene.world.agents.get(node, 0)) == 0 or not signals.state(agent):
+    if not (agents := _agents(scene, node)):
         raise NotNow(f"there is no agent on node {node}")
     begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
-    signals.send([agent], signal.SIGKILL)
-    _note(scene, planned, begun_ns, workers, [agent], None, f"SIGKILL to the agent of node {node}")
+    signals.send(agents, signal.SIGKILL)
+    _note(scene, planned, begun_ns, workers, agents, None, f"SIGKILL to the agent of node {node}")
 
 
 def end_node(scene: Scene, planned: Planned) -> None:
     job = scene.on_nodes()
     node = some_node(scene, planned)
-    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
-    agents = [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
+    begun_ns, workers, agents = time.monotonic_ns(), scene.world.there(node), _agents(scene, node)
     job.cluster.end(node)
     text = f"SIGKILL to node {node}, for {planned.lasts_s:g} s"
     _note(scene, planned, begun_ns, workers, agents, lambda: job.cluster.node(node), text)
@@ -64,39 +68,29 @@ def end_node(scene: Scene, planned: Planned) -> None:
 def stop_node(scene: Scene, planned: Planned) -> None:
     cluster = scene.on_nodes().cluster
     node = some_node(scene, planned)
-    begun_ns, workers, daemon = time.monotonic_ns(), scene.world.there(node), cluster.nodes[node].pid
+    daemon = cluster.nodes[node].pid
     pids = [daemon, *processes.descendants(daemon)]
-    signals.send_to_living(pids, signal.SIGTERM)
 
     def end() -> None:
         cluster.end(node)
         cluster.node(node)
 
     text = f"SIGTERM to all {len(pids)} processes of node {node}"
-    _leave(scene, planned, node, begun_ns, workers, end, text)
+    _leave(scene, planned, node, lambda: signals.send_to_living(pids, signal.SIGTERM), end, text)
 
 
 def freeze_node(scene: Scene, planned: Planned) -> None:
     job = scene.on_nodes()
     node = some_node(scene, planned)
-    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
-    pids = scene.victims.pids(workers)
-    agents = [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
-    thaw = signals.freeze((job.cluster.nodes[node].pid, *agents, *pids.values()))
+    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(scene.world.there(node))
+    thaw = signals.freeze((job.cluster.nodes[node].pid, *_agents(scene, node), *pids.values()))
     scene.teller.injected(planned, pids, begun_ns, target=f"node {node}")
-    scene.victims.frozen.update(workers)
-
-    def end() -> None:
-        thaw()
-        scene.victims.frozen.difference_update(workers)
-
-    scene.lasts(planned, end, f"SIGSTOP to all on node {node} for {planned.lasts_s:g} s")
+    scene.spares(planned, pids, thaw, f"SIGSTOP to all on node {node} for {planned.lasts_s:g} s")
 
 
 def drain_node(scene: Scene, planned: Planned) -> None:
     client = scene.on_nodes().cluster.client
     node = some_node(scene, planned)
-    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
 
     def wish(*, over: bool) -> None:
         try:
@@ -104,17 +98,15 @@ def drain_node(scene: Scene, planned: Planned) -> None:
         except ElasticError as error:
             raise NotNow(f"nobody hears that node {node} is to be empty, or no longer: {error}") from error
 
-    wish(over=False)
     text = f"node {node} is to be empty, for {planned.lasts_s:g} s"
-    _leave(scene, planned, node, begun_ns, workers, lambda: wish(over=True), text)
+    _leave(scene, planned, node, lambda: wish(over=False), lambda: wish(over=True), text)
 
 
 def notice_node(scene: Scene, planned: Planned, *, true: bool) -> None:
     """true: the machine goes at the end, and another one comes; else the notice is taken back."""
     cluster = scene.on_nodes().cluster
     node = some_node(scene, planned)
-    begun_ns, workers, cloud = time.monotonic_ns(), scene.world.there(node), cluster.clouds[node]
-    cloud.reclaim(planned.lasts_s)
+    cloud = cluster.clouds[node]
 
     def end() -> None:
         if true:
@@ -124,7 +116,7 @@ def notice_node(scene: Scene, planned: Planned, *, true: bool) -> None:
             cluster.node(node)
 
     text = f"{cloud.choice} says that it takes the machine of node {node} in {planned.lasts_s:g} s"
-    _leave(scene, planned, node, begun_ns, workers, end, text)
+    _leave(scene, planned, node, lambda: cloud.reclaim(planned.lasts_s), end, text)
 
 
 def intrude(scene: Scene, planned: Planned) -> None:
@@ -135,11 +127,9 @@ def intrude(scene: Scene, planned: Planned) -> None:
     answers = attend(job.cluster.client.replicas, job.name, node, token)
     if not {ADMITTED, REFUSED} & set(answers.values()):
         raise NotNow(f"nobody who leads answers: {answers}")
-    scene.teller.injected(planned, {}, begun_ns, target=f"node {node}")
+    scene.condemns(planned, {}, begun_ns, f"attends as node {node}: {answers}", target=f"node {node}")
     if ADMITTED not in answers.values():
         scene.teller.seen(planned, "he was refused")
-    scene.running.append(RunningFault(planned, injected=True))
-    scene.teller.told(planned, f"attends as node {node}: {answers}")
 
 
 def end_leader(scene: Scene, planned: Planned) -> None:
@@ -174,14 +164,14 @@ def lose_all(scene: Scene, planned: Planned, *, damage: Damage | None = None) ->
         thaw()
         raise
     world.lose_all()
-    scene.teller.injected(planned, pids, begun_ns, **({"spoiled": spoiled} if spoiled else {}))
-    scene.victims.condemned.update(workers)
-    running = RunningFault(planned, hit=set(workers), injected=True)
-    if spoiled:  # who begins from what is damaged gives way to the next one, until all are at work again
-        running.reach, running.until_steady = frozenset(job.nodes), True
-    scene.running.append(running)
-    harm = f"; of {spoiled} {damage}, and memory is empty" if spoiled else ""
-    scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{harm}")
+    text = f"SIGKILL to {', '.join(workers)}"
+    if not spoiled:
+        scene.condemns(planned, pids, begun_ns, text)
+        return
+    text = f"{text}; of {spoiled} {damage}, and memory is empty"
+    running = scene.condemns(planned, pids, begun_ns, text, spoiled=spoiled)
+    # Who begins from what is damaged gives way to the next one, until all are at work again.
+    running.reach, running.until_steady = frozenset(job.nodes), True
 
 
 def reach(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) -> None:
@@ -191,20 +181,11 @@ def reach(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) 
             scene.teller.held(running.planned, line["worker_id"], int(line["t_mono_ns"]))
 
 
-def _leave(
-    scene: Scene,
-    planned: Planned,
-    node: str,
-    begun_ns: int,
-    workers: tuple[str, ...],
-    end: End,
-    text: str,
-) -> None:
-    """A node has been asked to be without workers: those must leave by themselves, which is no loss."""
-    scene.teller.injected(planned, scene.victims.pids(workers), begun_ns, target=f"node {node}")
-    scene.victims.condemned.update(workers)
-    scene.running.append(RunningFault(planned, hit=set(workers), end=end, injected=True))
-    scene.teller.told(planned, text)
+def _leave(scene: Scene, planned: Planned, node: str, ask: Callable[[], object], end: End, text: str) -> None:
+    """Ask a node to be without workers: those must leave by themselves, which is no loss."""
+    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(scene.world.there(node))
+    ask()
+    scene.condemns(planned, pids, begun_ns, text, target=f"node {node}").end = end
 
 
 def _note(

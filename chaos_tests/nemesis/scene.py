@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,13 +62,34 @@ class Scene:
         self.teller.injected(planned, {}, begun_ns, target=target, **fields)
         self.lasts(planned, end, f"{target}, for {planned.lasts_s:g} s" if planned.lasts_s else target)
 
-    def lasts(self, planned: Planned, end: End | None, text: str, frozen: frozenset[str] = frozenset()) -> RunningFault:
-        """It has begun, and ends later. frozen: workers that stand still meanwhile."""
+    def lasts(self, planned: Planned, end: End | None, text: str) -> RunningFault:
+        """It has begun, and ends later."""
         self.teller.seen(planned, "it has taken hold")
-        running = RunningFault(planned, frozen=frozen, end=end, injected=True)
-        self.running.append(running)
-        self.teller.told(planned, text)
-        return running
+        return self._begun(RunningFault(planned, end=end, injected=True), text)
+
+    def spares(self, planned: Planned, workers: Collection[str], end: End, text: str) -> RunningFault:
+        """It lasts, and no other fault is to hit these workers meanwhile."""
+        self.victims.frozen.update(workers)
+
+        def let_go() -> None:
+            end()
+            # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
+            self.victims.frozen.difference_update(workers)
+
+        return self.lasts(planned, let_go, text)
+
+    def condemns(
+        self, planned: Planned, pids: Mapping[str, int], begun_ns: int, text: str, **fields: object
+    ) -> RunningFault:
+        """It has begun, and these workers, each with its pid, are awaited to end. fields: for the journal."""
+        self.teller.injected(planned, pids, begun_ns, **fields)
+        self.victims.condemned.update(pids)
+        return self._begun(RunningFault(planned, hit=set(pids), injected=True), text)
+
+    def _begun(self, fault: RunningFault, text: str) -> RunningFault:
+        self.running.append(fault)
+        self.teller.told(fault.planned, text)
+        return fault
 
 
 class Teller:

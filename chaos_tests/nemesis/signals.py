@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from chaos_tests.support import processes
+from elastic import stop_signals
 from elastic.agent.process.worker_process import facts
 from elastic.errors import ElasticError
 
@@ -130,10 +131,7 @@ def slow(pids: Sequence[int]) -> End:
 @contextlib.contextmanager
 def _helper(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process that dies with this one; ended at once if what is within the context raises."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise Impossible("setpriv not found: install util-linux")
-    command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-S", *words]
+    command = stop_signals.dying_with_this(sys.executable, "-S", *words)
     helper = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield helper

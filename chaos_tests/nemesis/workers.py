@@ -44,12 +44,9 @@ def hit(
     """laid: the ambush that this makes somebody come to."""
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     signals.send(pids.values(), number)
-    scene.teller.injected(planned, pids, begun_ns)
-    scene.victims.condemned.update(workers)
-    running = RunningFault(planned, awaits_place=awaits_place, laid=laid, hit=set(workers), injected=True)
-    scene.running.append(running)
     place = f", and again at {planned.place}" if awaits_place else ""
-    scene.teller.told(planned, f"{number.name} to {', '.join(workers)}{place}")
+    running = scene.condemns(planned, pids, begun_ns, f"{number.name} to {', '.join(workers)}{place}")
+    running.awaits_place, running.laid = awaits_place, laid
     return running
 
 
@@ -82,10 +79,7 @@ def starve(scene: Scene, planned: Planned) -> None:
     (worker,) = targets(scene, planned)
     pids = scene.victims.pids([worker])
     begun_ns = out_of_memory.starve(pids[worker])
-    scene.teller.injected(planned, pids, begun_ns)
-    scene.victims.condemned.add(worker)
-    scene.running.append(RunningFault(planned, hit={worker}, injected=True))
-    scene.teller.told(planned, f"there is no memory for {worker}")
+    scene.condemns(planned, pids, begun_ns, f"there is no memory for {worker}")
 
 
 def reset(scene: Scene, planned: Planned) -> None:
@@ -114,11 +108,5 @@ def hold(
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     let_go = blow(tuple(pids.values()))
     scene.teller.injected(planned, pids, begun_ns)
-    scene.victims.frozen.update(workers)
-
-    def end() -> None:
-        let_go()
-        # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
-        scene.victims.frozen.difference_update(workers)
-
-    scene.lasts(planned, end, f"{text} {', '.join(workers)} for {planned.lasts_s:g} s", frozenset(workers))
+    running = scene.spares(planned, workers, let_go, f"{text} {', '.join(workers)} for {planned.lasts_s:g} s")
+    running.frozen = frozenset(workers)

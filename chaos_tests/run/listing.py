@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from chaos_tests.cluster import sturdy_binary, why_not
-from chaos_tests.nemesis import out_of_memory
+from chaos_tests.cluster import why_not
+from chaos_tests.nemesis.nemesis import lacking
 from chaos_tests.run.request import traces_here
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.faults import Ground, Needs
+from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.schedule import PRESETS, ground_of
 
 
 def document() -> dict[str, Any]:
     """ground: what kind of a job it needs. cannot: why it is skipped on this machine, or ""."""
     no_network = why_not()
-    no_etcd = "" if sturdy_binary() else "no etcd here that stays consistent when it is killed; `make etcd`"
-    lacks = {None: "", Needs.CGROUPS: out_of_memory.why_not(), Needs.STURDY_ETCD: no_etcd}
     return {
         "presets": [
             {
@@ -36,7 +34,7 @@ def document() -> dict[str, Any]:
                 "about": fault.about,
                 "ground": fault.ground,
                 "places": list(fault.places),
-                "cannot": no_network if fault.ground is Ground.NETWORK else lacks[fault.needs],
+                "cannot": no_network if fault.ground is Ground.NETWORK else lacking(fault),
             }
             for name, fault in CATALOGUE.items()
         ],

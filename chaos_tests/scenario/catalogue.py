@@ -1,4 +1,8 @@
-"""All faults, one row each: to add another one takes a row here and the function of nemesis/ that it names."""
+"""All faults, one row each: to add another one takes a row here and the function of nemesis/ that it names.
+
+A row says in which presets its fault comes; plans, `elastic chaos list` and the checkers follow from it. A test asks
+for its line in docs/chaos.md.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +35,54 @@ RAISED_S = 20.0
 end in order, and on a machine with thirty others that want one it was seen to take 7.4 s."""
 
 _strike = partial(Fault, by="workers.strike", effect=Effect.ENDS, aim=Aim.ANY)
-_freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY)
-_kill_at = partial(Fault, by="failpoints.ambush", effect=Effect.ENDS, aim=Aim.ANY, given={"act": Act.KILL})
+_freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY, presets={"freeze": 1})
 _at_point = partial(Fault, by="failpoints.ambush", effect=Effect.ENDS, aim=Aim.ANY)
+_kill_at = partial(_at_point, given={"act": Act.KILL}, presets={"places": 1})
+_get_stuck = partial(_at_point, presets={"stuck": 1})
+_disk = partial(_at_point, effect=Effect.NONE, places=failpoints.DISK, stalls=False, presets={"storage": 1})
 _freeze_service = partial(
-    Fault, by="machine.freeze_service", effect=Effect.FREEZES, ground=Ground.MACHINE, for_s=4.0, stops_service=True
+    Fault,
+    by="machine.freeze_service",
+    effect=Effect.FREEZES,
+    ground=Ground.MACHINE,
+    for_s=4.0,
+    stops_service=True,
+    presets={"control": 1},
 )
+_ask_etcd = partial(Fault, ground=Ground.MACHINE, presets={"etcd": 1})
 _on_links = partial(Fault, ground=Ground.NETWORK)
-_end_node = partial(Fault, by="nodes.end_node", effect=Effect.ENDS, ground=Ground.CLUSTER)
-_notice = partial(Fault, by="nodes.notice_node", effect=Effect.LEAVES, ground=Ground.CLUSTER, for_s=20.0, stalls=False)
+_end_node = partial(Fault, by="nodes.end_node", effect=Effect.ENDS, ground=Ground.CLUSTER, presets={"spot": 1})
+_leave = partial(Fault, effect=Effect.LEAVES, ground=Ground.CLUSTER, stalls=False)
+_notice = partial(_leave, by="nodes.notice_node", for_s=20.0, presets={"spot": 1})
 _strike_etcd = partial(Fault, by="etcd_members.strike", ground=Ground.CLUSTER, for_s=5.0, stops_service=True)
 _lose_all = partial(Fault, by="nodes.lose_all", effect=Effect.ENDS, ground=Ground.CLUSTER)
+_damage = partial(_lose_all, usual=False, presets={"storage": 1})
 
 ROWS = (
-    _strike("kill", "SIGKILL of any member"),
-    _strike("kill-rank-0", "SIGKILL of the oldest member, which prints, saves and gives copies", aim=Aim.LEADER),
-    _strike("kill-youngest", "SIGKILL of the member that came last: a flapping slot", aim=Aim.YOUNGEST),
-    _strike("kill-two", "SIGKILL of two members at one instant", count=2),
-    _strike("kill-all-but-one", "SIGKILL of all members but one at one instant", aim=Aim.ALL_BUT_ONE),
     _strike(
-        "kill-in-recovery", "a second SIGKILL at a point of the recovery from a first", places=RECOVERY, spark=True
+        "kill",
+        "SIGKILL of any member",
+        presets={"kill": 4, "flap": 1, "etcd": 1, "control": 1, "partition": 1, "cluster": 1},
+    ),
+    _strike(
+        "kill-rank-0",
+        "SIGKILL of the oldest member, which prints, saves and gives copies",
+        aim=Aim.LEADER,
+        presets={"kill": 2},
+    ),
+    _strike(
+        "kill-youngest", "SIGKILL of the member that came last: a flapping slot", aim=Aim.YOUNGEST, presets={"flap": 3}
+    ),
+    _strike("kill-two", "SIGKILL of two members at one instant", count=2, presets={"kill": 2, "batch": 1}),
+    _strike(
+        "kill-all-but-one", "SIGKILL of all members but one at one instant", aim=Aim.ALL_BUT_ONE, presets={"batch": 1}
+    ),
+    _strike(
+        "kill-in-recovery",
+        "a second SIGKILL at a point of the recovery from a first",
+        places=RECOVERY,
+        spark=True,
+        presets={"kill": 3},
     ),
     _strike(
         "kill-newcomer",
@@ -58,6 +90,7 @@ ROWS = (
         aim=Aim.NEWCOMER,
         places=JOINING,
         spark=True,
+        presets={"kill": 1},
     ),
     _strike(
         "kill-donor",
@@ -92,6 +125,7 @@ ROWS = (
         "kill-in-checkpoint",
         "SIGKILL between the data of a checkpoint or snapshot and its mark",
         places=failpoints.CHECKPOINT,
+        presets={"places": 1, "storage": 1},
     ),
     _kill_at(
         "kill-in-rebuild",
@@ -110,31 +144,31 @@ ROWS = (
         places=failpoints.STEP,
         given={"act": Act.STOP},
     ),
-    _at_point(
+    _get_stuck(
         "hang",
         "a script waits for ever in a shard; its process lives",
         places=(failpoints.IN_SHARD,),
         noted_s=STUCK_S,
         given={"act": Act.HANG},
     ),
-    _at_point(
+    _get_stuck(
         "hang-gil",
         "the same with Python's lock held: no thread runs",
         places=failpoints.STEP,
         noted_s=STUCK_S,
         given={"act": Act.HANG_GIL},
     ),
-    _at_point(
+    _get_stuck(
         "raise", "a script raises in a shard", places=(failpoints.IN_SHARD,), noted_s=RAISED_S, given={"act": Act.RAISE}
     ),
-    _at_point(
+    _get_stuck(
         "interrupt",
         "a script is given an exception by another thread",
         places=(failpoints.IN_SHARD, failpoints.RESULT_HELD),
         noted_s=RAISED_S,
         given={"act": Act.INTERRUPT},
     ),
-    _at_point(
+    _get_stuck(
         "no-memory",
         "a script asks for more memory than it may have",
         places=(failpoints.IN_SHARD,),
@@ -149,25 +183,26 @@ ROWS = (
         aim=Aim.ANY,
         needs=Needs.CGROUPS,
     ),
-    _at_point(
+    _disk(
         "disk-error",
         "a member's disk answers with errors to what is written of a checkpoint",
         for_s=8.0,
-        places=failpoints.DISK,
-        stalls=False,
         given={"act": Act.DISK_FAILS},
-        effect=Effect.NONE,
     ),
-    _at_point(
+    _disk(
         "disk-slow",
         "a member's disk needs a second more for each thing it keeps",
         for_s=12.0,
-        places=failpoints.DISK,
-        stalls=False,
         given={"act": Act.DISK_SLOW},
-        effect=Effect.NONE,
     ),
-    Fault("slow", "a member gets a fifth of its processor time for 8 s", "workers.slow", for_s=8.0, aim=Aim.ANY),
+    Fault(
+        "slow",
+        "a member gets a fifth of its processor time for 8 s",
+        "workers.slow",
+        for_s=8.0,
+        aim=Aim.ANY,
+        presets={"stuck": 1},
+    ),
     Fault(
         "reclaim",
         "the machine of a member is taken away, and another one comes after a while",
@@ -183,28 +218,27 @@ ROWS = (
         "machine.kill_service",
         ground=Ground.MACHINE,
         stops_service=True,
+        presets={"control": 1},
         given={"service": RENDEZVOUS},
     ),
     _freeze_service(
         "freeze-rendezvous", "the rendezvous service stands still beyond its lease", given={"service": RENDEZVOUS}
     ),
     _freeze_service("freeze-agent", "the agent stands still for 4 s", given={"service": AGENT}),
-    _freeze_service("freeze-etcd", "etcd stands still for 4 s", given={"service": ETCD}),
+    _freeze_service(
+        "freeze-etcd", "etcd stands still for 4 s", given={"service": ETCD}, presets={"control": 1, "etcd": 1}
+    ),
     Fault(
         "signal-all",
         "SIGTERM, SIGINT and SIGHUP to every process of the job but its command: nobody may notice",
         "machine.signal_all",
         ground=Ground.MACHINE,
         for_s=3.0,
+        presets={"control": 1},
     ),
-    Fault("compact-etcd", "etcd forgets its history", "machine.compact", ground=Ground.MACHINE),
-    Fault(
-        "defragment-etcd",
-        "etcd rewrites its database, and answers nobody meanwhile",
-        "machine.defragment",
-        ground=Ground.MACHINE,
-    ),
-    Fault("revoke-leases", "all leases are revoked, the leader's too", "machine.revoke_leases", ground=Ground.MACHINE),
+    _ask_etcd("compact-etcd", "etcd forgets its history", "machine.compact"),
+    _ask_etcd("defragment-etcd", "etcd rewrites its database, and answers nobody meanwhile", "machine.defragment"),
+    _ask_etcd("revoke-leases", "all leases are revoked, the leader's too", "machine.revoke_leases"),
     _on_links(
         "cut-node",
         "a node is cut off from everybody, and expelled",
@@ -297,14 +331,12 @@ ROWS = (
     _end_node("kill-node-0s", "SIGKILL of a whole node, which comes back at once"),
     _end_node("kill-node-1s", "SIGKILL of a whole node, which comes back after 1 s", for_s=1.0),
     _end_node("kill-node-10s", "SIGKILL of a whole node, which comes back after 10 s", for_s=10.0),
-    Fault(
+    _leave(
         "signal-node",
         "SIGTERM to every process of a node, whose workers leave; it comes back after 8 s",
         "nodes.stop_node",
-        Effect.LEAVES,
-        ground=Ground.CLUSTER,
         for_s=8.0,
-        stalls=False,
+        presets={"spot": 1},
     ),
     Fault(
         "freeze-node",
@@ -314,14 +346,11 @@ ROWS = (
         ground=Ground.CLUSTER,
         for_s=12.0,
     ),
-    Fault(
+    _leave(
         "drain-node",
         "an operator wants a node empty for 8 s; its workers leave between two steps",
         "nodes.drain_node",
-        Effect.LEAVES,
-        ground=Ground.CLUSTER,
         for_s=8.0,
-        stalls=False,
     ),
     _notice(
         "notice-node",
@@ -357,27 +386,22 @@ ROWS = (
         given={"leader": True, "freeze": True},
     ),
     _lose_all("kill-all", "SIGKILL of all workers at one instant: the job goes on from what is kept"),
-    _lose_all(
+    _damage(
         "corrupt-checkpoint",
         "one bit of the newest checkpoint is flipped, and all workers and copies in memory are lost",
-        usual=False,
         given={"damage": Damage.FLIPPED},
     ),
-    _lose_all(
+    _damage(
         "truncate-checkpoint",
         "the same, and half of a file of it is gone instead",
-        usual=False,
         given={"damage": Damage.TRUNCATED},
     ),
-    _lose_all(
+    _damage(
         "swap-checkpoint",
         "the same, and a file of it is that of the checkpoint before",
-        usual=False,
         given={"damage": Damage.SWAPPED},
     ),
-    _lose_all(
-        "unlist-checkpoint", "the same, and it has no manifest any more", usual=False, given={"damage": Damage.UNLISTED}
-    ),
+    _damage("unlist-checkpoint", "the same, and it has no manifest any more", given={"damage": Damage.UNLISTED}),
     Fault("cpu-hog", "other processes want all cores, twice, for 5 s", "machine.hog", for_s=5.0),
     Fault(
         "disk-full",

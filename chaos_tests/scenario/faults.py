@@ -85,8 +85,9 @@ class Fault:
     stalls: whether the steps of all may have to wait while it lasts. stops_service: whether it stops a process that
     serves the job, or takes a leader from it, so that a loss may be noted later.
 
-    usual: False: it needs a file system of its own, a trace, or two checkpoints, and presets of all kinds are without
-    it. needs: what this machine may lack for it, beside the network of its ground.
+    usual: False: it needs a file system of its own, a trace, or two checkpoints, and the presets with all kinds of a
+    ground are without it. presets: in which others it comes, and how often, where kinds are drawn by weight. needs:
+    what this machine may lack for it, beside the network of its ground.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Fault:
     stalls: bool = True
     stops_service: bool = False
     usual: bool = True
+    presets: Mapping[str, float] = field(default_factory=dict)
     needs: Needs | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 

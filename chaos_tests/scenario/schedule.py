@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.failpoints import Act
 from chaos_tests.scenario.faults import Fault, Ground
 from chaos_tests.scenario.traces import Change, absences
 from elastic.errors import ConfigError
@@ -42,100 +41,73 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """gap_s: mean time between two faults. weights: how often each kind comes. each: whether the kinds come in turn,
-    so that few faults already hold all of them."""
+    """gap_s: mean time between two faults. weights: how often each kind comes; kinds of equal weight come in turn, so
+    that few faults already hold all of them."""
 
     about: str
     gap_s: float
     weights: Mapping[str, float]
-    each: bool = False
+
+    @property
+    def in_turn(self) -> bool:
+        return len(set(self.weights.values())) == 1
 
 
-KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
+ALL_KINDS = {
+    Ground.ANY: "everything",
+    Ground.MACHINE: "everything",
+    Ground.CLUSTER: "cluster",
+    Ground.NETWORK: "partition",
+}
+"""Ground -> the preset that holds all usual kinds of it."""
 
 
-def _every(*grounds: Ground) -> dict[str, float]:
-    """All usual kinds that are done to such a job, equally often."""
-    return {kind: 1.0 for kind, fault in CATALOGUE.items() if fault.usual and fault.ground in grounds}
+def _weights(name: str) -> dict[str, float]:
+    """The kinds whose rows name that preset, and those of its ground."""
+    usual = {kind: 1.0 for kind, fault in CATALOGUE.items() if fault.usual and ALL_KINDS[fault.ground] == name}
+    return usual | {kind: fault.presets[name] for kind, fault in CATALOGUE.items() if name in fault.presets}
 
 
 PRESETS: Mapping[str, Preset] = {
-    "kill": Preset("members are killed, one or two, rank 0, and again while the others recover", 4.0, KILLS),
-    "freeze": Preset(
-        "members stand still, shorter and longer than it takes to be expelled",
-        8.0,
-        {"freeze-short": 2.0, "freeze-long": 2.0, "freeze-rank-0": 1.0, "freeze-for-good": 0.5, "freeze-all": 1.0},
-        each=True,
-    ),
-    "stuck": Preset(
-        "scripts hang, raise, run out of memory and are slow",
-        10.0,
-        {"hang": 1.0, "hang-gil": 1.0, "raise": 1.0, "interrupt": 1.0, "no-memory": 1.0, "slow": 1.0},
-        each=True,
-    ),
-    "places": Preset(
-        "members are killed at points of a step, an evaluation, a checkpoint, a rebuild and a copy",
-        4.0,
-        {kind: 1.0 for kind, fault in CATALOGUE.items() if fault.given.get("act") is Act.KILL},
-        each=True,
-    ),
-    "batch": Preset(
-        "several members are killed at one instant, as spot markets do it",
-        6.0,
-        {"kill-two": 2.0, "kill-all-but-one": 1.0},
-        each=True,
-    ),
-    "spot": Preset(
-        "nodes are taken without a word, by notice, or by a signal to all their processes, and come back soon or late",
-        10.0,
-        dict.fromkeys(
-            ("kill-node-0s", "kill-node-1s", "kill-node-10s", "signal-node", "notice-node", "false-notice"), 1.0
+    name: Preset(about, gap_s, _weights(name))
+    for name, gap_s, about in (
+        ("kill", 4.0, "members are killed, one or two, rank 0, and again while the others recover"),
+        ("freeze", 8.0, "members stand still, shorter and longer than it takes to be expelled"),
+        ("stuck", 10.0, "scripts hang, raise, run out of memory and are slow"),
+        ("places", 4.0, "members are killed at points of a step, an evaluation, a checkpoint, a rebuild and a copy"),
+        ("batch", 6.0, "several members are killed at one instant, as spot markets do it"),
+        (
+            "spot",
+            10.0,
+            "nodes are taken without a word, by notice, or by a signal to all their processes, and come back soon or "
+            "late",
         ),
-        each=True,
-    ),
-    "flap": Preset("the member that came last is killed again and again", 2.0, {"kill-youngest": 3.0, "kill": 1.0}),
-    "etcd": Preset(
-        "etcd stands still, forgets its history, rewrites its database, revokes all leases, and members are killed",
-        5.0,
-        {"kill": 1.0, "freeze-etcd": 1.0, "compact-etcd": 1.0, "defragment-etcd": 1.0, "revoke-leases": 1.0},
-        each=True,
-    ),
-    "control": Preset(
-        "what decides is killed or stands still, and members are killed meanwhile",
-        5.0,
-        {
-            "kill": 2.0,
-            **dict.fromkeys(("kill-rendezvous", "freeze-rendezvous", "freeze-agent", "freeze-etcd", "signal-all"), 1.0),
-        },
-        each=True,
-    ),
-    "storage": Preset(
-        "disks fail and are slow, the newest checkpoint is damaged while all workers and copies in memory are lost",
-        20.0,
-        {
-            **dict.fromkeys(("disk-error", "disk-slow", "kill-in-checkpoint"), 1.0),
-            **{kind: 1.0 for kind, fault in CATALOGUE.items() if "damage" in fault.given},
-        },
-        each=True,
-    ),
-    "partition": Preset(
-        "nodes are cut off from all, from what decides, from each other; links are late, lossy, narrow, reset (root)",
-        15.0,
-        {**_every(Ground.NETWORK), "kill": 1.0},
-        each=True,
-    ),
-    "cluster": Preset(
-        "of a job over several nodes: agents, nodes, leaders, members of etcd and all workers die, and strangers come",
-        12.0,
-        {**_every(Ground.CLUSTER), "kill": 1.0},
-        each=True,
-    ),
-    "everything": Preset(
-        "every kind that a job of one machine has, in turn, in an order drawn by the seed",
-        4.0,
-        _every(Ground.ANY, Ground.MACHINE),
-        each=True,
-    ),
+        ("flap", 2.0, "the member that came last is killed again and again"),
+        (
+            "etcd",
+            5.0,
+            "etcd stands still, forgets its history, rewrites its database, revokes all leases, and members are killed",
+        ),
+        ("control", 5.0, "what decides is killed or stands still, and members are killed meanwhile"),
+        (
+            "storage",
+            20.0,
+            "disks fail and are slow, the newest checkpoint is damaged while all workers and copies in memory are lost",
+        ),
+        (
+            "partition",
+            15.0,
+            "nodes are cut off from all, from what decides, from each other; links are late, lossy, narrow, reset "
+            "(root)",
+        ),
+        (
+            "cluster",
+            12.0,
+            "of a job over several nodes: agents, nodes, leaders, members of etcd and all workers die, and strangers "
+            "come",
+        ),
+        ("everything", 4.0, "every kind that a job of one machine has, in turn, in an order drawn by the seed"),
+    )
 }
 
 
@@ -153,7 +125,7 @@ def preset_of(name: str) -> Preset:
             f"there is no preset and no fault {strange[0]!r}; presets are {', '.join(PRESETS)}; faults are shown by "
             "`elastic chaos list`"
         )
-    return Preset(", ".join(kinds), KINDS_GAP_S, dict.fromkeys(kinds, 1.0), each=True)
+    return Preset(", ".join(kinds), KINDS_GAP_S, dict.fromkeys(kinds, 1.0))
 
 
 def ground_of(kinds: Iterable[str]) -> Ground:
@@ -170,7 +142,7 @@ def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
     once: set[str] = set()
     at_s = FIRST_S
     while at_s < duration_s:
-        if preset.each:
+        if preset.in_turn:
             if not bag:
                 bag = sorted(preset.weights)
                 dice.shuffle(bag)

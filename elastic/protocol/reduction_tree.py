@@ -68,16 +68,6 @@ def next_fold(nodes: Iterable[Node], units: int) -> tuple[Node, Node, Node] | No
     return None
 
 
-def fold_nodes(nodes: Iterable[Node], units: int) -> tuple[Node, ...]:
-    """The roots that remain once every pair of held siblings is folded."""
-    held = set(nodes)
-    while (fold := next_fold(held, units)) is not None:
-        left, right, above = fold
-        held -= {left, right}
-        held.add(above)
-    return tuple(sorted(held))
-
-
 def covers_exactly(nodes: Sequence[Node], units: int) -> bool:
     """Whether the nodes hold each of the leaves 0..units-1 exactly once."""
     return leaves(nodes) == tuple(range(units))

@@ -59,11 +59,7 @@ class EmbeddedEtcd:
     def __init__(self, *, binary: str | None = None, start_s: float = 30.0) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("only the main thread may start etcd: it dies with the thread that started it")
-        binary = binary or find_binary()
-        setpriv = shutil.which("setpriv")
-        if setpriv is None:
-            raise ConfigError("setpriv not found: install util-linux, or give the endpoints of a running etcd")
-        self._setpriv, self._binary = setpriv, binary
+        self._binary = binary or find_binary()
         temporary = Path(tempfile.gettempdir())
         temp_dirs.sweep(temporary, PREFIX)
         self._own = temp_dirs.TempDirectory(temporary, PREFIX)
@@ -119,10 +115,7 @@ class EmbeddedEtcd:
     def _spawn(self) -> subprocess.Popen[bytes]:
         # etcd resolves unix URLs against its working directory, and its URL needs a host and a port.
         client, peer = "unix://localhost:1", "unix://localhost:2"
-        command = [
-            self._setpriv,
-            "--pdeathsig",
-            "KILL",
+        command = stop_signals.dying_with_this(
             self._binary,
             "--name=embedded",
             "--data-dir=data",
@@ -135,7 +128,7 @@ class EmbeddedEtcd:
             "--heartbeat-interval=50",  # of a cluster of one: it boots sooner and grants leases of one second
             "--election-timeout=300",
             "--log-level=warn",
-        ]
+        )
         # Settings of another etcd must not reach this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         # Of the signals that every process may get, etcd stops in order by SIGTERM and SIGINT, whatever it inherits.

@@ -72,6 +72,7 @@ def exchange(
     units: int,
     groups: dict[str, int],
     check: Callable[[Headers], None],
+    leaves: Sequence[int] | None = None,
     sums: Sums | None = None,
     again: bool = False,
 ) -> tuple[Headers, Partial]:
@@ -85,39 +86,21 @@ def exchange(
     was sent. sums: receives the result, also the part that is there if this raises; None: new tensors. again: the same
     on all members: some may have begun this operation before. Then only pieces that a member lacks are sent.
 
+    leaves: for sums in native order, whose bits change with the world: a member brings at most one root, which is the
+    sum of these leaves, any of them, and whose lo and hi are ignored; the roots are added in rank order, and the result
+    has the note of the first rank with one.
+
     Raises RingBroken when a peer is gone, the ring is aborted, or the roots do not cover each unit exactly once;
     Disagree when members bring different groups or units. After any exception the ring is unusable, and of the sums
     only what they count as held is defined.
     """
     metas = [root.meta() for root in roots]
-    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, along_tree, sums, again)
-    ring.run(reduction)
-    return reduction.headers, reduction.result()
-
-
-def exchange_native(
-    ring: Ring,
-    *,
-    op: int,
-    header: dict[str, Json],
-    contribution: Partial | None,
-    leaves: Sequence[int],
-    units: int,
-    groups: dict[str, int],
-    check: Callable[[Headers], None],
-    sums: Sums | None = None,
-    again: bool = False,
-) -> tuple[Headers, Partial]:
-    """Like `exchange`, for one sum over any leaves per member, added in rank order: bits change with the world.
-
-    contribution: None if leaves is empty; its lo and hi are ignored. The result has the note of the first rank with
-    one.
-    """
-    own = [contribution] if contribution is not None else []
-    if bool(own) != bool(leaves):
-        raise ValueError("a contribution comes with its leaves, and leaves with their contribution")
-    metas: list[dict[str, Json]] = [{**partial.meta(), "leaves": list[Json](sorted(leaves))} for partial in own]
-    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, by_rank, sums, again)
+    if leaves is not None:
+        if len(roots) > 1 or bool(roots) != bool(leaves):
+            raise ValueError("a sum comes with its leaves, and leaves with their one sum")
+        metas = [{**meta, "leaves": list[Json](sorted(leaves))} for meta in metas]
+    arrange = along_tree if leaves is None else by_rank
+    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, arrange, sums, again)
     ring.run(reduction)
     return reduction.headers, reduction.result()
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from elastic.errors import Disagree
-from runtime.reduction.over_mesh import Headers, exchange, exchange_native
+from runtime.reduction.over_mesh import Headers, exchange
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import (
     DTYPES,
@@ -52,6 +52,7 @@ def exchange_over(
     groups: dict[str, int],
     check: Callable[[Headers], None],
     out: dict[str, Tensor],
+    leaves: Sequence[int] | None = None,
 ) -> tuple[Headers, Partial]:
     """As over_mesh.exchange, with flats and out on the transport's device; the headers also have the field "bulk".
 
@@ -66,39 +67,11 @@ def exchange_over(
         units=units,
         groups={},
         check=_checking(check, groups, op),
-    )
-    terms = _terms(headers)
-    _move(transport, ring, terms, along_tree([term for _, _, term in terms], units), flats, groups, out)
-    return headers, replace(total, flats=out)
-
-
-def exchange_native_over(
-    ring: Ring,
-    *,
-    transport: Transport,
-    op: int,
-    header: dict[str, Json],
-    contribution: Partial | None,
-    leaves: Sequence[int],
-    units: int,
-    groups: dict[str, int],
-    check: Callable[[Headers], None],
-    out: dict[str, Tensor],
-) -> tuple[Headers, Partial]:
-    """As over_mesh.exchange_native, in the way of `exchange_over`."""
-    flats = [_checked(contribution.flats, groups, out)] if contribution is not None else []
-    headers, total = exchange_native(
-        ring,
-        op=op,
-        header={**header, _BULK: dict(groups)},
-        contribution=replace(contribution, flats={}) if contribution is not None else None,
         leaves=leaves,
-        units=units,
-        groups={},
-        check=_checking(check, groups, op),
     )
     terms = _terms(headers)
-    _move(transport, ring, terms, by_rank([term for _, _, term in terms], units), flats, groups, out)
+    arrange = along_tree if leaves is None else by_rank
+    _move(transport, ring, terms, arrange([term for _, _, term in terms], units), flats, groups, out)
     return headers, replace(total, flats=out)
 
 

@@ -150,11 +150,6 @@ class Carrier:
                     )
 
     @property
-    def frozen(self) -> bool:
-        """Whether the first step has begun."""
-        return self._frozen
-
-    @property
     def objects(self) -> Mapping[str, Any]:
         """All registered objects by name, unwrapped."""
         return self._objects
@@ -260,22 +255,13 @@ class Carrier:
 
     # A copy
 
-    def header(self) -> dict[str, Json]:
-        """The content of a copy: a typed description of every tensor, and every plain value. JSON only.
-
-        During a pass it describes the state when the pass began; so do `blobs`.
-        """
-        return self.capture()[0]
-
-    def blobs(self) -> list[torch.Tensor]:
-        """The bytes of the tensors in the order of the header: uint8, shape (nbytes,), CPU.
-
-        Blobs of contiguous CPU tensors are views, into which training writes: send or copy them before.
-        """
-        return self.capture()[1]
-
     def capture(self) -> tuple[dict[str, Json], list[torch.Tensor]]:
-        """(header, blobs) of one moment. Raises NotCarried naming a value that cannot be copied."""
+        """(header, blobs) of one moment; during a pass of that when the pass began.
+
+        header: a typed description of every tensor, and every plain value, JSON only. blobs: the bytes of the tensors
+        in the order of the header, uint8, shape (nbytes,), CPU. Those of contiguous CPU tensors are views, into which
+        training writes: send or copy them before. Raises NotCarried naming a value that cannot be copied.
+        """
         header, tensors = self.describe()
         return header, [to_blob(tensor) for _, tensor in tensors]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -101,53 +101,40 @@ class CopyClient:
 
     def meta(self, generation: Generation) -> JoinMeta | None:
         """Ask the members in rank order where the loop stands; None if no member can say yet."""
-        for member in generation.members:
-            if member.worker_id == self.worker_id:
-                continue
-            try:
-                connection = self.connect(member, generation)
-            except CopyFailed:
-                continue
-            try:
-                connection.send({"want": "meta"})
-                answer, _ = connection.receive()
-                if "meta" in answer:
+        for _, answer, _ in self._answers(generation, {"want": "meta"}):
+            if "meta" in answer:
+                with suppress(CopyFailed):  # another member may say it in order
                     return parse_meta(answer["meta"])
-            except CopyFailed:
-                continue
-            finally:
-                connection.close()
         return None
 
     def initial(self, generation: Generation, digest: str, carrier: Carrier) -> str | None:
         """Copy the initial state with this digest into the carrier. Returns the source, or None."""
+        for source, answer, blobs in self._answers(generation, {"want": "initial", "digest": digest}):
+            if isinstance(header := answer.get("state"), dict):
+                carrier.load(header, blobs)
+                return source
+        return None
+
+    def _answers(
+        self, generation: Generation, question: dict[str, Json]
+    ) -> Iterator[tuple[str, dict[str, Json], list[torch.Tensor]]]:
+        """(worker id, header, tensors) of the answer of each other member that gives one, in rank order."""
         for member in generation.members:
             if member.worker_id == self.worker_id:
                 continue
             try:
-                connection = self.connect(member, generation)
+                with closing(self.connect(member, generation)) as connection:
+                    connection.send(question)
+                    answer, blobs = connection.receive()
             except CopyFailed:
                 continue
-            try:
-                connection.send({"want": "initial", "digest": digest})
-                answer, blobs = connection.receive()
-            except CopyFailed:
-                continue
-            finally:
-                connection.close()
-            if isinstance(header := answer.get("state"), dict):
-                carrier.load(header, blobs)
-                return member.worker_id
-        return None
+            yield member.worker_id, answer, blobs
 
     def result(self, member: Member, generation: Generation, op: int) -> Partial:
         """The result of the operation that this worker is still in. Raises CopyFailed."""
-        connection = self.connect(member, generation)
-        try:
+        with closing(self.connect(member, generation)) as connection:
             connection.send({"want": "result", "op": op})
             answer, blobs = connection.receive()
-        finally:
-            connection.close()
         return parse_result(answer, blobs)
 
 

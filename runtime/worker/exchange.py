@@ -12,8 +12,8 @@ from elastic.protocol import worker_state
 from elastic.protocol.messages import Kind
 from elastic.protocol.reduction_tree import leaves
 from runtime.guards import checks
-from runtime.reduction.over_mesh import Sums, exchange, exchange_native
-from runtime.reduction.over_transport import exchange_native_over, exchange_over
+from runtime.reduction.over_mesh import Sums, exchange
+from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Json, Partial, total
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
@@ -104,40 +104,26 @@ class RingExchange:
             self._gauge.gathered()
 
         beside = ring.transport if task.groups else None
+        native = self._reduction == "allreduce" and bool(task.groups)
         attempts = self._begin(task, number, ring.members)
         sums = attempts.sums
         try:
-            if self._reduction == "allreduce" and task.groups:
-                if beside is None:
-                    add = partial(exchange_native, sums=sums, again=again)
-                else:
-                    add = partial(exchange_native_over, transport=beside, out=sums.out)
-                _, result = add(
-                    ring,
-                    op=number,
-                    header=header,
-                    contribution=total(roots) if roots else None,
-                    leaves=leaves([root.node for root in roots]),
-                    units=task.op.units,
-                    groups=task.groups,
-                    check=check,
-                )
+            if beside is None:
+                reduce = partial(exchange, sums=sums, again=again)
             else:
-                if beside is None:
-                    reduce = partial(exchange, sums=sums, again=again)
-                else:
-                    reduce = partial(exchange_over, transport=beside, out=sums.out)
-                headers, result = reduce(
-                    ring,
-                    op=number,
-                    header=header,
-                    roots=roots,
-                    units=task.op.units,
-                    groups=task.groups,
-                    check=check,
-                )
-                if task.op.kind is OpKind.ALLREDUCE:
-                    result.note = {worker: other["own"] for worker, other in headers.items()}
+                reduce = partial(exchange_over, transport=beside, out=sums.out)
+            headers, result = reduce(
+                ring,
+                op=number,
+                header=header,
+                roots=[total(roots)] if native and roots else roots,
+                leaves=leaves([root.node for root in roots]) if native else None,
+                units=task.op.units,
+                groups=task.groups,
+                check=check,
+            )
+            if task.op.kind is OpKind.ALLREDUCE:
+                result.note = {worker: other["own"] for worker, other in headers.items()}
         except RingBroken as broken:
             self._gauge.broken(str(broken))
             self._attempts = attempts

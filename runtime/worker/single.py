@@ -29,7 +29,6 @@ class SingleSession:
     local_rank = 0
     generation = 1
     restarted = False
-    reduction = "exact"
     because = "a job of one"
     began = ""
     pauses = False

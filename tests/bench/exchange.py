@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from runtime.reduction.over_mesh import Sums, exchange, exchange_native
+from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.ring.ring import Listener, Peer, Ring, build
 
@@ -110,11 +110,11 @@ def _rounds(ring: Ring, rank: int, members: int, elements: int, rounds: int) -> 
         )
 
     def native() -> None:
-        exchange_native(
+        exchange(
             ring,
             op=next(op),
             header={},
-            contribution=root,
+            roots=[root],
             leaves=[rank],
             units=members,
             groups={GROUP: elements},

@@ -31,7 +31,8 @@ def network() -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, network: Network) -> Iterator[Fleet]:
     with Fleet(tmp_path_factory.mktemp("partitions"), network, etcd=3, nodes=("a", "b")) as made:
-        known = [f"{network.nobody}:7070", *made.client.replicas]
+        nobody = f"{network.outside.rpartition('.')[0]}.254"
+        known = [f"{nobody}:7070", *made.client.replicas]
         made.node("c", "--rendezvous", ",".join(known))  # the first is on a machine that is gone
         made.await_nodes("c")
         yield made

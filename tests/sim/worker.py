@@ -31,7 +31,7 @@ from elastic.protocol.messages import (
     Word,
 )
 from elastic.protocol.messages import Release as ReleaseOrder
-from elastic.protocol.reduction_tree import Node, fold_nodes
+from elastic.protocol.reduction_tree import Node
 from elastic.protocol.worker_state import (
     AbortRings,
     Acknowledge,
@@ -71,6 +71,7 @@ from tests.sim.keeping import Keeping
 from tests.sim.mesh import Mesh
 from tests.sim.newcomer import Newcomer
 from tests.sim.script import Sum, Value
+from tests.trees import fold_nodes
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent

@@ -99,7 +99,6 @@ PURE_MODULES = (
 
 SMALL = {
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
-    "chaos_tests.nemesis.etcd_members": "a module for each thing that faults are done to",
     "chaos_tests.run.publish": "`elastic chaos report` needs it, and nothing that makes a run",
     "elastic.agent.process.mpi_placeholder": "a program that mpirun starts, from the standard library alone",
     "elastic.agent.worker.stack_dump": "both ends of one signal: the agent asks, and the worker shows",

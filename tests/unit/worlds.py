@@ -182,7 +182,6 @@ class FakeMember:
 
     local_rank = 0
     restarted = False
-    reduction = "exact"
     sums_on = torch.device("cpu")
 
     def __init__(self, world: World, name: str, joining: bool) -> None:

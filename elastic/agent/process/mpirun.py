@@ -146,20 +146,17 @@ class Mpirun:
             server.close()
 
     def _run(self, program: str, ranks: Ranks, address: str) -> _Program:
-        setpriv = shutil.which("setpriv")
-        if setpriv is None:
-            raise ConfigError("setpriv not found; install util-linux")
         options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", str(len(ranks.workers))]
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
         # mpirun inherits blocked stop signals and keeps them blocked; it is ended with SIGKILL.
         with open(self._log, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
             started = subprocess.Popen(
-                [
-                    *(setpriv, "--pdeathsig", "KILL", "--", program, *options),
+                stop_signals.dying_with_this(
+                    *(program, *options),
                     *DEAF,
                     *(sys.executable, "-I", "-S", str(Path(mpi_placeholder.__file__)), address),
-                ],
+                ),
                 env={**environment(os.environ), "TMPDIR": str(ranks.directory)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

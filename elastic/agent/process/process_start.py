@@ -84,12 +84,10 @@ def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: 
         raise RuntimeError("only the main thread may start workers: they die with the thread that started them")
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         raise ConfigError(f"no program {command[0]!r} on PATH")
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise ConfigError("setpriv not found; install util-linux")
+    words = stop_signals.dying_with_this(*command)
     return os.posix_spawn(
-        setpriv,
-        [setpriv, "--pdeathsig", "KILL", "--", *command],
+        words[0],
+        words,
         environment,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

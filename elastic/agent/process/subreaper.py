@@ -18,7 +18,6 @@ import ctypes
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from pathlib import Path
 from elastic import stop_signals
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.daemon import log
-from elastic.errors import ExitCode
+from elastic.errors import ConfigError, ExitCode
 from elastic.records import host_memory, temp_dirs
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -51,12 +50,9 @@ class Subreaper:
         signal.set_wakeup_fd(wake)
         stop_signals.begin()
         self._status: int | None = None
-        setpriv = shutil.which("setpriv")
-        if setpriv is None:
-            raise FileNotFoundError("setpriv not found: install util-linux")
-        command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", "elastic.agent", *arguments]
+        command = stop_signals.dying_with_this(sys.executable, "-P", "-m", "elastic.agent", *arguments)
         self._agent = os.posix_spawn(
-            setpriv,
+            command[0],
             command,
             stop_signals.environment(os.environ),
             setpgroup=0,
@@ -129,7 +125,7 @@ def _children() -> Iterator[int]:
 def main() -> int:
     try:
         status = Subreaper(sys.argv[1:]).run()
-    except OSError as error:
+    except (ConfigError, OSError) as error:
         log.begin_from(sys.argv[1:])
         logging.getLogger("elastic.agent.process.subreaper").critical("the agent cannot be started: %s", error)
         return ExitCode.BAD_INPUT

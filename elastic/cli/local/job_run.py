@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -295,11 +294,8 @@ class _Children:
         _end(self._agent, KEEPER_END_S)
 
     def _start_rendezvous(self) -> None:
-        setpriv = shutil.which("setpriv")
-        if setpriv is None:
-            raise ConfigError("setpriv not found: install util-linux")
         module, where = "elastic.rendezvous", ("--job-dir", str(self._dir), "--etcd", self._etcd.endpoint)
-        command = [setpriv, "--pdeathsig", "KILL", *PYTHON, module, *where]
+        command = stop_signals.dying_with_this(*PYTHON, module, *where)
         self._rendezvous = self._spawn(module, command, subprocess.DEVNULL)
         self._rendezvous_since_s = time.monotonic()
         self._watch_exit(self._rendezvous, self._rendezvous_ended)

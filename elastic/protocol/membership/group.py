@@ -109,6 +109,9 @@ class Roster(dict[str, WorkerView]):
         }
         self._inside: Counter[int] = Counter(workers._inside) if workers is not None else Counter()
 
+    def __copy__(self) -> Roster:
+        return Roster(self)
+
     def __setitem__(self, worker: str, seen: WorkerView) -> None:
         before = self.get(worker)
         if before is not None and before.stage is not seen.stage and seen.stage not in ARCS[before.stage]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from copy import copy
+from dataclasses import fields
 
 from elastic.errors import ExitCode
 from elastic.protocol.membership.closing import failed, finished, slot_given_up
@@ -26,7 +27,7 @@ from elastic.protocol.membership.events import (
     Stopped,
 )
 from elastic.protocol.membership.formation import announced, elected, form
-from elastic.protocol.membership.group import Group, Roster, Stage, State
+from elastic.protocol.membership.group import Group, Stage, State
 from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
 from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, wait_for_slow
@@ -102,17 +103,9 @@ def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ..
 
 def _copied(group: Group) -> Group:
     g = copy(group)
-    g.workers = Roster(group.workers)
-    for name in ("dead", "given_up", "silent_nodes", "attended_s", "slots", "reports", "drains"):
-        setattr(g, name, dict(getattr(group, name)))
-    for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up", "stuck_at"):
-        setattr(g, name, dict(getattr(group, name)))
-    for name in ("snapshots", "unreadable"):
-        setattr(g, name, dict(getattr(group, name)))
-    for name in ("slow_since_s", "stragglers", "demoted_s"):
-        setattr(g, name, dict(getattr(group, name)))
-    for name in ("turned_away", "in_vain", "stuck"):
-        setattr(g, name, set(getattr(group, name)))
+    for spec in fields(group):
+        if isinstance(value := getattr(group, spec.name), dict | set):  # what is changed in place
+            setattr(g, spec.name, copy(value))
     return g
 
 

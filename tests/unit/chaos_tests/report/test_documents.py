@@ -14,6 +14,7 @@ import pytest
 from chaos_tests import cli as chaos
 from chaos_tests.checkers import judge
 from chaos_tests.checkers.history import Run
+from chaos_tests.nemesis import etcd_members
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.report import documents, plots
 from chaos_tests.report.story import histogram, tell
@@ -275,7 +276,7 @@ def test_the_list_as_json_says_what_this_machine_cannot_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "why_not", lambda: "no network here")
-    monkeypatch.setattr(listing, "sturdy_binary", lambda: None)
+    monkeypatch.setattr(etcd_members, "sturdy_binary", lambda: None)
     assert main(["chaos", "list", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [preset["name"] for preset in told["presets"]] == list(PRESETS)

@@ -23,7 +23,8 @@ from elastic.protocol.recovery_plan import (
     redo_shares,
     smallest_cover,
 )
-from elastic.protocol.reduction_tree import Node, fold_nodes, is_node, leaves
+from elastic.protocol.reduction_tree import Node, is_node, leaves
+from tests.trees import fold_nodes
 
 WORKERS = ("a", "b", "c", "d", "e")
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastic.protocol.reduction_tree import Node, covers_exactly, fold_nodes, is_node, leaves, next_fold, parent, split
+from elastic.protocol.reduction_tree import Node, covers_exactly, is_node, leaves, next_fold, parent, split
+from tests.trees import fold_nodes
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 UNITS = st.integers(1, 64)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from elastic.protocol.messages import Generation, Kind, Member, Plan
 from elastic.protocol.recovery_plan import default_units_of, paces_of
-from elastic.protocol.reduction_tree import fold_nodes
 from elastic.protocol.shard_assignment import SLACK_PERCENT, costs, even_sizes, most_terms, sizes, slowest
+from tests.trees import fold_nodes
 
 PACES = st.lists(st.integers(1, 10**7), min_size=1, max_size=12).map(tuple)
 

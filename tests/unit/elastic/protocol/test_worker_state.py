@@ -30,7 +30,7 @@ from elastic.protocol.messages import (
     Word,
 )
 from elastic.protocol.recovery_plan import redo_shares
-from elastic.protocol.reduction_tree import Node, fold_nodes, leaves
+from elastic.protocol.reduction_tree import Node, leaves
 from elastic.protocol.worker_state import (
     AbortRings,
     Acknowledge,
@@ -75,6 +75,7 @@ from elastic.protocol.worker_state import (
     Wait,
     WorkerState,
 )
+from tests.trees import fold_nodes
 from tests.unit.elastic.protocol.test_membership import nodes
 from tests.unit.trace import arguments, check
 

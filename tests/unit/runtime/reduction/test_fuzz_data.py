@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import Disagree, NoMemory, RingBroken
-from runtime.reduction.over_mesh import exchange, exchange_native
+from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.reduction.schedule import ALIGN
 from runtime.ring.frames import _HEAD, _MAGIC, Frame, FrameKind, LinkError, PeerLink
@@ -206,10 +206,7 @@ def against(data: bytes) -> Iterator[Ring]:
 def reduce(ring: Ring, native: bool = False) -> None:
     root = Partial(0, 2, {"float32": torch.ones(ELEMENTS)}, 1, 2.0, {"loss": ("mean", 0.5, 2.0)})
     common: dict[str, Any] = {"op": 0, "header": {}, "units": 4, "groups": GROUPS, "check": lambda headers: None}
-    if native:
-        exchange_native(ring, contribution=root, leaves=[0, 1], **common)
-    else:
-        exchange(ring, roots=[root], **common)
+    exchange(ring, roots=[root], leaves=[0, 1] if native else None, **common)
 
 
 def headers(whole: dict[str, Any]) -> st.SearchStrategy[bytes]:

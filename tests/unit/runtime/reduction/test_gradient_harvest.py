@@ -495,7 +495,7 @@ def test_the_mode_that_a_shard_sets_ends_with_it_and_no_newcomer_is_given_it() -
     harvest.before(0)
     model.eval()
     model.norm.train()
-    copied: Any = carrier.header()["objects"]
+    copied: Any = carrier.capture()[0]["objects"]
     assert copied["model"]["evaluating"] == ["norm"]
     model(torch.randn(5, 3)).square().mean().backward()
     leaf = harvest.leaf(0, 1.0, {})
@@ -505,5 +505,5 @@ def test_the_mode_that_a_shard_sets_ends_with_it_and_no_newcomer_is_given_it() -
     harvest.install(leaf, "mean")
     assert [module.training for module in (model, model.first, model.norm)] == [True, True, False]
     model.eval()
-    copied = carrier.header()["objects"]
+    copied = carrier.capture()[0]["objects"]
     assert "first" in copied["model"]["evaluating"], "between two passes the modes are those of now"

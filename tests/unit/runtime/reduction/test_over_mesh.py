@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import Disagree, RingBroken
-from elastic.protocol.reduction_tree import Node, fold_nodes, split
+from elastic.protocol.reduction_tree import Node, split
 from runtime.reduction import over_mesh
-from runtime.reduction.over_mesh import Headers, Sums, exchange, exchange_native
+from runtime.reduction.over_mesh import Headers, Sums, exchange
 from runtime.reduction.partial_sum import Json, Partial, fold
 from runtime.reduction.schedule import ALIGN, DTYPES, pieces
 from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
 from runtime.ring.ring import Ring
+from tests.trees import fold_nodes
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
 
 LENGTHS = {"float32": 1000, "float64": 77}
@@ -426,11 +427,11 @@ def test_the_native_variant_adds_in_rank_order(world_size: int) -> None:
         return total
 
     def member(ring: Ring) -> Partial:
-        _, result = exchange_native(
+        _, result = exchange(
             ring,
             op=0,
             header={},
-            contribution=local(ring.rank),
+            roots=[local(ring.rank)],
             leaves=owned[ring.rank],
             units=units,
             groups=LENGTHS,
@@ -449,12 +450,11 @@ def test_the_native_variant_adds_in_rank_order(world_size: int) -> None:
 
 def test_the_native_variant_lets_a_member_bring_nothing_but_every_leaf_must_come() -> None:
     def member(ring: Ring, leaves: list[int]) -> Partial:
-        contribution = Partial(0, 0, {"float32": torch.ones(10)}) if leaves else None
-        _, result = exchange_native(
+        _, result = exchange(
             ring,
             op=0,
             header={},
-            contribution=contribution,
+            roots=[Partial(0, 0, {"float32": torch.ones(10)})] if leaves else [],
             leaves=leaves,
             units=2,
             groups={"float32": 10},

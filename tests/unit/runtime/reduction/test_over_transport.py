@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from elastic.errors import Disagree, RingBroken
-from elastic.protocol.reduction_tree import fold_nodes
 from runtime.reduction import over_transport
-from runtime.reduction.over_transport import exchange_native_over, exchange_over
+from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Partial, total
 from runtime.ring.process_group import ProcessGroupTransport
 from runtime.ring.ring import Listener, Ring
+from tests.trees import fold_nodes
 from tests.unit.gloo import GlooGroup
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
 from tests.unit.runtime.reduction.test_over_mesh import LENGTHS, assert_same, leaf, sum_of
@@ -66,31 +66,18 @@ def run(
         roots = [sum_of(node, groups, op) for node in (fold_nodes(leaves, len(owners)) if folded else leaves)]
         before = [{group: flat.clone() for group, flat in root.flats.items()} for root in roots]
         out = {group: torch.full((length,), math.nan, dtype=getattr(torch, group)) for group, length in groups.items()}
-        if native:
-            _, result = exchange_native_over(
-                ring,
-                transport=ring.transport,
-                op=op,
-                header={},
-                contribution=total(roots) if roots else None,
-                leaves=[unit for unit, _ in leaves],
-                units=len(owners),
-                groups=groups,
-                check=lambda headers: None,
-                out=out,
-            )
-        else:
-            _, result = exchange_over(
-                ring,
-                transport=ring.transport,
-                op=op,
-                header={},
-                roots=roots,
-                units=len(owners),
-                groups=groups,
-                check=lambda headers: None,
-                out=out,
-            )
+        _, result = exchange_over(
+            ring,
+            transport=ring.transport,
+            op=op,
+            header={},
+            roots=[total(roots)] if native and roots else roots,
+            leaves=[unit for unit, _ in leaves] if native else None,
+            units=len(owners),
+            groups=groups,
+            check=lambda headers: None,
+            out=out,
+        )
         assert all(result.flats[group] is out[group] for group in groups)
         for root, flats in zip(roots, before, strict=True):
             assert all(root.flats[group].equal(flat) for group, flat in flats.items())

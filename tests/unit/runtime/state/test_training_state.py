@@ -232,7 +232,6 @@ def test_freezing_twice_is_freezing_once() -> None:
     names = [name for name, _ in carrier.parameters()]
     carrier.freeze()
     assert [name for name, _ in carrier.parameters()] == names
-    assert carrier.frozen
 
 
 def test_a_shared_parameter_counts_once() -> None:
@@ -459,8 +458,9 @@ def test_a_copy_of_contiguous_tensors_shares_their_memory() -> None:
     names = [entry["name"] for entry in header["tensors"]]  # type: ignore[union-attr, call-overload, index]
     assert blobs[names.index("model.0.weight")].data_ptr() == model.get_parameter("0.weight").data_ptr()
     assert all(blob.dtype == torch.uint8 and blob.dim() == 1 for blob in blobs)
-    assert carrier.header() == header
-    assert [blob.data_ptr() for blob in carrier.blobs()] == [blob.data_ptr() for blob in blobs]
+    again, same_blobs = carrier.capture()
+    assert again == header
+    assert [blob.data_ptr() for blob in same_blobs] == [blob.data_ptr() for blob in blobs]
 
 
 def test_a_loaded_copy_does_not_share_the_received_bytes() -> None:
@@ -519,7 +519,7 @@ def test_buffers_that_state_dict_leaves_out_are_copied() -> None:
     there.load(*sent(ours))
     assert newcomer.scale is scale and newcomer.scale.tolist() == [3.0, 3.0]
     assert newcomer.cache is not None and newcomer.cache.tolist() == [0, 1, 2, 3]
-    assert there.digest() == ours.digest() and there.header() == ours.header()
+    assert there.digest() == ours.digest() and there.capture()[0] == ours.capture()[0]
     donor.cache = None
     there.load(*sent(ours))
     assert newcomer.cache is None
