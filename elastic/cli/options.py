@@ -79,6 +79,9 @@ def job_dir_of(options: argparse.Namespace) -> Path | None:
     if options.job_dir is not None or options.rendezvous:
         job_dir: Path | None = options.job_dir
         return job_dir
+    if options.job is not None and (Path(options.job) / "job.json").exists():
+        job_dir, options.job = Path(options.job), None
+        return job_dir
     if options.job is not None:
         raise ConfigError(f"{options.job}: say with --rendezvous of which fleet, or give --job-dir")
     found, live = job_dirs_here()

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from elastic.records.job_directory import is_removed, removal
-from elastic.records.journal import Line, parse
+from elastic.records.journal import Line, Recoveries, parse
 from elastic.records.problems import Problems
 
 ROOM_BYTES = 4096
@@ -15,12 +15,13 @@ ROOM_BYTES = 4096
 
 
 class Alerts:
-    """Follows the journals of one job directory."""
+    """Follows the journals of one job directory. members: also which members are lost and join."""
 
-    def __init__(self, job_dir: Path) -> None:
+    def __init__(self, job_dir: Path, *, members: bool = False) -> None:
         self._journals = job_dir / "journal"
         self._offsets: dict[Path, int] = {}
         self._troubles = Problems()
+        self._recoveries = Recoveries() if members else None
         self._words: set[str] = set()
         """Last words of scripts that were shown, such as tracebacks."""
         self._full = False
@@ -43,8 +44,22 @@ class Alerts:
     def _told(self) -> list[str]:
         lines = [line for path in sorted(self._journals.glob("*.jsonl")) for line in self._new_lines(path)]
         lines.sort(key=lambda line: int(line["t_mono_ns"]))
-        said = (self._with_words(notice(line), line) or self._troubles.see(line) for line in lines)
+        said = (
+            text
+            for line in lines
+            for text in (self._with_words(notice(line), line) or self._troubles.see(line), self._of_members(line))
+        )
         return [str(text) for text in said if text is not None]
+
+    def _of_members(self, line: Line) -> str | None:
+        if self._recoveries is None:
+            return None
+        if (told := self._recoveries.see(line)) is not None and told["complete"]:
+            return f"{told['because']}; the others go on after {told['recovery_ms']:.0f} ms"
+        match line:
+            case {"event": "joined", "worker_id": str(worker)}:
+                return f"{worker} has joined"
+        return None
 
     def has_told(self, words: str) -> bool:
         return words.strip() in self._words

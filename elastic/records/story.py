@@ -76,7 +76,7 @@ SENTENCES = {
     "node_stays": "node {node} stays",
     "node_empty": "no worker is on node {node} any more",
     "drain_asked": "{caller} wants node {node} empty",
-    "worker_signal_asked": "{caller} asks {worker_id} for this: {kind}",
+    "worker_signal_asked": "{worker_id}: {caller} asks for this: {kind}",
     "cordoned": "{caller} wants node {node} empty, of all jobs",
     "agent_silent": "the agent of node {node} is silent",
     "leading": "{who} leads the job, term {term}",

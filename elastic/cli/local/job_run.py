@@ -160,7 +160,7 @@ def attempt(
         with (
             etcd,
             _display(quiet, as_json) as display,
-            _Children(spec, job_dir, notices, grace_s, etcd, signals, display) as children,
+            _Children(spec, job_dir, notices, grace_s, etcd, signals, display, quiet=quiet) as children,
         ):
             return children.wait()
     except (ConfigError, StoreUnavailable) as error:
@@ -181,6 +181,8 @@ class _Children:
         etcd: EmbeddedEtcd,
         signals: Signals,
         display: Display,
+        *,
+        quiet: bool,
     ) -> None:
         self._spec = spec
         self._dir = job_dir
@@ -194,7 +196,7 @@ class _Children:
         self._display = display
         self._selector = selectors.DefaultSelector()
         self._facts: dict[str, Any] | None = None
-        self._notices = Alerts(job_dir)
+        self._notices = Alerts(job_dir, members=not quiet)
         self._notices_s = 0.0
         """When they are to be looked for again."""
         self._restart_s = math.inf

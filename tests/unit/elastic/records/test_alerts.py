@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,3 +120,21 @@ def test_a_job_directory_that_is_removed_is_told_once(tmp_path: Path) -> None:
     assert told.startswith(f"{job_dir} was removed or moved while the job ran, and with it its ledger, logs and")
     (job_dir / "journal").mkdir(parents=True)
     assert notices.poll() == []
+
+
+def test_a_person_who_wants_to_see_the_members_hears_of_a_loss_with_its_time_and_of_a_newcomer(tmp_path: Path) -> None:
+    (tmp_path / "job.json").touch()
+    quiet, told = Alerts(tmp_path), Alerts(tmp_path, members=True)
+    with Journal(journal_path(tmp_path, "leader"), "job", "leader", "local") as leader:
+        leader.write("member_lost", worker_id="local.1.0", because="killed by SIGKILL")
+        leader.write("quiesce_started", 1, because="local.1.0 lost: killed by SIGKILL")
+        leader.write("quiesce_complete")
+        leader.write("committed", 2, kind="loss", members=["local.0.0"])
+        leader.write("published", 2, kind="loss")
+        assert told.poll() == []
+        for event in ("ring_up", "redo_started", "op_complete"):
+            leader.write(event, 2, worker_id="local.0.0", op=7)
+        leader.write("joined", 3, worker_id="local.1.1", op=9)
+        loss, joined = told.poll()
+    assert re.fullmatch(r"local\.1\.0 lost: killed by SIGKILL; the others go on after \d+ ms", loss)
+    assert joined == "local.1.1 has joined" and quiet.poll() == []
