@@ -33,8 +33,16 @@ def _disorder(run: Run) -> Iterator[CheckerVerdict]:
 
 def _ends_early(history: History) -> Iterator[CheckerVerdict]:
     here, there = len(history.faulty.steps), len(history.quiet.steps)
-    if here != there:
-        yield broken(f"{here} steps were applied, {there} in the quiet run", history.faulty.steps[-1].at)
+    if here == there:
+        return
+    first = [run.steps[0].line.get("epoch") if run.steps else None for run in (history.faulty, history.quiet)]
+    hint = ""
+    if None not in first and first[0] != first[1]:
+        hint = (
+            f". The script began in epoch {first[0]}, and in the quiet run in epoch {first[1]}: it has found what the "
+            "quiet run left, such as a snapshot of its own; let it begin anew, or write elsewhere, in each run"
+        )
+    yield broken(f"{here} steps were applied, {there} in the quiet run{hint}", history.faulty.steps[-1].at)
 
 
 def replicas(history: History) -> CheckerVerdict:

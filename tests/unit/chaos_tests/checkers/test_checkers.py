@@ -522,3 +522,9 @@ def test_a_checkpoint_that_the_harness_has_damaged_is_found_damaged_and_not_gone
     gone_on = event(7.0, "state_restored", D, 4, entry=ENTRY, step=2)
     assert verdict("I14", with_events(damaged, gone_on)).answer is Truth.TRUE
     assert verdict("I14", with_events(damaged, spoiled, gone_on)).answer is Truth.FALSE
+
+
+def test_a_script_that_has_loaded_what_the_quiet_run_left_is_named() -> None:
+    later = tuple(replace(step, line={**step.line, "epoch": 4}) for step in good().faulty.steps[:2])
+    found = verdict("I5", with_steps(good(), later))
+    assert found.answer is Truth.FALSE and "began in epoch 4, and in the quiet run in epoch 0" in found.because
