@@ -147,6 +147,12 @@ def test_the_page_of_a_fleet_acts_with_an_operators_certificate_only(tmp_path: P
             assert act.post("/api/nodes/nowhere/drain", over=False)[0] == 409
             assert act.post(f"{act.path(name)}/actions", action="stop")[0] == 200
             assert fleet.await_end(name)["job"] == name
+            later = [*words[:-4], "--certs", str(viewer), *words[-2:]]
+            commands.append(Command(later, tmp_path / "later.out", environment={"PYTHONPATH": str(ROOT)}, cwd=tmp_path))
+            page = PageClient(job_until(commands[-1]))
+            document = fleet.until("its steps", lambda: d if (d := page.job(name))["steps"]["at"] else None)
+            assert document["status"]["state"] == "ended"
+            assert {"worker_started", "member_lost"} <= {moment["event"] for moment in document["moments"]}
         finally:
             for command in commands:
                 command.stop()
