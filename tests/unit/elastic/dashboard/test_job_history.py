@@ -190,8 +190,9 @@ def test_a_page_gets_the_same_scalars_live_as_when_it_is_loaded_anew() -> None:
     history = JobHistory()
     scalars = {f"layer-{number}": 1.0 for number in range(300)}
     history.applied([{"step": 0, "scalars": scalars, "samples": []}], 0.0)
-    (event,) = history.after(0) or ()
-    assert event.data["scalars"][0].keys() == history.document()["steps"]["values"].keys()
+    events = history.after(0)
+    assert events is not None and len(events) == 1
+    assert events[0].data["scalars"][0].keys() == history.document()["steps"]["values"].keys()
 
 
 def test_a_job_that_has_gone_on_has_not_ended() -> None:
