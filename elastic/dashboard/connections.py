@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 256
@@ -37,3 +39,18 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
         else:
             self.loop.call_later(REQUEST_S, self._look, self.cycle)
+
+
+def config(app: ASGIApp, close_s: float) -> uvicorn.Config:
+    """close_s: seconds that answers, and pages that follow, get when the server ends."""
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        backlog=BACKLOG,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=round(close_s),
+        h11_max_incomplete_event_size=1 << 15,
+    )

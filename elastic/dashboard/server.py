@@ -13,9 +13,6 @@ from elastic.errors import ConfigError
 from elastic.rendezvous.endpoint import is_loopback, parse, split
 
 if TYPE_CHECKING:
-    import uvicorn
-    from starlette.types import ASGIApp
-
     from elastic.dashboard.access import Access
     from elastic.dashboard.app import Dashboard
 
@@ -76,24 +73,6 @@ def serve(
     asyncio.run(_serve(listening, access, make, polls, lambda: say(f"http://{shown}:{port}/?key={access.key}")))
 
 
-def config(app: ASGIApp) -> uvicorn.Config:
-    import uvicorn
-
-    from elastic.dashboard.connections import BACKLOG, BoundedProtocol
-
-    return uvicorn.Config(
-        app,
-        http=BoundedProtocol,
-        backlog=BACKLOG,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        timeout_graceful_shutdown=round(CLOSE_S),
-        h11_max_incomplete_event_size=1 << 15,
-    )
-
-
 async def _serve(
     listening: socket.socket,
     access: Access,
@@ -103,13 +82,15 @@ async def _serve(
 ) -> None:
     import uvicorn
 
+    from elastic.dashboard import connections
+
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # this module has the handlers
 
     dashboard = make(access)
-    server = Server(config(dashboard.app()))
+    server = Server(connections.config(dashboard.app(), CLOSE_S))
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sent in stop_signals.obeyed():

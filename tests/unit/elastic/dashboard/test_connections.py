@@ -36,7 +36,7 @@ def test_who_asks_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> N
     async def main() -> None:
         listening = server.listen("0")
         port = listening.getsockname()[1]
-        serving = uvicorn.Server(server.config(app))
+        serving = uvicorn.Server(connections.config(app, 2.0))
         task = asyncio.create_task(serving.serve(sockets=[listening]))
         while not serving.started:
             await asyncio.sleep(0.01)
