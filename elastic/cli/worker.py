@@ -54,7 +54,7 @@ def _stacks(options: argparse.Namespace) -> int:
 
     source, ask = _job(options)
     text = remote_logs.stacks(source, options.worker, lambda: ask(False))
-    print(json.dumps({"worker_id": options.worker, "stacks": text}) if options.json else text, end="")
+    print(json.dumps({"worker_id": options.worker, "stacks": text}) if options.json else text.rstrip("\n"))
     return ExitCode.DONE
 
 

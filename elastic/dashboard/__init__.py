@@ -9,6 +9,7 @@ directory_source.py  a job of this machine
 fleet_source.py    the jobs of a fleet, through its replicas
 feeds.py           polls the sources, and wakes the pages that wait
 app.py             the pages and their data over HTTP, with server-sent events
+connections.py     how many connections there may be, and how long one may wait with its request
 server.py          the process: address, port, signals
 command.py         `elastic dashboard`
 __main__.py        the same beside `elastic run --dashboard`

@@ -81,4 +81,5 @@ class Access:
 def hosts_at(host: str, port: int) -> frozenset[str]:
     """What browsers may say in Host for a dashboard at this loopback address."""
     shown = f"[{host}]" if ":" in host else host
-    return frozenset({f"{shown}:{port}", f"localhost:{port}"})
+    names = {shown, "localhost"}
+    return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))  # which is not said then

@@ -26,7 +26,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -98,7 +98,7 @@ class Dashboard:
         if self._job is not None:
             await self._job.poll(ask=True)
         self._closing = True
-        for feed in (self._job, self._fleet):
+        for feed in (self._job, self._fleet, *(self._fleet.jobs if self._fleet is not None else ())):
             if feed is not None:
                 feed.waiters.wake()
 
@@ -135,7 +135,7 @@ class Dashboard:
             if refusal is not None:
                 return _refused(refusal)
             try:
-                return JSONResponse({"said": await act(request, await _body(request))})
+                return _json({"said": await act(request, await _body(request))})
             except ConfigError as error:
                 return _refused(HttpRefusal(HTTPStatus.CONFLICT, str(error)))
             except (ElasticError, OSError) as error:
@@ -149,7 +149,7 @@ class Dashboard:
         fleet = self._fleet
         may_act = fleet.source.may_act if fleet is not None else True
         mode = "job" if fleet is None else "fleet"
-        return JSONResponse({"mode": mode, "job": self._name, "token": self._access.token, "may_act": may_act})
+        return _json({"mode": mode, "job": self._name, "token": self._access.token, "may_act": may_act})
 
     async def _feed(self, request: Request) -> JobFeed:
         name = request.path_params["job"]
@@ -162,7 +162,7 @@ class Dashboard:
     async def _overview(self, request: Request) -> Response:
         if self._fleet is None:
             raise ConfigError(f"this is the dashboard of {self._name}, not of a fleet")
-        return JSONResponse(self._fleet.overview)
+        return _json(self._fleet.overview)
 
     async def _overviews(self, request: Request) -> Response:
         fleet = self._fleet
@@ -188,13 +188,13 @@ class Dashboard:
         feed = await self._feed(request)
         document = await asyncio.to_thread(feed.history.document)
         actions = [str(action) for action in feed.source.actions]
-        return JSONResponse({**document, **feed.state, "boot": feed.boot, "actions": actions})
+        return _json({**document, **feed.state, "boot": feed.boot, "actions": actions})
 
     async def _events(self, request: Request) -> Response:
         feed = await self._feed(request)
         asked = request.headers.get("last-event-id") or request.query_params.get("after", "")
         boot, _, number = asked.partition("-")
-        after = int(number) if boot == feed.boot and number.isdecimal() else -1
+        after = int(number) if boot == feed.boot and _is_number(number) else -1
 
         async def events(number: int) -> AsyncIterator[str]:
             version = -1
@@ -222,27 +222,27 @@ class Dashboard:
         feed = await self._feed(request)
         about = request.query_params.get("about", "")
         lines, away = await asyncio.to_thread(feed.source.lines)
-        of_number = about.isdecimal()
+        of_number = _is_number(about)
         moments = story.of_generation(lines, int(about)) if of_number else story.of_worker(lines, about)
         shown = [
             {"t": moment.line["t_wall"], "said": moment.said, "because": moment.because}
             for moment in moments[-STORY_MOMENTS:]
         ]
-        return JSONResponse({"about": about, "moments": shown, "left_out": len(moments) - len(shown), "away": away})
+        return _json({"about": about, "moments": shown, "left_out": len(moments) - len(shown), "away": away})
 
     async def _flight(self, request: Request) -> Response:
         feed = await self._feed(request)
-        return JSONResponse({"text": await asyncio.to_thread(feed.source.flight)})
+        return _json({"text": await asyncio.to_thread(feed.source.flight)})
 
     async def _log(self, request: Request) -> Response:
         feed, worker = await self._feed(request), request.path_params["worker"]
         offset = request.query_params.get("offset", "")
-        if not is_worker(worker) or not (offset == "" or offset.isdecimal()):
+        if not is_worker(worker) or not (offset == "" or _is_number(offset)):
             raise ConfigError(f"no log of {worker!r:.80}")
         piece = await asyncio.to_thread(feed.source.logs().read, worker, int(offset or -LOG_TAIL))
         if piece.size < 0:
             raise ConfigError(f"no log of {worker}")
-        return JSONResponse({"text": piece.text.decode(errors="replace"), "end": piece.end, "size": piece.size})
+        return _json({"text": piece.text.decode(errors="replace"), "end": piece.end, "size": piece.size})
 
     # ----------------------------------------------------------------------------------------------- actions
 
@@ -342,10 +342,20 @@ async def _set_within(event: asyncio.Event, seconds: float) -> bool:
         return False
 
 
+def _is_number(text: str) -> bool:
+    """Whether this is a number that fits into 64 bits."""
+    return text.isdecimal() and len(text) <= 18
+
+
+def _json(document: Mapping[str, Any], status: int = HTTPStatus.OK) -> Response:
+    """In ASCII: text from jobs may hold what cannot be encoded, such as the name of a file that is no Unicode."""
+    return Response(json.dumps(document, separators=(",", ":")), status, media_type="application/json")
+
+
 def _event(kind: str, data: Mapping[str, Any], number: str = "") -> str:
     head = f"id: {number}\n" if number else ""
     return f"{head}event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
 def _refused(refusal: HttpRefusal) -> Response:
-    return JSONResponse({"error": refusal.because}, refusal.status)
+    return _json({"error": refusal.because}, refusal.status)

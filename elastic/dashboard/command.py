@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +75,7 @@ def serve_directory(job_dir: Path, listen: str | None, run: int | None, say: Cal
     from elastic.dashboard.feeds import JobFeed
 
     feed = JobFeed(DirectorySource(job_dir, run), POLL_S, leader_only=False)
-    name = job_dir.absolute().name
+    name = Path(os.path.abspath(job_dir)).name  # also of "..", which no browser asks for
     server.serve(server.listen(listen), lambda access: Dashboard(access, feed, None, name), feed.run, say)
 
 

@@ -16,7 +16,7 @@ from elastic.dashboard.sources import Action
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import remote_logs
 from elastic.records import flight_recorder, journal, last_notes, problems
-from elastic.records.job_directory import is_live, read_json
+from elastic.records.job_directory import is_live, is_removed, job_id, read_json, removal
 from elastic.records.job_follower import JobFiles
 from elastic.records.journal import Line
 from elastic.rendezvous.operator_client import signal_worker
@@ -39,25 +39,39 @@ class DirectorySource:
         self._dir = job_dir
         self._run = run
         self._files: JobFiles | None = None
+        self._job = ""
+        self._alive = True
+        """False: no process of the job answered, and none holds its locks."""
 
     @property
     def actions(self) -> Sequence[Action]:
         return (Action.STACKS, Action.KILL, *([Action.STOP] if self._run is not None else []))
 
     def poll(self, history: JobHistory) -> bool:
+        if is_removed(self._dir):
+            raise ElasticError(removal(self._dir))
+        job = job_id(self._dir) if (self._dir / "id").exists() else ""
+        if job != self._job and self._job:  # `elastic run --fresh`
+            history.anew()
+            self._files = None
+        self._job = job
         if self._files is None:
             self._read_earlier_runs(history)
             self._files = JobFiles(self._dir, history, from_end=False)
         found = self._files.look(time.monotonic_ns(), time.time())
         result = self._dir / "result.json"
-        if result.exists():
+        try:
             history.ended(result.stat().st_mtime)
+        except FileNotFoundError:
+            history.ended(None if self._alive else 0.0)
         return found
 
     def status(self) -> Mapping[str, Any]:
         try:
             status = job_status(self._dir, STATUS_S)
+            self._alive = True
         except ElasticError as error:
+            self._alive = is_live(self._dir)
             return {"state": "unknown", "because": str(error), "generation": 0, "members": []}
         if status["state"] != "closed":
             status["troubles"] = [asdict(trouble) for trouble in problems.of_settings(self._dir)]

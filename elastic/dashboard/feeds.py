@@ -86,8 +86,8 @@ def _tried(look: Callable[[], Any]) -> tuple[Any, str]:
     """What the look gives, or None and why; it is shown on the page, and tried again at the next look."""
     try:
         return look(), ""
-    except (ElasticError, OSError, ValueError, KeyError) as error:
-        return None, f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return None, str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"
 
 
 class FleetFeed:
@@ -114,10 +114,8 @@ class FleetFeed:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def poll(self) -> None:
-        try:
-            found: Mapping[str, Any] = {**await asyncio.to_thread(self.source.overview), "problem": ""}
-        except ElasticError as error:
-            found = {**self.overview, "problem": str(error)}
+        overview, problem = await asyncio.to_thread(_tried, self.source.overview)
+        found = {**(overview or self.overview), "problem": problem}
         if found != self.overview:
             self.overview = found
             self.version += 1
@@ -128,12 +126,17 @@ class FleetFeed:
         """The feed of a job, which begins when its page is opened first. Raises ConfigError if there is no such job."""
         if name not in self._jobs:
             source = await asyncio.to_thread(self.source.job, name)
-            if name not in self._jobs:
-                feed = JobFeed(source, self._poll_s, leader_only=True)
-                await feed.poll()
+            feed = JobFeed(source, self._poll_s, leader_only=True)
+            await feed.poll()
+            if name not in self._jobs:  # else another page has opened it meanwhile
                 self._jobs[name] = (feed, asyncio.create_task(feed.run()))
         self._shown_s[name] = time.monotonic()
         return self._jobs[name][0]
+
+    @property
+    def jobs(self) -> list[JobFeed]:
+        """Those whose pages were opened."""
+        return [feed for feed, _ in self._jobs.values()]
 
     def _forget(self, now_s: float) -> None:
         for name, (feed, task) in list(self._jobs.items()):

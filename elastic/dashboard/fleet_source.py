@@ -54,6 +54,8 @@ class RemoteJob:
         """(replica or node, file) -> how far it was read."""
         self._nodes: set[str] = set()
         """Which have had workers of the job."""
+        self._asked: set[str] = set()
+        """Which were asked whether they have."""
         self._entry: Mapping[str, Any] = {}
 
     @property
@@ -63,8 +65,10 @@ class RemoteJob:
     def poll(self, history: JobHistory) -> bool:
         overview = self._client.overview()
         self._entry = next((job for job in overview["jobs"] if job["job"] == self._job), self._entry)
-        self._nodes |= set(self._entry.get("slots", {}))
         up = {node["node"] for node in overview["nodes"] if node["up"]}
+        # Where it is now, and where it was: a job that is over, or has moved, is on other nodes or on none.
+        self._nodes |= set(self._entry.get("slots", {})) | {node for node in up - self._asked if self._was_on(node)}
+        self._asked |= up
         lines = [line for address in self._client.replicas for line in self._of_replica(address)]
         lines += [line for node in sorted(self._nodes & up) for line in self._of_agent(node)]
         for line in sorted(lines, key=lambda line: float(line["t_wall"])):
@@ -118,6 +122,12 @@ class RemoteJob:
                     yield from self._new_lines(f"{address}/{job}", name, read)
         except ElasticError:
             return  # it is away; its lines come when it is back
+
+    def _was_on(self, node: str) -> bool:
+        try:
+            return bool(self._client.log(self._job, node, "", 0).text)
+        except ElasticError:
+            return False
 
     def _of_agent(self, node: str) -> Iterator[Line]:
         try:

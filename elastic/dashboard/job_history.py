@@ -6,6 +6,8 @@ the document of event number n, and then all events after n, shows what a new do
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +30,10 @@ KEPT_OTHERS = 1000
 
 RATE_S = 1.0
 """Least seconds between two points of the rate."""
+
+LIVE_STEPS = 5000
+"""Most steps of one look that are news. More are of before the dashboard began: they are no events, which would take
+the memory of the whole ledger, and have no rate."""
 
 MOMENTS: Mapping[str, str] = {
     **dict.fromkeys(("fault_injected", "worker_frozen", "worker_failed", "member_lost", "stuck", "expelled"), "bad"),
@@ -78,24 +84,29 @@ class JobHistory:
     events = EVENTS
 
     def __init__(self, *, leader_only: bool = False) -> None:
+        self._leader_only = leader_only
         self.number = 0
         """Of the newest event."""
         self.changes = 0
         """How many events may have changed what the job's leader says; steps do not."""
         self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
         self._log: deque[PageEvent] = deque(maxlen=KEPT_EVENTS)
         self._kept: dict[str, deque[Mapping[str, Any]]] = {
             "moment": deque(maxlen=KEPT_MOMENTS),
             **{kind: deque(maxlen=KEPT_OTHERS) for kind in ("generation", "recovery", "checkpoint", "fault")},
         }
-        self._recoveries = Recoveries(leader_only=leader_only)
+        self._recoveries = Recoveries(leader_only=self._leader_only)
         self._recovery_count = 0
         self._problems = problems.Problems()
         self._spent = TimeSpent()
         self._steps = ThinnedSeries()
         self._rate = ThinnedSeries()
         self._rated: tuple[float, int, int] | None = None
-        """When the newest point of the rate was made, and how many steps and samples there were then."""
+        """Monotonic seconds of the newest point of the rate, and how many steps and samples there were then."""
+        self._behind = False
         self._applied = 0
         self._samples = 0
         self._plan: dict[str, Any] = {}
@@ -104,9 +115,21 @@ class JobHistory:
 
     # ------------------------------------------------------------------------------------------ what comes in
 
-    def see(self, line: Line) -> None:
+    def anew(self) -> None:
+        """Another job has the place of this one. Pages read the document anew."""
         with self._lock:
-            self._see(line)
+            self._begin()
+            self._skip()
+
+    def see(self, line: Line) -> None:
+        """A line that no process of ours has written is shown as such."""
+        with self._lock:
+            try:
+                self._see(line)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                said = f"a line of a journal cannot be read: {type(error).__name__}: {error}"[:200]
+                told = {"t": self._seen_s, "generation": 0, "because": "", "event": "unreadable", "level": "warn"}
+                self._put("moment", {**told, "said": said, "worker": "", "node": ""})
 
     def _see(self, line: Line) -> None:
         recovery = self._recoveries.see(line)
@@ -151,44 +174,48 @@ class JobHistory:
 
     def _applied_steps(self, steps: Iterable[Mapping[str, Any]]) -> None:
         shown = [step for step in steps if self._steps.last is None or step["step"] > self._steps.last]
+        self._behind = len(shown) > LIVE_STEPS
+        told = []
         for step in shown:
-            values = dict(_numbers(step.get("scalars", {})))
-            self._steps.add(step["step"], values)
+            told.append(self._steps.add(step["step"], dict(_numbers(step.get("scalars", {})))))
             self._applied += 1
             self._samples += samples_of(dict(step))
-        if shown:
-            numbers = [step["step"] for step in shown]
-            self._put("steps", {"at": numbers, "scalars": [dict(_numbers(step.get("scalars", {}))) for step in shown]})
+        if self._behind:
+            self._skip()
+        elif shown:
+            self._put("steps", {"at": [step["step"] for step in shown], "scalars": told})
 
     def tick(self, now_s: float, now_wall: float) -> None:
         """A point of the rate is made where steps have come; times without steps have none, so that they show as a
         fall to 0."""
         with self._lock:
-            self._tick(now_wall)
+            self._tick(now_s, now_wall)
 
-    def _tick(self, now_wall: float) -> None:
+    def _tick(self, now_s: float, now_wall: float) -> None:
         if self._ended_s is not None:
             return
-        if self._rated is None:
+        if self._rated is None or self._behind:
             # What was applied before the first look has no time.
-            self._rated = (now_wall, self._applied, self._samples)
+            self._rated = None if self._behind else (now_s, self._applied, self._samples)
             return
         since_s, steps, samples = self._rated
-        if now_wall - since_s < RATE_S:
+        if now_s - since_s < RATE_S:
             return
-        between_s = now_wall - since_s
+        between_s = now_s - since_s
         new = {"steps_per_s": self._applied - steps, "samples_per_s": self._samples - samples}
         rate = {name: count / between_s for name, count in new.items()}
-        self._rated = (now_wall, self._applied, self._samples)
+        self._rated = (now_s, self._applied, self._samples)
         if self._applied:
             self._rate.add(now_wall, rate)
             self._put("rate", {"t": now_wall, **rate})
 
-    def ended(self, at_wall: float) -> None:
-        """The job is over since that time; a resumed run goes on."""
+    def ended(self, at_wall: float | None) -> None:
+        """The job is over since that time, or its last line; None: it goes on."""
         with self._lock:
-            if self._ended_s is None:
-                self._ended_s = max(at_wall, self._seen_s)
+            if at_wall is None:
+                self._ended_s = None
+            elif self._ended_s is None:
+                self._ended_s = at_wall
 
     # ------------------------------------------------------------------------------------------ what goes out
 
@@ -213,8 +240,11 @@ class JobHistory:
                 "last_step": self._steps.last,
                 "recoveries": self._recovery_count,
                 "troubles": [asdict(problem) for problem in self._problems.now],
-                "time": self._spent.document(now_wall if self._ended_s is None else self._ended_s),
+                "time": self._spent.document(self._now(now_wall)),
             }
+
+    def _now(self, now_wall: float) -> float:
+        return now_wall if self._ended_s is None else max(self._ended_s, self._seen_s)
 
     def after(self, number: int) -> list[PageEvent] | None:
         """The events after that number, oldest first; None: some of them are not kept any more, or it is of another
@@ -224,6 +254,11 @@ class JobHistory:
             if not first - 1 <= number <= self.number:
                 return None
             return list(islice(self._log, number - first + 1, None))
+
+    def _skip(self) -> None:
+        """No event tells what has changed: pages read the document anew."""
+        self.number += 1
+        self._log.clear()
 
     def _put(self, kind: str, data: Mapping[str, Any]) -> None:
         self.number += 1
@@ -242,4 +277,6 @@ def _numbers(scalars: object) -> Iterator[tuple[str, float]]:
     if isinstance(scalars, Mapping):
         for name, value in scalars.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                yield str(name), float(value)
+                with contextlib.suppress(OverflowError):  # an integer that no float can hold
+                    if math.isfinite(value):
+                        yield str(name), float(value)

@@ -82,23 +82,15 @@ async def _serve(
 ) -> None:
     import uvicorn
 
+    from elastic.dashboard import connections
+
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # this module has the handlers
 
     dashboard = make(access)
-    server = Server(
-        uvicorn.Config(
-            dashboard.app(),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=round(CLOSE_S),
-            h11_max_incomplete_event_size=1 << 15,
-        )
-    )
+    server = Server(connections.config(dashboard.app(), CLOSE_S))
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sent in stop_signals.obeyed():

@@ -19,9 +19,9 @@ NAMES = 32
 
 @dataclass(slots=True)
 class _Point:
-    """Neighbouring values of one name. total: of `count` values; a point without values is a gap."""
+    """Neighbouring values of one name. mean: of `count` values; a point without values is a gap."""
 
-    total: float
+    mean: float
     count: int
     least: float
     most: float
@@ -29,8 +29,9 @@ class _Point:
     def merged(self, other: _Point | None) -> _Point:
         if other is None:
             return self
-        least, most = min(self.least, other.least), max(self.most, other.most)
-        return _Point(self.total + other.total, self.count + other.count, least, most)
+        least, most, count = min(self.least, other.least), max(self.most, other.most), self.count + other.count
+        mean = self.mean * (self.count / count) + other.mean * (other.count / count)  # a sum could overflow
+        return _Point(min(most, max(least, mean)), count, least, most)
 
 
 class ThinnedSeries:
@@ -53,8 +54,9 @@ class ThinnedSeries:
         """The newest place; None: there is no value yet."""
         return self._at[-1] if self._at else None
 
-    def add(self, at: float, values: Mapping[str, float]) -> None:
-        """Add the values at a step, or at a time, after all before it. Names beyond the first NAMES are left out."""
+    def add(self, at: float, values: Mapping[str, float]) -> dict[str, float]:
+        """Add the values at a step, or at a time, after all before it. Returns those that are kept: names beyond the
+        first NAMES are left out."""
         if self._open in (0, self._stride):
             if len(self._at) >= self._limit:
                 self._thin()
@@ -70,6 +72,7 @@ class ThinnedSeries:
                     continue
                 self._values[name] = [None] * len(self._at)
             self._values[name][-1] = _Point(value, 1, value, value).merged(self._values[name][-1])
+        return {name: value for name, value in values.items() if name in self._values}
 
     def document(self) -> dict[str, Any]:
         """{"stride", "at", "values": {name: {"mean", "min", "max"}}}, lists of equal length with None for gaps. min and
@@ -81,7 +84,7 @@ class ThinnedSeries:
         }
 
     def _shown(self, points: list[_Point | None]) -> dict[str, list[float | None]]:
-        shown = {"mean": [None if point is None else point.total / point.count for point in points]}
+        shown = {"mean": [None if point is None else point.mean for point in points]}
         if self._stride > 1:
             shown["min"] = [None if point is None else point.least for point in points]
             shown["max"] = [None if point is None else point.most for point in points]

@@ -22,6 +22,10 @@ SETTLE_NS = 50_000_000
 """Between the time in a line and the moment when it is in its file."""
 
 
+AHEAD_NS = 60_000_000_000
+"""A line that is so much younger than the look was written before a reboot, or on another machine."""
+
+
 class JobReader(Protocol):
     """Takes what is written about a job. events: the events of journals that matter to it; it gets no other lines."""
 
@@ -116,8 +120,11 @@ class JobFiles:
             self._reader.resumed(resume["redone"])
         self._resumes = len(resumes)
         self._take(text for tail in self._journals.values() for text in tail.lines())
-        settled = [line for line in self._waiting if line["t_mono_ns"] <= now_ns - SETTLE_NS]
-        del self._waiting[: len(settled)]
+        settled: list[Line] = []
+        young: list[Line] = []
+        for line in self._waiting:
+            (young if -AHEAD_NS <= now_ns - line["t_mono_ns"] < SETTLE_NS else settled).append(line)
+        self._waiting = young
         self._see(settled)
         steps = list(parsed_steps(self._ledger.lines()))
         self._reader.applied(steps, now_ns / 1e9)
@@ -153,7 +160,7 @@ class JobFiles:
 def parsed_steps(texts: list[bytes]) -> Iterator[dict[str, Any]]:
     """The lines of a ledger among these; torn ones are left out."""
     for text in texts:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             line = json.loads(text)
             if isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("samples"), list):
                 yield line

@@ -90,7 +90,14 @@ from elastic.records.retention import Retention
 
 Line: TypeAlias = dict[str, Any]
 
-_IN_EVERY_LINE = {"t_mono_ns": int, "generation": int, "worker_id": str, "who": str, "event": str}
+_IN_EVERY_LINE = {
+    "t_mono_ns": int,
+    "t_wall": int | float,
+    "generation": int,
+    "worker_id": str,
+    "who": str,
+    "event": str,
+}
 
 PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
 

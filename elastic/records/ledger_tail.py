@@ -83,5 +83,6 @@ def samples_of(line: dict[str, Any]) -> int:
 
 def _count(shard: object) -> int:
     if isinstance(shard, dict):
-        return int(shard.get("n", 0))  # not known for a stream's batch
+        count = shard.get("n", 0)  # not known for a stream's batch
+        return count if isinstance(count, int) else 0
     return len(shard) if isinstance(shard, list) else 0

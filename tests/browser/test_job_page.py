@@ -11,6 +11,7 @@ import pytest
 from chaos_tests.support.processes import Command
 from tests.live.dashboard_page import address_in
 from tests.live.jobs import ROOT, TRAINER, Job
+from tests.unit.elastic.dashboard.test_app import write_job
 
 pytest.importorskip("selenium", reason="`make test-browser` installs it")
 
@@ -219,3 +220,23 @@ def test_everything_is_reached_by_the_keyboard_and_the_focus_comes_back(tmp_path
         job.open("end")
         assert job.wait() == 0
         assert json.loads((job.dir / "result.json").read_bytes())["exit_code"] == 0
+
+
+def test_a_scalar_may_have_any_name_also_one_that_javascript_uses(tmp_path: Path) -> None:
+    write_job(tmp_path / "odd % & \"name'")
+    words = [sys.executable, "-m", "elastic.cli", "dashboard", "--listen", "[::1]:0", "--job-dir"]
+    words.append(str(tmp_path / "odd % & \"name'"))
+    with (
+        Command(words, tmp_path / "page.out", environment={"PYTHONPATH": str(ROOT)}) as command,
+        Chromium() as page,
+    ):
+        page.open(page.until("its address", lambda: address_in(command.output)))
+        page.until("all steps", lambda: page.all("#tiles dd")[:1] == ["4"])
+        names = ["constructor", "__proto__", "toString", HOSTILE]
+        for step in range(5, 8):
+            line = {"step": step, "scalars": dict.fromkeys(names, 1.0), "samples": [[step]]}
+            with (tmp_path / "odd % & \"name'" / "steps.jsonl").open("a") as ledger:
+                ledger.write(json.dumps(line) + "\n")
+        page.until("the new steps", lambda: page.all("#tiles dd")[:1] == ["7"])
+        page.until("their names", lambda: set(page.all("#scalar option")) == {"loss", *names})
+        assert page.console() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,9 +72,13 @@ def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_p
 
 
 def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_the_same(tmp_path: Path) -> None:
+    alike = tmp_path / "uvicorn.py"  # a file of the user, in the directory where the command is given
+    alike.write_text("raise RuntimeError('not the package')")
     with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job:
         job.shut("end")
-        job.until("its address", lambda: address_in(job.output))
+        assert job.until("its address, or why not", lambda: re.search("dashboard .*", job.output))
+        assert address_in(job.output), job.output
+        alike.unlink()
         _, second = job.await_world(2)
         os.kill(job.pid_of("elastic.dashboard"), signal.SIGKILL)
         job.send(second)
@@ -147,6 +152,12 @@ def test_the_page_of_a_fleet_acts_with_an_operators_certificate_only(tmp_path: P
             assert act.post("/api/nodes/nowhere/drain", over=False)[0] == 409
             assert act.post(f"{act.path(name)}/actions", action="stop")[0] == 200
             assert fleet.await_end(name)["job"] == name
+            later = [*words[:-4], "--certs", str(viewer), *words[-2:]]
+            commands.append(Command(later, tmp_path / "later.out", environment={"PYTHONPATH": str(ROOT)}, cwd=tmp_path))
+            page = PageClient(job_until(commands[-1]))
+            document = fleet.until("its steps", lambda: d if (d := page.job(name))["steps"]["at"] else None)
+            assert document["status"]["state"] == "ended"
+            assert {"worker_started", "member_lost"} <= {moment["event"] for moment in document["moments"]}
         finally:
             for command in commands:
                 command.stop()

@@ -39,7 +39,7 @@ def beside(job_dir: Path) -> Iterator[str]:
     be started; its log in the job's directory says why."""
     with open(job_dir / "logs" / LOG, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
         process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, "--job-dir", str(job_dir)],
+            [sys.executable, "-P", "-m", MODULE, "--job-dir", str(job_dir)],
             env=stop_signals.environment(own_environment()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -555,7 +555,11 @@ const emptyRow = (said) => h("tr", {}, h("td", { colspan: 9, class: "empty" }, s
 function addPoint(series, at, values) {
   series.at.push(at);
   for (const [name, value] of Object.entries(values)) {
-    if (!series.values[name]) series.values[name] = { mean: series.at.slice(1).map(() => null) };
+    if (!Object.hasOwn(series.values, name)) {
+      // A plain assignment to "__proto__" would make no value of that name.
+      const value = { mean: series.at.slice(1).map(() => null) };
+      Object.defineProperty(series.values, name, { value, enumerable: true, configurable: true, writable: true });
+    }
     const kept = series.values[name];
     kept.mean.push(value);
     if (kept.min) { kept.min.push(value); kept.max.push(value); }

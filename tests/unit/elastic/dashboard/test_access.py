@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 import pytest
 
-from elastic.dashboard.access import Access, hosts_at
+from elastic.dashboard.access import TOKEN_HEADER, Access, hosts_at
 
 ACCESS = Access(hosts_at("127.0.0.1", 7171), 7171)
 GOOD = {"origin": "http://127.0.0.1:7171", "x-elastic-token": ACCESS.token}
@@ -60,3 +60,12 @@ def test_an_action_needs_the_page_and_its_token(changed: dict[str, str]) -> None
 def test_secrets_differ_and_are_not_in_the_words_about_them() -> None:
     assert len({ACCESS.key, ACCESS.session, ACCESS.token}) == 3
     assert all(secret not in repr(ACCESS) for secret in (ACCESS.key, ACCESS.session, ACCESS.token))
+
+
+def test_browsers_do_not_say_the_port_that_http_has_by_itself() -> None:
+    access = Access(hosts_at("127.0.0.1", 80), 80)
+    for host in ("127.0.0.1", "localhost", "127.0.0.1:80"):
+        assert access.of_any({"host": host}) is None
+        assert access.of_actor({"origin": f"http://{host}", TOKEN_HEADER: access.token}) is None
+    assert access.of_any({"host": "evil.example"}) is not None
+    assert Access(hosts_at("127.0.0.1", 8080), 8080).of_any({"host": "127.0.0.1"}) is not None

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from elastic.dashboard import app as app_module
 from elastic.dashboard.access import HEADERS, Access, hosts_at
 from elastic.dashboard.app import FILES, STATIC, Dashboard
 from elastic.dashboard.directory_source import DirectorySource
-from elastic.dashboard.feeds import JobFeed
+from elastic.dashboard.feeds import FleetFeed, JobFeed
 from elastic.records.journal import Journal, journal_path
 from elastic.wire import codec
 
@@ -115,20 +116,21 @@ class Browser:
             await asyncio.wait_for(task, 60)
 
     async def events(self, after: str, count: int, **headers: str) -> list[tuple[str, str, Any]]:
-        """The first events of a stream: (id, kind, data)."""
+        """The events of a stream: (id, kind, data), until there are so many beside states."""
         found: list[tuple[str, str, Any]] = []
         async for message in self.messages(f"{self.path}/events?after={after}", "GET", b"", headers):
             for text in message.get("body", b"").decode().split("\n\n"):
                 fields = dict(re.findall(r"^(\w+): (.*)$", text, re.MULTILINE))
                 if fields:
                     found.append((fields.get("id", ""), fields["event"], json.loads(fields["data"])))
-            if len(found) >= count:
+            if sum(kind != "state" for _, kind, _ in found) >= count:
                 break
         return found
 
 
 def write_job(job_dir: Path) -> None:
     (job_dir / "logs").mkdir(parents=True)
+    (job_dir / "id").write_text("0" * 16)
     (job_dir / "job.json").write_bytes(codec.job_to_json(JobSpec(name="j", command=("x",), workers=2)))
     with Journal(journal_path(job_dir, "leader"), "j", "leader", "n") as journal:
         journal.write("worker_started", worker_id="n.0.0")
@@ -240,8 +242,8 @@ def test_two_pages_get_each_event_once_and_a_page_that_comes_back_gets_the_rest(
     async def main() -> None:
         await browser.read()
         boot, number = browser.feed.boot, browser.feed.history.number
-        first = asyncio.create_task(browser.events(f"{boot}-{number}", 4))
-        second = asyncio.create_task(browser.events(f"{boot}-{number}", 4))
+        first = asyncio.create_task(browser.events(f"{boot}-{number}", 3))
+        second = asyncio.create_task(browser.events(f"{boot}-{number}", 3))
         while browser.feed.waiters.pages < 2:
             await asyncio.sleep(0)
         with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
@@ -354,3 +356,142 @@ def test_what_is_not_ours_is_what_its_table_says() -> None:
     for name, digest in rows:
         assert hashlib.sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == digest
     assert (STATIC / "vendor" / "uPlot.LICENSE").is_file()
+
+
+def test_text_that_is_no_unicode_does_not_keep_the_page_away(browser: Browser) -> None:
+    async def main() -> dict[str, Any]:
+        with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
+            journal.write("worker_failed", worker_id="n.0.0", because="no such file: '\udcff'")
+        while browser.feed.history.document()["number"] <= WRITTEN:
+            await browser.feed.poll()
+        story = await browser.ask(f"{browser.path}/story?about=n.0.0")
+        assert story.status == 200 and story.document["moments"]
+        return (await browser.ask(browser.path)).document
+
+    assert asyncio.run(main())["moments"][-1]["because"] == "no such file: '\udcff'"
+
+
+def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(browser: Browser) -> None:
+    head = {"t_mono_ns": 1, "t_wall": 1.0, "job": "j", "generation": 1, "worker_id": "", "node": "n", "who": "x"}
+    strange = [
+        {**head, "event": "committed", "members": 5},
+        {**head, "event": "committed", "t_wall": None},
+        {name: value for name, value in head.items() if name != "t_wall"} | {"event": "running"},
+        {**head, "event": "worker_started", "node": ["n"], "because": {"a": "{b}"}},
+        {**head, "event": "snapshot_skipped", "node": {}},
+    ]
+    lines = [json.dumps(one).encode() for one in strange] + [b'{"event":"running"' + b"[" * 100_000]
+    steps = [b'{"step":5,"samples":' + b"[" * 100_000, b'{"step":6,"scalars":[],"samples":[{"n":"x"}]}', b"\xff"]
+    steps += [b'{"step":7,"samples":[{"n":1e400}]}', b'{"step":8,"scalars":{"loss":1e400},"samples":[]}']
+
+    async def main() -> dict[str, Any]:
+        (browser.dir / "journal" / "strange.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        with (browser.dir / "steps.jsonl").open("ab") as ledger:
+            ledger.write(b"\n".join(steps) + b'\n{"step":9,"scalars":{"loss":0.5},"samples":[]}\n')
+        polls = asyncio.create_task(browser.feed.run())
+        for _ in range(200):
+            document = browser.feed.history.document()
+            if polls.done() or (document["number"] >= WRITTEN and 9 in document["steps"]["at"]):
+                break
+            await asyncio.sleep(0.05)
+        assert not polls.done(), polls.exception()
+        polls.cancel()
+        return (await browser.ask(browser.path)).document
+
+    document = asyncio.run(main())
+    assert [one["members"] for one in document["generations"]][-1] == 1
+    assert 9 in document["steps"]["at"]
+
+
+def test_a_job_of_before_a_reboot_or_of_another_machine_is_shown(browser: Browser) -> None:
+    path = browser.dir / "journal" / "leader.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    later = [{**one, "t_mono_ns": one["t_mono_ns"] + 10**16} for one in lines]
+    path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in later))
+
+    async def main() -> None:
+        for _ in range(3):
+            await browser.feed.poll()
+
+    asyncio.run(main())
+    assert len(browser.feed.history.document()["generations"]) == 1
+
+
+def test_the_time_of_a_job_that_was_killed_with_its_command_does_not_go_on(browser: Browser) -> None:
+    (browser.dir / "result.json").unlink()
+
+    async def main() -> float:
+        await browser.read()
+        await browser.feed.poll(ask=True)
+        await browser.feed.poll()
+        return float(browser.feed.history.summary(time.time() + 3600)["time"]["total_s"])
+
+    assert asyncio.run(main()) < 60
+
+
+def test_a_number_that_is_too_long_is_refused(browser: Browser) -> None:
+    digits = "1" * 5000
+
+    async def main() -> None:
+        assert (await browser.ask(f"{browser.path}/workers/n.0.0/log?offset={digits}")).status == 404
+        assert (await browser.ask(f"{browser.path}/story?about={digits}")).status in (200, 404)
+        (told,) = await browser.events(f"{browser.feed.boot}-{digits}", 1)
+        assert told[1] == "reset"
+
+    asyncio.run(main())
+
+
+def test_another_job_in_the_same_directory_has_a_page_of_its_own(browser: Browser) -> None:
+    async def main() -> dict[str, Any]:
+        await browser.read()
+        boot, number = browser.feed.boot, browser.feed.history.number
+        browser.dir.rename(browser.dir.with_name("train-1.old-1"))
+        await browser.feed.poll(ask=True)
+        assert "was removed or moved" in browser.feed.state["problem"]
+        write_job(browser.dir)
+        (browser.dir / "id").write_text("1" * 16)
+        lines = (browser.dir / "steps.jsonl").read_text().splitlines()[:2]
+        (browser.dir / "steps.jsonl").write_text("\n".join(lines) + "\n")
+        while (document := browser.feed.history.document())["steps"]["at"] != [0, 1] or not document["generations"]:
+            await browser.feed.poll()
+        assert [kind for _, kind, _ in await browser.events(f"{boot}-{number}", 1)] == ["reset"]
+        return document
+
+    assert len(asyncio.run(main())["generations"]) == 1
+
+
+class OneJobFleet:
+    """A fleet of the one job of a directory."""
+
+    may_act = True
+
+    def __init__(self, job_dir: Path) -> None:
+        self._dir = job_dir
+
+    def overview(self) -> dict[str, Any]:
+        return {"leader": "here", "jobs": [{"job": self._dir.name, "state": "running"}], "nodes": []}
+
+    def job(self, name: str) -> DirectorySource:
+        return DirectorySource(self._dir, None)
+
+    def drain(self, node: str, *, over: bool) -> str:
+        raise AssertionError(node)
+
+
+def test_the_page_of_a_job_of_a_fleet_is_told_of_the_end_of_the_dashboard(browser: Browser) -> None:
+    async def main() -> list[str]:
+        fleet = FleetFeed(OneJobFleet(browser.dir), 0.01)
+        browser.dashboard = Dashboard(browser.access, None, fleet, "fleet")
+        browser.app = browser.dashboard.app()
+        polls = asyncio.create_task(fleet.run())
+        feeds = await asyncio.gather(*(fleet.job(browser.dir.name) for _ in range(3)))
+        assert len({feed.boot for feed in feeds}) == 1  # pages that come together share their feed
+        following = asyncio.create_task(browser.events(f"{feeds[0].boot}-{feeds[0].history.number}", 99999))
+        while not feeds[0].waiters.pages:
+            await asyncio.sleep(0)
+        polls.cancel()
+        await asyncio.gather(polls, return_exceptions=True)
+        await browser.dashboard.close()
+        return [kind for _, kind, _ in await asyncio.wait_for(following, 10)]
+
+    assert asyncio.run(main())[-1] == "end"

@@ -148,3 +148,58 @@ def test_a_long_job_costs_a_bounded_document() -> None:
     document = history.document()
     assert len(document["steps"]["at"]) <= 2000 and document["steps"]["at"][-1] == 19_999
     assert len(document["moments"]) == job_history.KEPT_MOMENTS
+
+
+def test_values_at_the_ends_of_the_range_of_floats_can_be_shown() -> None:
+    history = JobHistory()
+    for number in range(2002):
+        history.applied([step(number, 1.7e308)], 0.0)
+    for number, wrong in enumerate((float("inf"), float("nan"), 10**400, -(10**400)), 2002):
+        history.applied([step(number, wrong)], 0.0)
+    document = history.document()
+    assert document["steps"]["stride"] == 2 and document["steps"]["values"]["loss"]["mean"][0] == 1.7e308
+    assert json.dumps([document, *(event.data for event in history.after(0) or ())], allow_nan=False)
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_rate() -> None:
+    history = JobHistory()
+    for second in range(4):
+        history.tick(second, START_S + second - (3600 if second > 1 else 0))
+        history.applied([step(2 * second), step(2 * second + 1)], second)
+    assert history.document()["rate"]["values"]["steps_per_s"]["mean"] == [2.0, 2.0, 2.0]
+
+
+def test_steps_of_long_ago_are_no_events_and_have_no_rate() -> None:
+    history = JobHistory()
+    for look in range(3):
+        history.applied([step(number) for number in range(20_000 * look, 20_000 * look + 20_000)], 2.0 * look)
+        history.tick(2.0 * look, START_S + 2 * look)
+    behind = history.number
+    history.applied([step(60_000), step(60_001)], 6.0)
+    history.tick(6.0, START_S + 6)
+    history.applied([step(60_002)], 7.0)
+    history.tick(7.0, START_S + 7)
+    document = history.document()
+    assert document["rate"]["values"]["steps_per_s"]["mean"] == [1.0] and document["steps"]["at"][-1] == 60_002
+    assert history.after(0) is None  # a page that was open reads the document anew
+    told = [event.data["at"] for event in history.after(behind) or () if event.kind == "steps"]
+    assert told == [[60_000, 60_001], [60_002]]
+
+
+def test_a_page_gets_the_same_scalars_live_as_when_it_is_loaded_anew() -> None:
+    history = JobHistory()
+    scalars = {f"layer-{number}": 1.0 for number in range(300)}
+    history.applied([{"step": 0, "scalars": scalars, "samples": []}], 0.0)
+    events = history.after(0)
+    assert events is not None and len(events) == 1
+    assert events[0].data["scalars"][0].keys() == history.document()["steps"]["values"].keys()
+
+
+def test_a_job_that_has_gone_on_has_not_ended() -> None:
+    history = JobHistory()
+    for one in (line("committed", 1.0, kind="form", members=["n.0.0"]), line("running", 1.1)):
+        history.see(one)
+    history.ended(START_S + 3.1)
+    assert history.summary(START_S + 9)["time"]["total_s"] == pytest.approx(2.0)
+    history.ended(None)
+    assert history.summary(START_S + 11.1)["time"]["total_s"] == pytest.approx(10.0)
