@@ -61,7 +61,7 @@ def _stacks(options: argparse.Namespace) -> int:
 def _kill(options: argparse.Namespace) -> int:
     _, ask = _job(options)
     ask(True)
-    said = f"{options.worker} is killed; `elastic story {options.worker}` tells what follows"
+    said = f"the agent of {options.worker} kills it; `elastic story {options.worker}` tells what follows"
     print(json.dumps({"worker_id": options.worker, "killed": True}) if options.json else said)
     return ExitCode.DONE
 

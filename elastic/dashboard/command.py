@@ -80,4 +80,4 @@ def serve_directory(job_dir: Path, listen: str | None, run: int | None, say: Cal
 
 
 def _say(address: str) -> None:
-    print(f"elastic: dashboard at {address}, on this machine only; Ctrl-C ends it", file=sys.stderr, flush=True)
+    print(f"elastic: dashboard at {address} (on this machine only; Ctrl-C ends it)", file=sys.stderr, flush=True)

@@ -93,7 +93,7 @@ class DirectorySource:
                 return remote_logs.stacks(self.logs(), worker, lambda: self._signal(worker, kill=False))
             case Action.KILL:
                 self._signal(worker, kill=True)
-                return f"{worker} is killed"
+                return f"the agent of {worker} kills it"
             case Action.STOP if self._run is not None:
                 os.kill(self._run, signal.SIGTERM)
                 return "the job stops after a step, with a checkpoint of it; the same command goes on from there"

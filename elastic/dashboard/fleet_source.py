@@ -99,7 +99,7 @@ class RemoteJob:
                 return remote_logs.stacks(self.logs(), worker, lambda: self._signal(worker, kill=False))
             case Action.KILL:
                 self._signal(worker, kill=True)
-                return f"{worker} is killed"
+                return f"the agent of {worker} kills it"
             case Action.SCALE:
                 told = self._client.scale(self._job, workers)
                 return f"{told['job']} is to have {told['workers']} workers; it was {told['before']}"

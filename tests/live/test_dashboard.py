@@ -37,7 +37,7 @@ def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_p
             status, stacks = page.post(f"{page.path()}/actions", action="stacks", worker=first)
             assert status == 200 and "most recent call first" in stacks["said"]
             status, said = page.post(f"{page.path()}/actions", action="kill", worker=second)
-            assert (status, said) == (200, {"said": f"{second} is killed"})
+            assert (status, said) == (200, {"said": f"the agent of {second} kills it"})
             job.until("the loss", one.has("member_lost", second))
             job.until("the newcomer", one.has("joined"))
             job.until("the recovery", lambda: one.of("recovery"))
