@@ -30,6 +30,10 @@ RAISED_S = 20.0
 """From an exception until the process has ended: an interpreter with torch in it takes a second of processor time to
 end in order, and on a machine with thirty others that want one it was seen to take 7.4 s."""
 
+HUNG_S = 120.0
+"""From when a script hangs until the round is ended for it: the hang limit of such a run, the time that is measured at
+once, twice, and what a loaded machine adds."""
+
 _strike = partial(Fault, by="workers.strike", effect=Effect.ENDS, aim=Aim.ANY)
 _freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY)
 _kill_at = partial(Fault, by="failpoints.ambush", effect=Effect.ENDS, aim=Aim.ANY, given={"act": Act.KILL})
@@ -166,6 +170,34 @@ ROWS = (
         stalls=False,
         given={"act": Act.DISK_SLOW},
         effect=Effect.NONE,
+    ),
+    Fault(
+        "kill-script",
+        "SIGKILL of the script of a member; its worker lives, and has to end with it",
+        "scripts.strike",
+        Effect.ENDS,
+        Ground.ROUNDS,
+        aim=Aim.ANY,
+        given={"number": signal.SIGKILL},
+    ),
+    Fault(
+        "stop-script",
+        "SIGSTOP of the script of a member: it has to be ended, and its worker with it",
+        "scripts.strike",
+        Effect.ENDS,
+        Ground.ROUNDS,
+        aim=Aim.ANY,
+        noted_s=10.0,
+        given={"number": signal.SIGSTOP},
+    ),
+    Fault(
+        "hang-script",
+        "the script of a member waits for ever, and all others for it: the round has to be ended",
+        "scripts.hang",
+        Effect.SUSPECTS,
+        Ground.ROUNDS,
+        for_s=HUNG_S,
+        aim=Aim.ANY,
     ),
     Fault("slow", "a member gets a fifth of its processor time for 8 s", "workers.slow", for_s=8.0, aim=Aim.ANY),
     Fault(

@@ -130,6 +130,12 @@ PRESETS: Mapping[str, Preset] = {
         {**_every(Ground.CLUSTER), "kill": 1.0},
         each=True,
     ),
+    "rounds": Preset(
+        "of a job in rounds (--restart): scripts are killed, stopped and hang; members are killed and stand still",
+        8.0,
+        {**_every(Ground.ROUNDS), **dict.fromkeys(("kill", "kill-rank-0", "kill-two", "freeze-long"), 1.0)},
+        each=True,
+    ),
     "everything": Preset(
         "every kind that a job of one machine has, in turn, in an order drawn by the seed",
         4.0,
