@@ -32,6 +32,7 @@ examples:
   elastic chaos run scenario.toml -- train.py       faults at the times and places of a file
   elastic chaos run --trace spot-8-nodes --speed 20 --duration 5m -- train.py --steps 5000
   elastic chaos run --preset cluster --duration 3m -- train.py --steps 2000      over several nodes, on this machine
+  elastic chaos run --restart --preset rounds --duration 3m -- train.py      any script for torchrun
   elastic chaos run --json -- train.py --steps 500 | jq .passed
 
 The job runs twice: once undisturbed, once with faults. Choose arguments with which it takes a minute or more.
@@ -112,6 +113,9 @@ def _add_run(actions: Any) -> None:
     )
     run.add_argument("--workers", type=int, metavar="N", help="workers (default: 3, or those of the job)")
     run.add_argument("--ranks", type=int, metavar="N", help="of a script for torchrun, as in `elastic run --ranks`")
+    run.add_argument(
+        "--restart", action="store_true", help="a script for torchrun, in rounds, as in `elastic run --restart`"
+    )
     run.add_argument("--job", metavar="job.toml", help="a job in TOML in place of a script")
     run.add_argument(
         "--trace",
@@ -297,10 +301,10 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _allowed(options: argparse.Namespace) -> frozenset[str]:
-    from chaos_tests.checkers import INVARIANTS
+    from chaos_tests.checkers import INVARIANTS, ROUNDS_INVARIANTS
 
     named = frozenset(filter(None, options.allow_unknown.split(",")))
-    if strange := named - {invariant.number for invariant in INVARIANTS}:
+    if strange := named - {invariant.number for invariant in (*INVARIANTS, *ROUNDS_INVARIANTS)}:
         raise ConfigError(f"--allow-unknown: there is no invariant {', '.join(sorted(strange))}")
     return named
 

@@ -138,7 +138,7 @@ class Timing:
         600.0,
         "seconds that the others wait for a worker whose script gets nowhere between two operations, or uses a "
         "processor in one shard, before it is replaced, and that all may get nowhere before the job goes back to the "
-        "newest snapshot or checkpoint",
+        "newest snapshot or checkpoint; with --restart, that no script may use a processor before the round ends",
     )
     """The same for a worker that uses a processor in its shard, or is between two operations: a script may compile, or
     write a file on one worker alone. Also for all members together, or the only one, where nobody waits for anybody;

@@ -7,6 +7,7 @@ not applicable. Numbers are stable.
     ledgers.py      I5 to I10: every step once, the same bits
     recovery.py     I11 to I13, I15, I16: found in time, back in time
     durability.py   I14: a needed checkpoint is whole
+    rounds.py       I17 to I19: of a job in rounds, in place of those that speak of steps
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos_tests.checkers import durability, generations, ledgers, recovery
+from chaos_tests.checkers import durability, generations, ledgers, recovery, rounds
 from chaos_tests.checkers.history import History
 from chaos_tests.checkers.verdict import CheckerVerdict, Truth, unknown
 
-__all__ = ["INVARIANTS", "CheckerVerdict", "Invariant", "Judgement", "Truth", "judge"]
+__all__ = ["INVARIANTS", "ROUNDS_INVARIANTS", "CheckerVerdict", "Invariant", "Judgement", "Truth", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,20 @@ INVARIANTS = (
     Invariant("I16", "faults were injected and seen", recovery.really_injected),
 )
 
+OF_STEPS = frozenset({"I5", "I6", "I7", "I8", "I9", "I10", "I12", "I14"})
+"""A job in rounds has no ledger, no digest and no checkpoints of ours."""
 
-def judge(history: History, invariants: tuple[Invariant, ...] = INVARIANTS) -> tuple[Judgement, ...]:
-    """What every checker says. One that fails says unknown, never true."""
+ROUNDS_INVARIANTS = (
+    *(invariant for invariant in INVARIANTS if invariant.number not in OF_STEPS),
+    Invariant("I17", "a round is its generation", rounds.worlds),
+    Invariant("I18", "one script of a worker at a time", rounds.one_script),
+    Invariant("I19", "rounds go on", rounds.liveness),
+)
+
+
+def judge(history: History, invariants: tuple[Invariant, ...] = ()) -> tuple[Judgement, ...]:
+    """What every checker says. One that fails says unknown, never true. invariants: (): those of such a job."""
+    invariants = invariants or (ROUNDS_INVARIANTS if history.rounds else INVARIANTS)
     return tuple(Judgement(invariant, _ask(invariant, history)) for invariant in invariants)
 
 

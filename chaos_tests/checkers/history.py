@@ -18,6 +18,7 @@ What the harness itself writes into its journal, beside the product's own events
     etcd_gap        because                                   what happened in etcd meanwhile was not seen
     checkpoint_read place, series, entry, step, at, problem   "": every byte that was read is as its manifest says
                     read                                      false: too large, so only its files were looked at
+    script_outlived script, because                           a process of a script is there although it has ended
     left_behind     left                                      sentences: what was there when the job had ended
 """
 
@@ -112,11 +113,12 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class History:
     """faulty: the run to be judged. quiet: the same job, undisturbed. keeps: whether the job is to take checkpoints or
-    snapshots."""
+    snapshots. rounds: whether its scripts run in rounds, so that there are no steps."""
 
     faulty: Run
     quiet: Run
     keeps: bool = True
+    rounds: bool = False
     limits: Limits = Limits()
 
 

@@ -133,14 +133,14 @@ def liveness(history: History) -> CheckerVerdict:
     seen = list(run.of("steps_seen"))
     if len(seen) < 2:
         return unknown("nobody noted when steps were applied")
-    gaps = [(_idle_s(run, before.t_ns, after.t_ns), after) for before, after in pairwise(seen)]
+    gaps = [(idle_s(run, before.t_ns, after.t_ns), after) for before, after in pairwise(seen)]
     longest_s, after = max(gaps, key=lambda gap: gap[0])
     if longest_s > history.limits.step_s:
         return broken(f"no step for {longest_s:.1f} s while no fault stopped everybody", after.at)
     return holds(f"the job came to its end; the longest time without a step was {longest_s:.1f} s")
 
 
-def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
+def idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
     """The part of that time that no lasting fault explains."""
     lasting = [
         (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns))

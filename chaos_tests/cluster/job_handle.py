@@ -30,6 +30,7 @@ class Followed(ABC):
     def __init__(self, on_poll: Callable[[Followed], None], journals: Callable[[], Iterable[Path]]) -> None:
         self._on_poll = on_poll
         self._journals = Journals(journals)
+        self._rounds_begun = False
 
     def __enter__(self) -> Self:
         return self
@@ -48,7 +49,13 @@ class Followed(ABC):
 
     def new_events(self) -> list[dict[str, Any]]:
         """Journal lines of all processes since the last call, by time."""
-        return self._journals.new()
+        lines = self._journals.new()
+        self._rounds_begun |= any(line["event"] == "script_started" for line in lines)
+        return lines
+
+    def has_begun(self) -> bool:
+        """Whether a step was applied, or, of a job in rounds, a script was started, as far as `new_events` knows."""
+        return self._rounds_begun or bool(self.steps())
 
     @abstractmethod
     def steps(self) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from chaos_tests.scenario import failpoints
 from chaos_tests.scenario.failpoints import ANYBODY, DONE, Act, FailpointOrder
 
 FAR_TOO_MUCH_BYTES = 1 << 42
+SCRIPT_LOOKS_S = 0.2
 SLOW_S = 1.0
 """How long each fsync takes on a slow disk."""
 
@@ -57,6 +58,7 @@ def install(directory: str) -> None:
         ("runtime.transfer.connection", _in_copy),
         ("runtime.checkpoint.saver", _in_saver),
         ("elastic.checkpoints.storage", _in_storage),
+        ("runtime.restart.script_host", _in_scripts),
     ):
         patch_when_imported(module, lambda module, patch=patch: patch(module, look))  # type: ignore[misc]
 
@@ -197,6 +199,28 @@ def _in_copy(module: Any, look: Look) -> None:
 def _in_saver(module: Any, look: Look) -> None:
     _before(module, "put", look, failpoints.PART_WRITTEN)
     _before(module.Saver, "_publish", look, failpoints.BEFORE_MANIFEST)
+
+
+def _in_scripts(module: Any, look: Look) -> None:
+    """The process of a script gets a thread that looks for orders."""
+    become = module._Host._become_script
+
+    def look_on() -> None:
+        while True:
+            look(failpoints.IN_SCRIPT)
+            time.sleep(SCRIPT_LOOKS_S)
+
+    def ambushed(self: Any, settings: Any) -> None:
+        run = self._run
+
+        def watched() -> None:
+            threading.Thread(target=look_on, name="chaos", daemon=True).start()
+            run()
+
+        self._run = watched
+        become(self, settings)
+
+    module._Host._become_script = ambushed
 
 
 def _in_storage(module: Any, look: Look) -> None:

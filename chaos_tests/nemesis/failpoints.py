@@ -6,10 +6,10 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from chaos_tests.nemesis import signals, workers
+from chaos_tests.nemesis import scripts, signals, workers
 from chaos_tests.nemesis.scene import RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.failpoints import ANYBODY, Act, FailpointOrder
+from chaos_tests.scenario.failpoints import ANYBODY, IN_SCRIPT, Act, FailpointOrder
 from chaos_tests.scenario.faults import Effect, When
 from chaos_tests.scenario.schedule import Planned
 
@@ -49,6 +49,9 @@ def spring(scene: Scene, done: Mapping[str, Any]) -> None:
     running = next(one for one in scene.running if one.laid and one.planned.number == done["number"])
     assert running.laid is not None
     (order, _), planned, worker = running.laid, running.planned, str(done["worker_id"])
+    if order.point == IN_SCRIPT:
+        scripts.hangs(scene, running, worker, int(done["t_mono_ns"]))
+        return
     scene.world.pids[worker] = int(done["pid"])
     running.laid, running.awaits_place = None, False
     if planned.fault.effect is not Effect.ENDS:

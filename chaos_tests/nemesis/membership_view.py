@@ -41,6 +41,8 @@ class MembershipView:
         """The last one before that."""
         self.began_step = 0
         """From which the job went on when it had lost everything."""
+        self.scripts: dict[str, int] = {}
+        """Worker -> pid of its script that runs, of a job in rounds."""
         self._at_work: set[str] = set()
         self._held: set[str] = set()
 
@@ -64,7 +66,12 @@ class MembershipView:
                     self.lost.add(worker)
                 case "worker_exited":
                     self.ended.add(worker)
+                    self.scripts.pop(worker, None)
                     self.newcomers.discard(worker)
+                case "script_started":
+                    self.scripts[worker] = line["script"]
+                case "script_ended":
+                    self.scripts.pop(worker, None)
                 case "attending":
                     self.agents[line["node"]] = line["pid"]
                 case "leading":
@@ -88,6 +95,11 @@ class MembershipView:
     def steady(self) -> bool:
         """Whether all members of the newest generation have its first result."""
         return bool(self.members) and self._at_work >= set(self.members) and not self.lost & set(self.members)
+
+    @property
+    def round_runs(self) -> bool:
+        """Whether the scripts of all members run, and nobody is about to join them."""
+        return self.steady and not self.newcomers and self.scripts.keys() >= set(self.members)
 
     @property
     def holders(self) -> tuple[str, ...]:

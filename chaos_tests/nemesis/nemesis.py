@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
-from chaos_tests.nemesis import capacity, etcd_members, failpoints, nodes, out_of_memory, workers
+from chaos_tests.nemesis import capacity, etcd_members, failpoints, nodes, out_of_memory, scripts, workers
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.faults import Fault, Ground, Needs, When, needed
@@ -68,6 +68,8 @@ class Nemesis:
                 capacity.hold(self._scene, running, lines)
             if running.reach:
                 nodes.reach(self._scene, running, lines)
+            if running.awaits_event and any(line["event"] == running.awaits_event for line in lines):
+                scripts.seen(self._scene, running)
         self._settle()
         if self._scene.world.over:
             self.heal("the job came to its end")
@@ -80,7 +82,7 @@ class Nemesis:
         """End whatever lasts, and skip what is still planned."""
         for running in self._scene.running:
             running.awaits_place, running.since_s, running.until_s = False, -math.inf, 0.0
-            running.until_steady = False
+            running.until_steady, running.awaits_event = False, ""
         self._settle()
         for planned in self._waiting:
             self._scene.teller.skipped(planned, because)
@@ -91,7 +93,7 @@ class Nemesis:
     def _due(self) -> Iterator[Planned]:
         """What may begin now, one after the other."""
         for planned in list(self._waiting):
-            if any(one.awaits_place for one in self._scene.running):
+            if any(one.awaits_place or one.awaits_event for one in self._scene.running):
                 return
             if planned.fault.step is When.LAST:
                 if self._scene.applied >= self._scene.steps - LAST_STEPS:
@@ -119,6 +121,10 @@ class Nemesis:
             self._scene.on_machine()
         elif fault.on_nodes:
             self._scene.on_nodes()
+        elif fault.ground is Ground.ROUNDS:
+            scripts.check(self._scene)
+        if self._scene.rounds and fault.by.startswith("failpoints."):
+            raise Impossible("a script in rounds has no steps, evaluations and checkpoints of ours")
         if because := lacking(fault):
             raise Impossible(because)
         if fault.aim is not None and healthy < needed(fault):
@@ -147,6 +153,8 @@ class Nemesis:
                 running.seen = True
                 scene.teller.seen(planned, "the agent saw them end")
             if running.until_steady and not scene.world.steady:
+                continue
+            if running.awaits_event and now_s < running.until_s:
                 continue
             if now_s < running.until_s and not self._all_ended(running.frozen):
                 continue

@@ -27,7 +27,8 @@ class NotNow(Exception):
 
 @dataclass(slots=True)
 class Scene:
-    """mark: of the job's processes. steps: how many the job has; applied: so far. nodes: the job, if it has several."""
+    """mark: of the job's processes. steps: how many the job has; applied: so far. nodes: the job, if it has several.
+    rounds: how many workers it is to have, if its scripts run in rounds; otherwise 0."""
 
     world: MembershipView
     victims: Victims
@@ -37,6 +38,7 @@ class Scene:
     mark: str
     steps: int
     nodes: NodesJob | None = None
+    rounds: int = 0
     applied: int = 0
     running: list[RunningFault] = field(default_factory=list)
 
@@ -138,8 +140,8 @@ class RunningFault:
 
     awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
     whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
-    whoever begins meanwhile is hit too. until_steady: it lasts until all members are at work. insist_s: from when on
-    those in `hit` that have not ended get SIGKILL.
+    whoever begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen. until_steady:
+    it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get SIGKILL.
     """
 
     planned: Planned
@@ -153,6 +155,7 @@ class RunningFault:
     end: End | None = None
     slot: int | None = None
     reach: frozenset[str] = frozenset()
+    awaits_event: str = ""
     held: list[str] = field(default_factory=list)
     insist_s: float = math.inf
     injected: bool = False

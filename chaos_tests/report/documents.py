@@ -151,9 +151,9 @@ def page(
         '<p class="dim">light: a process starts &middot; full: it is a member &middot; orange: a fault lasts &middot; '
         "thin lines: generations</p>",
         plots.timeline(story),
-        "<h2>Steps in each second</h2>",
-        plots.step_rate(story),
     ]
+    if history.faulty.steps:
+        parts += ["<h2>Steps in each second</h2>", plots.step_rate(story)]
     if name:
         parts += [
             f"<h2>{escape(name)}</h2>",

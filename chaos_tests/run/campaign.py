@@ -26,7 +26,7 @@ from chaos_tests.run.narrator import Narrator
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.schedule import Planned, ground_of, plan, preset_of
 from elastic.cli import options as command_line
-from elastic.config import JobSpec
+from elastic.config import JobSpec, Timing
 from elastic.errors import ConfigError
 from elastic.records.files import write_atomically
 from elastic.records.job_directory import default_name
@@ -39,6 +39,9 @@ SHARE = 0.8
 """The share of the undisturbed run's time for which faults are planned by default; in the rest the job recovers."""
 RESTARTS = 1_000_000
 """A segmentation fault counts as the script's own; a schedule may hold many."""
+
+HANGS, HANG_LIMIT_S = "hang-script", 30.0
+"""The fault that takes as long as the hang limit, and that limit, in seconds: the least that there may be."""
 
 CHECKPOINT_EVERY, SNAPSHOT_EVERY = "4 s", "2 s"
 
@@ -62,6 +65,13 @@ class Campaign:
     directory: str = ""
     ranks: int = 0
     """Of a script for torchrun; 0: it calls elastic.join(), or `job` says it."""
+    restart: bool = False
+    """Whether the script is one for torchrun that runs in rounds; `job` says it otherwise."""
+
+    @property
+    def hang_s(self) -> float:
+        """The job's hang limit, in seconds: short where a script is to hang."""
+        return HANG_LIMIT_S if any(one.kind == HANGS for one in self.plan) else Timing().hang_s
 
 
 def quiet_run(campaign: Campaign) -> float:
@@ -69,7 +79,7 @@ def quiet_run(campaign: Campaign) -> float:
     narrator = Narrator()
     job_dir = campaign.home / "quiet"
     with on_one_machine(campaign, job_dir, lambda job: narrator.hear(job.new_events(), job.steps())) as job:
-        job.until("a first step was applied", job.steps, START_S)
+        job.until("a first step was applied, or a first round has begun", job.has_begun, START_S)
         begun_s = time.monotonic()
         if (status := job.ended(deadline_s=24 * 3600.0)) != 0:
             raise JobFailed(f"the undisturbed run ended with {status}\n{job.output()}")
@@ -103,7 +113,8 @@ def on_one_machine(
         program = [sys.executable, "-m", "chaos_tests.cluster.local_job", str(specification), str(job_dir)]
     else:
         options = ["--max-restarts", str(RESTARTS), "--workers", str(campaign.workers)]
-        options += ["--ranks", str(campaign.ranks)]
+        rounds = ["--restart", "--hang-limit", f"{campaign.hang_s:g}"]
+        options += rounds if campaign.restart else ["--ranks", str(campaign.ranks)]
         program = elastic_run(job_dir, options, campaign.command)
     directory = Path(campaign.directory) if campaign.directory else None
     with LocalJob(job_dir, program, on_poll, environment, directory) as job:
@@ -126,6 +137,8 @@ def specification(campaign: Campaign) -> JobSpec:
         command=command,
         workers=campaign.workers,
         ranks=campaign.ranks,
+        restart=campaign.restart,
+        timing=Timing(hang_s=campaign.hang_s),
         max_restarts=RESTARTS,
         checkpoint_every=CHECKPOINT_EVERY,
         snapshot_every=SNAPSHOT_EVERY,

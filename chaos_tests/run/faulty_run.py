@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -21,9 +20,11 @@ from chaos_tests.run.campaign import START_S, Campaign, ground, on_one_machine, 
 from chaos_tests.run.checkpoint_audit import Auditor
 from chaos_tests.run.narrator import Narrator
 from chaos_tests.run.recorder import Embedded, Recorder, RecordSource
+from chaos_tests.run.script_audit import ScriptAudit
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.support import processes, resources
 from elastic.cli.local.job_run import NODE
+from elastic.records.files import read_job
 from elastic.store.etcd import EtcdStore
 
 STALL_CHECK_S = 1.0
@@ -45,17 +46,19 @@ def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str
         own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
         orders = FailpointOrders(Path(directory) / "ambush")
         own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
-        _Faulty(campaign, temporary, orders, {**(environment or {}), **own}).run()
+        _Faulty(campaign, quiet_s, temporary, orders, {**(environment or {}), **own}).run()
     return campaign
 
 
 class _Faulty:
     def __init__(
-        self, campaign: Campaign, temporary: Path, orders: FailpointOrders, environment: dict[str, str]
+        self, campaign: Campaign, quiet_s: float, temporary: Path, orders: FailpointOrders, environment: dict[str, str]
     ) -> None:
         self._campaign = campaign
         self._orders = orders
-        self._quiet_steps = len((campaign.home / "quiet" / "steps.jsonl").read_bytes().splitlines())
+        steps = campaign.home / "quiet" / "steps.jsonl"
+        self._quiet_steps = len(steps.read_bytes().splitlines()) if steps.exists() else 0
+        self._quiet_s = quiet_s
         self._dir = campaign.home / "faulty"
         self._temporary, self._environment = temporary, environment
         self._narrator = Narrator()
@@ -68,7 +71,9 @@ class _Faulty:
         self._doors: set[resources.OpenPort] = set()
         self._looked_s = 0.0
         self._stepped_s = math.inf
-        """When the ledger grew last."""
+        """When the ledger grew last, or a script was started."""
+        self._stalled_s = STALLED_S
+        self._scripts: ScriptAudit | None = None
         self._steps = 0
 
     def run(self) -> None:
@@ -103,9 +108,12 @@ class _Faulty:
         nodes: NodesJob | None,
     ) -> None:
         """workers: the first ones. places: the job's directory on each node. nodes: the job, if it has several."""
-        name = json.loads((self._dir / "job.json").read_bytes())["name"]
-        with Recorder(self._dir, name, etcd) as self._recorder:
+        spec = read_job(self._dir)
+        with Recorder(self._dir, spec.name, etcd) as self._recorder:
             self._auditor = Auditor(places, self._recorder.journal)
+            self._scripts = ScriptAudit(self._recorder.journal)
+            if spec.restart:  # what a script does between its start and its end is its own matter
+                self._stalled_s += self._quiet_s * spec.workers
             scene = Scene(
                 world=self._world,
                 victims=Victims(self._world, self._campaign.seed),
@@ -115,6 +123,7 @@ class _Faulty:
                 mark=job.mark,
                 steps=self._quiet_steps,
                 nodes=nodes,
+                rounds=spec.workers if spec.restart else 0,
             )
             self._breaker = Nemesis(self._campaign.plan, scene)
             try:
@@ -122,24 +131,26 @@ class _Faulty:
             finally:
                 self._breaker.heal("the run is over")
             self._auditor.look_at_all()
+            self._scripts.look([])
             left = resources.left(job.mark, self._doors, self._temporary, self._before, self._daemons())
             self._recorder.journal.write("left_behind", left=list(left))
 
     def _break(self, job: Followed, breaker: Nemesis, workers: Sequence[str]) -> None:
         """Until the job has ended."""
         breaker.prepare(workers)
-        job.until("a first step was applied", job.steps, START_S)
+        job.until("a first step was applied, or a first round has begun", job.has_begun, START_S)
         breaker.begin()
         while job.ended(STALL_CHECK_S) is None:
-            if time.monotonic() - self._stepped_s > STALLED_S:
-                self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
+            if time.monotonic() - self._stepped_s > self._stalled_s:
+                what = f"no step was applied and no round began for {self._stalled_s:.0f} s"
+                self._narrator.say(f"{what}, so the job is stopped")
                 job.stop()
 
     def _turn(self, job: Followed) -> None:
         lines, steps = list(job.new_events()), job.steps()
         self._world.feed(lines)
         self._narrator.hear(lines, steps)
-        if len(steps) > self._steps:
+        if len(steps) > self._steps or any(line["event"] == "script_started" for line in lines):
             self._steps, self._stepped_s = len(steps), time.monotonic()
         if self._recorder is not None:
             self._recorder.look(len(steps))
@@ -147,6 +158,8 @@ class _Faulty:
             self._auditor.look(lines)
         if self._breaker is not None:
             self._breaker.poll(lines, len(steps))
+        if self._scripts is not None:
+            self._scripts.look(lines)
         if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
             segments, own = resources.shared_memory() - self._before.segments, processes.living(job.mark)

@@ -46,6 +46,7 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
             ("duration_s", options.duration),
             ("workers", options.workers),
             ("ranks", options.ranks),
+            ("restart", options.restart or None),
             ("job", options.job),
             ("trace", options.trace),
             ("speed", options.speed),
@@ -70,17 +71,31 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
         _check_workers("--workers", workers)
         if scenario.ranks is not None and scenario.ranks < 1:
             raise ConfigError(f"--ranks {scenario.ranks} must be at least 1")
+        if scenario.ranks and scenario.restart:
+            raise ConfigError("--ranks trains in place, and --restart starts scripts anew; leave one out")
     else:
         if words:
             raise ConfigError(f"{scenario.job} names the script; leave out {' '.join(words)!r:.200}")
         if scenario.ranks is not None:
             raise ConfigError(f"--ranks {scenario.ranks}: {scenario.job} says how many there are; write ranks = in it")
+        if scenario.restart is not None:
+            raise ConfigError(f"--restart: {scenario.job} says whether it is; write restart = true in it")
         spec = _specification(scenario)
         workers, command, job = spec.workers, spec.command, codec.job_to_json(spec).decode()
     seed = scenario.seed if scenario.seed is not None else secrets.randbelow(1_000_000)
     preset, plan = _faults(scenario, workers)
     return Campaign(
-        home, command, workers, preset, seed, scenario.duration_s, plan, job, str(Path.cwd()), scenario.ranks or 0
+        home,
+        command,
+        workers,
+        preset,
+        seed,
+        scenario.duration_s,
+        plan,
+        job,
+        str(Path.cwd()),
+        scenario.ranks or 0,
+        restart=bool(scenario.restart),
     )
 
 

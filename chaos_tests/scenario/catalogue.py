@@ -34,6 +34,10 @@ RAISED_S = 20.0
 """From an exception until the process has ended: an interpreter with torch in it takes a second of processor time to
 end in order, and on a machine with thirty others that want one it was seen to take 7.4 s."""
 
+HUNG_S = 120.0
+"""From when a script hangs until the round is ended for it: the hang limit of such a run, the time that is measured at
+once, twice, and what a loaded machine adds."""
+
 _strike = partial(Fault, by="workers.strike", effect=Effect.ENDS, aim=Aim.ANY)
 _freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY, presets={"freeze": 1})
 _at_point = partial(Fault, by="failpoints.ambush", effect=Effect.ENDS, aim=Aim.ANY)
@@ -62,18 +66,18 @@ ROWS = (
     _strike(
         "kill",
         "SIGKILL of any member",
-        presets={"kill": 4, "flap": 1, "etcd": 1, "control": 1, "partition": 1, "cluster": 1},
+        presets={"kill": 4, "flap": 1, "etcd": 1, "control": 1, "partition": 1, "cluster": 1, "rounds": 1},
     ),
     _strike(
         "kill-rank-0",
         "SIGKILL of the oldest member, which prints, saves and gives copies",
         aim=Aim.LEADER,
-        presets={"kill": 2},
+        presets={"kill": 2, "rounds": 1},
     ),
     _strike(
         "kill-youngest", "SIGKILL of the member that came last: a flapping slot", aim=Aim.YOUNGEST, presets={"flap": 3}
     ),
-    _strike("kill-two", "SIGKILL of two members at one instant", count=2, presets={"kill": 2, "batch": 1}),
+    _strike("kill-two", "SIGKILL of two members at one instant", count=2, presets={"kill": 2, "batch": 1, "rounds": 1}),
     _strike(
         "kill-all-but-one", "SIGKILL of all members but one at one instant", aim=Aim.ALL_BUT_ONE, presets={"batch": 1}
     ),
@@ -108,7 +112,12 @@ ROWS = (
         given={"number": signal.SIGTERM, "grace_s": 5.0},
     ),
     _freeze("freeze-short", "a member stands still for 0.3 s, too short to be expelled", for_s=0.3),
-    _freeze("freeze-long", "a member stands still until it is expelled, and thaws into a world without it", for_s=4.0),
+    _freeze(
+        "freeze-long",
+        "a member stands still until it is expelled, and thaws into a world without it",
+        for_s=4.0,
+        presets={"freeze": 1, "rounds": 1},
+    ),
     _freeze("freeze-for-good", "a member stands still until it is expelled and killed", for_s=40.0),
     _freeze("freeze-rank-0", "the same as freeze-long, of rank 0", for_s=4.0, aim=Aim.LEADER),
     _freeze("freeze-all", "all workers stand still for 0.3 s", for_s=0.3, aim=Aim.ALL),
@@ -194,6 +203,34 @@ ROWS = (
         "a member's disk needs a second more for each thing it keeps",
         for_s=12.0,
         given={"act": Act.DISK_SLOW},
+    ),
+    Fault(
+        "kill-script",
+        "SIGKILL of the script of a member; its worker lives, and has to end with it",
+        "scripts.strike",
+        Effect.ENDS,
+        Ground.ROUNDS,
+        aim=Aim.ANY,
+        given={"number": signal.SIGKILL},
+    ),
+    Fault(
+        "stop-script",
+        "SIGSTOP of the script of a member: it has to be ended, and its worker with it",
+        "scripts.strike",
+        Effect.ENDS,
+        Ground.ROUNDS,
+        aim=Aim.ANY,
+        noted_s=10.0,
+        given={"number": signal.SIGSTOP},
+    ),
+    Fault(
+        "hang-script",
+        "the script of a member waits for ever, and all others for it: the round has to be ended",
+        "scripts.hang",
+        Effect.SUSPECTS,
+        Ground.ROUNDS,
+        for_s=HUNG_S,
+        aim=Aim.ANY,
     ),
     Fault(
         "slow",

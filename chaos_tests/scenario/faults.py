@@ -52,6 +52,7 @@ class Ground(StrEnum):
     MACHINE = "one machine"
     CLUSTER = "several nodes"
     NETWORK = "several nodes, with links that can be cut"
+    ROUNDS = "scripts in rounds (--restart), on one machine or several nodes"
 
 
 class When(StrEnum):

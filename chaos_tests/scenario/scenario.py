@@ -5,6 +5,7 @@ seed = 7
 duration = "2m"
 workers = 3
 ranks = 4                    of a script for torchrun, see docs/ddp.md
+restart = true               a script for torchrun in rounds, see docs/restart.md
 job = "job.toml"             in place of a script on the command line; from the scenario's directory
 trace = "spot.csv"           of nodes that come and go; from the scenario's directory, or one that comes along
 speed = 20                   so many times faster than it was recorded
@@ -40,6 +41,7 @@ class Scenario:
     duration_s: float | None = None
     workers: int | None = None
     ranks: int | None = None
+    restart: bool | None = None
     job: str = ""
     trace: str = ""
     speed: float | None = None
@@ -64,13 +66,14 @@ def scenario_from_toml(text: str, where: str) -> Scenario:
     if not isinstance(tables, list):
         raise ConfigError(f"{where}: write [[fault]] above the fields of a fault")
     try:
-        _check_names(document, ("preset", "seed", "duration", "workers", "ranks", "job", "trace", "speed"))
+        _check_names(document, ("preset", "seed", "duration", "workers", "ranks", "restart", "job", "trace", "speed"))
         scenario = Scenario(
             preset=_text(document, "preset"),
             seed=_integer(document, "seed"),
             duration_s=_duration(document, "duration"),
             workers=_integer(document, "workers"),
             ranks=_integer(document, "ranks"),
+            restart=_flag(document, "restart"),
             job=_text(document, "job"),
             trace=_text(document, "trace"),
             speed=_speed(document),
@@ -123,6 +126,13 @@ def _integer(table: Mapping[str, Any], name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise ValueError(f"{name} must be a whole number of at least 0")
+    return value
+
+
+def _flag(table: Mapping[str, Any], name: str) -> bool | None:
+    value = table.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false")
     return value
 
 

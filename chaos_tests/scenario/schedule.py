@@ -58,6 +58,7 @@ ALL_KINDS = {
     Ground.MACHINE: "everything",
     Ground.CLUSTER: "cluster",
     Ground.NETWORK: "partition",
+    Ground.ROUNDS: "rounds",
 }
 """Ground -> the preset that holds all usual kinds of it."""
 
@@ -105,6 +106,11 @@ PRESETS: Mapping[str, Preset] = {
             12.0,
             "of a job over several nodes: agents, nodes, leaders, members of etcd and all workers die, and strangers "
             "come",
+        ),
+        (
+            "rounds",
+            8.0,
+            "of a job in rounds (--restart): scripts are killed, stopped and hang; members are killed and stand still",
         ),
         ("everything", 4.0, "every kind that a job of one machine has, in turn, in an order drawn by the seed"),
     )

@@ -100,6 +100,8 @@ def notice(line: Line) -> str | None:
             return f"slot {slot} gets no worker any more: {because.splitlines()[0]}; see its log in logs/"
         case {"event": "stuck", "worker_id": str(worker), "because": str(because)}:
             return f"{worker} lives and gets nowhere, and is ended: {because}. See where it hangs in its log in logs/"
+        case {"event": "script_stopped", "worker_id": str(worker), "because": str(because)}:
+            return f"the script of {worker} is {because}; it is ended, and the worker is replaced"
         case {"event": "newcomer_hung", "worker_id": str(worker), "because": str(because)}:
             return (
                 f"the replacement {worker} is ended, and its slot gets another process: {because}. See where it "

@@ -48,6 +48,14 @@ And by each worker, when its script has said it and when it changes:
 
     steps_planned               total, shards    steps of the whole job (null: a stream decides), shards of each step
 
+Events of scripts that run in rounds, by each worker; g is the round:
+
+    script_started              rank, world, script  script: its pid
+    script_ended                status, script       it is gone; status: exit status, or minus the signal
+    script_stopped              because              a signal has stopped it (state T); it is ended
+    script_killed               signal               the worker ends in the same way
+    scripts_hang                because              no script of the round gets anywhere; this worker fails for all
+
 Events of checkpoints, all by workers, with series and entry:
 
     checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable

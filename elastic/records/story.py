@@ -61,6 +61,8 @@ SENTENCES = {
     "script_started": "the script of {worker_id} starts as rank {rank} of {world}",
     "script_ended": "the script of {worker_id} ends with status {status}",
     "script_killed": "the script of {worker_id} is ended by signal {signal}",
+    "script_stopped": "the script of {worker_id} stands still, and is ended",
+    "scripts_hang": "no script of round {generation} gets anywhere; {worker_id} fails for all of them",
     "script_failed": "the script of {worker_id} raises: {message}",
     "exit": "{worker_id} ends with exit code {code}",
     "slot_given_up": "slot {slot} gets no worker any more",

@@ -4,7 +4,9 @@ A worker of such a job trains nothing itself. It is a member of the job like any
 child process of it, as under torchrun's agent: with torchrun's environment, for one *round*. A round is a generation of
 the job: when the generation changes, all workers end their scripts and start them for the new one.
 
-rounds.py      a round, what a script of it finds in its environment, and whose failure ended it. Pure
-script_host.py the process between a worker and its scripts: it forks them, and ends them when the worker is silent
-supervisor.py  the worker: from one exchange with the other workers to the next
+rounds.py        a round, what a script of it finds in its environment, and what has ended it. Pure
+script_host.py   the process between a worker and its scripts: it forks them, and ends them when the worker is silent
+script_timers.py torch's timers of scripts, whose expiry ends one
+script_watch.py  what /proc says of a running script: whether it is stopped, and how long it has used no processor
+supervisor.py    the worker: from one exchange with the other workers to the next
 """

@@ -25,13 +25,16 @@ from runtime.restart.rounds import (
     Blame,
     Failure,
     GoOn,
+    Hang,
+    RoundState,
     ScriptReport,
     ScriptState,
     StartScript,
-    decide,
     environment,
 )
-from runtime.restart.script_host import ScriptHost
+from runtime.restart.script_host import HostLost, ScriptExit, ScriptHost
+from runtime.restart.script_timers import ENABLED, TIMER_FILE
+from runtime.restart.script_watch import ScriptWatch, where
 from runtime.script_end import RAISED_AT
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier, Values
@@ -47,13 +50,20 @@ class ScriptFailed(Exception):
     """The script of this worker has failed, and no other one before it."""
 
 
+class ScriptsHang(Exception):
+    """No script of the round gets anywhere. One worker fails for all, so that the next round begins."""
+
+
 def run(script: Callable[[], None]) -> NoReturn:
     """Run rounds until the job is over. script: one run of the user's program, in a process of its own."""
     told = WorkerEnvironment.from_environ(os.environ)
     held_signals.hold()
     host = ScriptHost(script, told.timing.evict_s)
     threading.Thread(target=_say_alive, args=(host, told.timing.beat_s), name="alive", daemon=True).start()
-    Supervisor(connect(told.threads, CPU), host, told).run()
+    try:
+        Supervisor(connect(told.threads, CPU), host, told).run()
+    except HostLost:  # killed from outside, as by the kernel for want of memory
+        os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(0)
 
 
@@ -71,15 +81,15 @@ class Supervisor:
         self._host = host
         self._told = told
         self._error_file = told.job_dir / "errors" / f"{told.worker_id}.json"
+        self._script = 0
+        """Pid of the running script."""
+        self._seen: ScriptWatch | None = None
+        """Of the running script."""
         self._step = 0
         """The number of the exchange."""
-        self._round = 0
-        """The generation whose round this is; 0: none yet."""
-        self._state = ScriptState.WAITING
+        self._at = RoundState()
         self._store: TCPStore | None = None
         """Of the round in progress, where this worker has rank 0."""
-        self._failure: Failure | None = None
-        self._failing = False
 
     def run(self) -> None:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""
@@ -114,23 +124,23 @@ class Supervisor:
             self._operate(op, meanwhile=self._watch)
         self._step = op.step
         self._follow_generation()
-        report = ScriptReport(self._round, self._state, self._address(), self._failure)
+        report = self._at.report(self._address(), self._seen.idle_s if self._seen is not None else 0.0)
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         reports = {worker: ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()}
         place = session.place()
-        if place.generation != self._round:
-            return False
-        match decide(reports, place.members, self._round, failing=self._failing):
+        match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case StartScript(store):
                 self._start(place.members, store)
             case Blame(worker, failure):
                 if worker == session.worker_id:
                     self._fail(failure)
+            case Hang() as hang:
+                self._leave_hang(hang)
             case AllDone():
                 return True
-            case GoOn(failing):
-                self._failing = failing
+            case GoOn():
+                pass
         return False
 
     def _operate(self, op: Op, own: Json = None, meanwhile: Callable[[], None] = lambda: None) -> Partial:
@@ -148,10 +158,10 @@ class Supervisor:
         """End the script of the round before if the generation has changed, and open a store if this worker has rank 0
         now."""
         place = self._session.place()
-        if place.generation == self._round:
+        if place.generation == self._at.generation:
             return
         self._end_script()
-        self._round, self._state, self._failure, self._failing = place.generation, ScriptState.WAITING, None, False
+        self._at.enter(place.generation, place.world)
         self._store = None
         if place.rank == 0:
             listening = socket.create_server((self._told.address, 0))
@@ -171,28 +181,46 @@ class Supervisor:
         self._error_file.parent.mkdir(exist_ok=True)
         self._error_file.unlink(missing_ok=True)
         me = self._session.worker_id
-        settings = environment(me, members, store, self._told.job, self._round - 1, self._error_file)
-        self._session.note("script_started", rank=int(settings["RANK"]), world=len(members))
-        self._state = ScriptState.RUNNING
-        self._host.start(settings)
+        settings = environment(me, members, store, self._told.job, self._at.generation - 1, self._error_file)
+        if os.environ.get(ENABLED) == "1":
+            settings[TIMER_FILE] = str(self._error_file.with_suffix(".timer"))
+        try:
+            self._script = self._host.start(settings)
+        except OSError as error:
+            self._give_up(ScriptFailed(str(error)), "its start")
+        self._seen = ScriptWatch(self._script, self._told.timing.stopped_s, time.monotonic())
+        self._at.script = ScriptState.RUNNING
+        rank, world = int(settings["RANK"]), int(settings["WORLD_SIZE"])
+        self._session.note("script_started", rank=rank, world=world, script=self._script)
 
     def _watch(self) -> None:
         """Wait until the script has ended, or the next exchange is due; not at all if the script is to be started."""
-        if self._state is not ScriptState.RUNNING:
-            time.sleep(EXCHANGE_S if self._state is not ScriptState.WAITING else 0.0)
-            return
-        status = self._host.ended(EXCHANGE_S)
-        if status is None:
-            return
-        self._session.note("script_ended", status=status)
-        self._state = ScriptState.FAILED if status else ScriptState.DONE
-        if status:
-            self._failure = Failure.read(status, time.time(), self._error_file)
+        if self._at.script is not ScriptState.RUNNING or self._seen is None:
+            time.sleep(EXCHANGE_S if self._at.script is not ScriptState.WAITING else 0.0)
+        elif (ended := self._host.ended(EXCHANGE_S)) is not None:
+            self._note_end(ended.status)
+            self._at.ended(self._failure_of(ended))
+        elif self._seen.look(time.monotonic()):
+            self._session.note("script_stopped", because="stopped by a signal (state T)")
+            self._note_end(self._host.stop(0.0))
+            self._at.ended(Failure(-signal.SIGKILL, time.time()))
+
+    def _failure_of(self, ended: ScriptExit) -> Failure | None:
+        if ended.expired:  # by a signal that it may have caught, to exit with any status
+            said = f"the timer of {ended.expired} expired (torch.distributed.elastic.timer)"
+            # Elsewhere the same place twice proves a mistake of the script; a collective may hang twice for another
+            # reason each time, so the place has the round.
+            return Failure(ended.status or 1, time.time(), f"{ended.expired} in round {self._at.generation}", said)
+        return Failure.read(ended.status, time.time(), self._error_file) if ended.status else None
+
+    def _note_end(self, status: int | None) -> None:
+        if status is not None:
+            self._session.note("script_ended", status=status, script=self._script)
 
     def _end_script(self) -> None:
         """End the script if it runs. It has time to save its state, unless a worker was lost: then it may wait for that
         worker for ever."""
-        if self._state is not ScriptState.RUNNING:
+        if self._at.script is not ScriptState.RUNNING:
             return
         grace_s = self._told.timing.stop_grace_s
         going = self._session.going
@@ -200,24 +228,43 @@ class Supervisor:
             grace_s = max(grace_s, min(PLANNED_GRACE_S, going.until_s - time.monotonic() - grace_s))
         elif self._session.planned:
             grace_s = PLANNED_GRACE_S
-        self._host.stop(grace_s)
-        self._state = ScriptState.WAITING
+        # Others wait for this worker meanwhile, and give it up after the hang limit.
+        grace_s = min(grace_s, max(self._told.timing.stop_grace_s, self._told.timing.hang_s / 2))
+        self._stop_script(grace_s)
+
+    def _stop_script(self, grace_s: float) -> None:
+        self._note_end(self._host.stop(grace_s))
+        self._at.script = ScriptState.WAITING
+
+    def _leave_hang(self, hang: Hang) -> None:
+        """Show where this worker's script is. One worker fails for all; the others end their scripts with the round."""
+        if self._at.script is ScriptState.RUNNING:
+            said = f"elastic: {hang.said}; round {self._at.generation} ends, and the script of this worker is here:"
+            print(said, file=sys.stderr, flush=True)
+            print("\n".join(where(self._script)), file=sys.stderr, flush=True)  # behind what the script itself writes
+        if hang.worker == self._session.worker_id:
+            self._session.note("scripts_hang", because=hang.said)
+            # The place has the round: the same place twice would prove a mistake of the script.
+            self._give_up(
+                ScriptsHang(f"{hang.said}; the ends of their logs show where they are"), f"round {self._at.generation}"
+            )
 
     def _fail(self, failure: Failure) -> NoReturn:
-        if failure.status < 0:
+        if failure.is_from_outside:
             self._session.note("script_killed", signal=-failure.status)
             signal.signal(-failure.status, signal.SIG_DFL) if -failure.status != signal.SIGKILL else None
             os.kill(os.getpid(), -failure.status)
-        error = ScriptFailed(failure.said)
-        error.__dict__[RAISED_AT] = failure.place or f"exit status {failure.status}"
-        self._session.failed(error, 0, None)
-        sys.exit(max(1, failure.status))
+        self._give_up(ScriptFailed(failure.said), failure.place or f"exit status {failure.status}", failure.status)
+
+    def _give_up(self, error: Exception, place: str, status: int = 1) -> NoReturn:
+        error.__dict__[RAISED_AT] = place
+        self._session.failed(error, None, None)
+        sys.exit(max(1, status))
 
     def _hurry_script(self) -> None:
         """End the script before the agent ends this worker."""
-        if self._state is ScriptState.RUNNING:
-            self._host.stop(0.8 * self._told.timing.stop_grace_s)
-            self._state = ScriptState.WAITING
+        if self._at.script is ScriptState.RUNNING:
+            self._stop_script(0.8 * self._told.timing.stop_grace_s)
 
     def _stopped(self, number: int, frame: FrameType | None) -> NoReturn:
         """The agent asks this worker to stop."""

@@ -75,14 +75,15 @@ class Activity:
         return ActivitySeen(what, doing, now_s - since_s, max(tuple(self._shards), default=0.0), computes)
 
 
-def cpu_s() -> float:
-    """Processor time of this process and all below it, in seconds: a script may wait for a compiler or a data
-    reader."""
-    ticks = sum(_ticks(pid) for pid in _below(os.getpid()))
+def cpu_s(pid: int = 0) -> float:
+    """Processor time of a process and all below it, in seconds: a script may wait for a compiler or a data reader.
+    pid: 0: this process."""
+    ticks = sum(_ticks(process) for process in below(pid or os.getpid()))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _below(pid: int) -> Iterator[int]:
+def below(pid: int) -> Iterator[int]:
+    """The pids of a process and of all that it and they have started, parents first."""
     yield pid
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -94,7 +95,7 @@ def _below(pid: int) -> Iterator[int]:
         except OSError:
             continue
         for child in children:
-            yield from _below(int(child))
+            yield from below(int(child))
 
 
 def _ticks(pid: int) -> int:

@@ -287,12 +287,12 @@ class WorkerSession(OperationLoop):
             return []
         return [StepRecord.from_line(line) for line in lines]
 
-    def failed(self, error: BaseException, step: int, shard: int | None) -> None:
+    def failed(self, error: BaseException, step: int | None, shard: int | None) -> None:
         if isinstance(error, JoinMissed):
             self._orders.give_way(str(error))
-        place = f"{type(error).__name__} {raised_at(error)} step {step}" + (
-            f" shard {shard}" if shard is not None else ""
-        )
+        place = f"{type(error).__name__} {raised_at(error)}"
+        for name, number in (("step", step), ("shard", shard)):
+            place += f" {name} {number}" if number is not None else ""
         code = ExitCode.SCRIPT_FAILED
         if isinstance(error, Disagree | LeftAlone | LeaderOnly):
             code = ExitCode.DISAGREE

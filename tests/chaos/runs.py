@@ -15,6 +15,7 @@ from tests.mutants import SITE, VARIABLE
 
 ROOT = Path(elastic.__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "live" / "scripts" / "mlp.py"
+SNAPSHOTS = ROOT / "tests" / "live" / "programs" / "snapshots.py"
 WORKERS = 3
 
 
@@ -30,11 +31,19 @@ class Undisturbed:
     home: Path
     command: tuple[str, ...]
     seconds: float
+    restart: bool = False
 
 
 def undisturbed(home: Path, epochs: int) -> Undisturbed:
     asked = Campaign(home, command(epochs), WORKERS, "kill", 0, None)
     return Undisturbed(home, asked.command, campaign.quiet_run(asked))
+
+
+def undisturbed_rounds(home: Path, steps: int) -> Undisturbed:
+    """Of a script that is started again, and takes a tenth of a second for each step."""
+    home.mkdir(exist_ok=True)
+    asked = Campaign(home, (str(SNAPSHOTS), str(steps), "0.1"), WORKERS, "rounds", 0, None, restart=True)
+    return Undisturbed(home, asked.command, campaign.quiet_run(asked), restart=True)
 
 
 def disturbed(
@@ -43,7 +52,7 @@ def disturbed(
     """Invariant -> verdict of a run with these faults, one after the other; the mutant lives in this run alone."""
     home.mkdir()
     planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind) for n, kind in enumerate(faults))
-    asked = Campaign(home, quiet.command, WORKERS, "kill", 7, None, planned)
+    asked = Campaign(home, quiet.command, WORKERS, "kill", 7, None, planned, restart=quiet.restart)
     campaign.adopt_quiet_run(asked, quiet.home)
     return judged(faulty_run.faulty_run(asked, quiet.seconds, planted(mutant)))
 

@@ -21,7 +21,7 @@ def test_the_sound_product_passes(quiet: Undisturbed, tmp_path: Path) -> None:
     assert {verdict.answer for verdict in verdicts.values()} == {Truth.TRUE}, told(verdicts)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if not mutant.rounds])
 def test_a_mutant_is_caught(name: str, quiet: Undisturbed, tmp_path: Path) -> None:
     mutant = MUTANTS[name]
     verdicts = disturbed(tmp_path / "mutant", quiet, mutant.faults, gap_s=mutant.gap_s, mutant=name)

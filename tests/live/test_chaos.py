@@ -13,7 +13,7 @@ from chaos_tests.checkers import Truth
 from chaos_tests.cluster import why_not
 from chaos_tests.run.campaign import differences, read_report
 from elastic.cli import main
-from tests.chaos.runs import Undisturbed, command, disturbed, told
+from tests.chaos.runs import SNAPSHOTS, Undisturbed, command, disturbed, told
 
 SHORT = ("--allow-unknown", "I14")
 """A job of a few seconds may end before its first snapshot."""
@@ -67,6 +67,16 @@ def test_a_run_is_done_again_from_its_report(home: Path, tmp_path: Path) -> None
     main(["chaos", "replay", str(home / "report.json"), "--job-dir", str(tmp_path / "again")])
     told = differences(read_report(home), read_report(tmp_path / "again"))
     assert [sentence for sentence in told if not sentence.startswith("I14")] == []
+
+
+@pytest.mark.long
+def test_rounds_on_nodes(tmp_path: Path) -> None:
+    """A script that is started again goes through faults of scripts, workers, agents and nodes."""
+    kinds = "kill,kill-script,stop-script,kill-node-1s,kill-agent"
+    options = ["--restart", "--preset", kinds, "--seed", "3", "--duration", "20s", "--job-dir", str(tmp_path / "run")]
+    assert main(["chaos", "run", *options, "--", str(SNAPSHOTS), "250", "0.1"]) == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_bytes())
+    assert [one["number"] for one in report["invariants"]][-3:] == ["I17", "I18", "I19"]
 
 
 @pytest.mark.long

@@ -15,13 +15,14 @@ from chaos_tests.failpoints.import_patch import Patch
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """faults: kinds, injected one after the other, gap_s apart."""
+    """faults: kinds, injected one after the other, gap_s apart. rounds: of a job whose script runs in rounds."""
 
     module: str
     patch: Patch
     caught_by: str
     faults: tuple[str, ...] = ("kill", "kill-rank-0", "kill")
     gap_s: float = 3.0
+    rounds: bool = False
 
 
 def _first_redone(standing: Any, leaf: Any) -> bool:
@@ -180,6 +181,49 @@ def no_eviction(module: Any) -> None:
     module.Detector.judge = lambda self, now_s: {}
 
 
+def script_stays(module: Any) -> None:
+    """The script of the round before is not ended when the next round begins."""
+
+    def end_script(self: Any) -> None:
+        self._at.script = module.ScriptState.WAITING
+
+    module.Supervisor._end_script = end_script
+
+
+def wrong_world(module: Any) -> None:
+    """Ranks are given in the order of names, and not in that of the generation."""
+    sound = module.environment
+
+    def environment(me: str, members: Any, *rest: Any) -> dict[str, str]:
+        return dict(sound(me, sorted(members), *rest))
+
+    module.environment = environment
+
+
+def stopped_unseen(module: Any) -> None:
+    """Nobody looks whether a script is stopped."""
+    module.ScriptWatch.look = lambda self, now_s: False
+
+
+def orphans_stay(module: Any) -> None:
+    """Only the script itself is ended, and not what it has started."""
+    module._children = set
+
+
+def wrong_blame(module: Any) -> None:
+    """Another worker than the one whose script has failed has to go."""
+    sound = module.decide
+
+    def decide(reports: Any, members: Any, *rest: Any, **options: Any) -> Any:
+        found = sound(reports, members, *rest, **options)
+        if isinstance(found, module.Blame):
+            worker = members[(members.index(found.worker) + 1) % len(members)]
+            return module.Blame(worker, found.failure)
+        return found
+
+    module.decide = decide
+
+
 MUTANTS = {
     "dropped-shard": Mutant("runtime.worker.state_owner", dropped_shard, "I7"),
     "shard-twice": Mutant("runtime.worker.state_owner", shard_twice, "I7"),
@@ -192,4 +236,9 @@ MUTANTS = {
     "restart-everybody": Mutant("runtime.worker.leader_orders", restart_everybody, "I13", ("kill",)),
     "torn-checkpoint": Mutant("runtime.checkpoint.saver", torn_checkpoint, "I14", ("kill", "kill-in-checkpoint")),
     "no-eviction": Mutant("elastic.protocol.failure_detector", no_eviction, "I11", ("freeze-for-good",)),
+    "script-stays": Mutant("runtime.restart.supervisor", script_stays, "I18", ("kill",), rounds=True),
+    "wrong-world": Mutant("runtime.restart.supervisor", wrong_world, "I17", ("kill-rank-0",), rounds=True),
+    "stopped-unseen": Mutant("runtime.restart.script_watch", stopped_unseen, "I11", ("stop-script",), rounds=True),
+    "orphans-stay": Mutant("runtime.restart.script_host", orphans_stay, "I18", ("kill",), rounds=True),
+    "wrong-blame": Mutant("runtime.restart.rounds", wrong_blame, "I13", ("kill-script",), rounds=True),
 }

@@ -28,6 +28,8 @@ PIPE_BYTES = 2**20
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and that would stay ignored in a program it starts."""
 
+FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+"""A setting of the user's for scripts that are restarted (runtime/restart/script_timers.py), and no rank."""
 LAUNCHERS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_")
 LAUNCHER_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -110,7 +112,7 @@ def worker_environment(inherited: Mapping[str, str], settings: Mapping[str, str]
     kept = {
         name: value
         for name, value in inherited.items()
-        if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHERS)
+        if name == FILE_TIMER or (name not in LAUNCHER_NAMES and not name.startswith(LAUNCHERS))
     }
     return {**KEEP_MEMORY, **kept, "PYTHONUNBUFFERED": "1", **settings}
 

@@ -533,13 +533,17 @@ class JobPage {
 
 const SECTIONS = ["head", "tiles", "troubles", "world", "loss", "rate", "time", "members", "recoveries", "checkpoints", "faults", "moments"];
 
-// The elements of these things, in this order. An element that is there already stays, with its focus and selection.
+// The elements of these things, in this order.
 function show(parent, things, make, otherwise) {
-  const wanted = things.map((thing) => {
+  arrange(parent, things.map((thing) => {
     if (!made.has(thing)) made.set(thing, make(thing));
     return made.get(thing);
-  });
-  if (!wanted.length) wanted.push(otherwise);
+  }), otherwise);
+}
+
+// These elements, in this order. One that is there already stays, with its focus and selection.
+function arrange(parent, elements, otherwise) {
+  const wanted = elements.length ? elements : [otherwise];
   const kept = new Set(wanted);
   for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
   wanted.forEach((element, at) => {
@@ -580,13 +584,26 @@ function samplesText(rate) {
 
 // ---------------------------------------------------------------------------------------------- a fleet's page
 
+const taken = (node) => Object.values(node.jobs).reduce((total, count) => total + count, 0);
+
 class FleetPage {
+  shown = {};
+
   async start() {
+    this.build();
     this.draw(await get("/api/fleet"));
     const events = new EventSource("/api/fleet/events");
     events.addEventListener("fleet", (event) => { this.live = true; this.draw(JSON.parse(event.data)); });
     events.addEventListener("end", () => events.close());
     events.onerror = () => { this.live = false; this.draw(this.seen); };
+  }
+
+  build() {
+    const card = (id, title, ...names) => h("section", { class: "card", "aria-label": title }, h("div", { class: "head" }, h("h2", {}, title)),
+      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, h("table", {}, h("caption", {}, title),
+        h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), h("tbody", { id }))));
+    $("main").replaceChildren(h("dl", { class: "tiles", id: "tiles" }), h("section", { class: "card", id: "troubles", "aria-label": "Troubles", hidden: true }),
+      card("jobs", "Jobs", "Job", "State", "Workers", "Where", "Why"), card("nodes", "Nodes", "Node", "State", "Slots", "Labels", "Why", ""));
   }
 
   draw(seen) {
@@ -596,27 +613,42 @@ class FleetPage {
     $("top").replaceChildren(h("h1", {}, "Fleet"), h("span", { class: "pill info" }, seen.leader ? `leader ${seen.leader}` : "no leader"),
       h("span", { class: `live push ${this.live ? "good" : "warn"}`, id: "connection" }, this.live ? "live" : "connecting"),
       ...(seen.problem ? [h("p", { class: "because bad" }, seen.problem)] : []));
-    const active = document.activeElement?.dataset?.focus;
-    const slots = (node) => Object.values(node.jobs).reduce((sum, count) => sum + count, 0);
-    const table = (caption, names, rows, otherwise) => {
-      const body = h("tbody", {}, ...(rows.length ? rows : [emptyRow(otherwise)]));
-      return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), body));
-    };
+    const up = nodes.filter((node) => node.up);
     const running = jobs.filter((job) => job.state !== "ended");
+    const sum = (numbers) => numbers.reduce((total, count) => total + count, 0);
+    $("tiles").replaceChildren(...[["Jobs", running.length, `${jobs.length - running.length} ended`], ["Waiting", jobs.filter((job) => job.state === "waits").length, "in the queue"],
+      ["Nodes", up.length, `${nodes.length - up.length} away`], ["Slots taken", sum(up.map(taken)), `of ${sum(up.map((node) => node.slots))}`]]
+      .map(([name, value, more]) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, String(value)), h("dd", { class: "more" }, more))));
+    $("troubles").hidden = troubles.length === 0;
+    $("troubles").replaceChildren(h("h2", { class: "warn" }, "Look at this"), h("ul", {}, ...troubles.map((one) => h("li", {}, `${one.because}; ${one.advice}`))));
     const shown = [...running, ...jobs.filter((job) => job.state === "ended").slice(-50).reverse()];
-    $("main").replaceChildren(
-      h("dl", { class: "tiles" }, ...[["Jobs", running.length, `${jobs.length - running.length} ended`], ["Waiting", jobs.filter((job) => job.state === "waits").length, "in the queue"],
-        ["Nodes", nodes.filter((node) => node.up).length, `${nodes.filter((node) => !node.up).length} away`], ["Slots taken", nodes.filter((node) => node.up).reduce((sum, node) => sum + slots(node), 0), `of ${nodes.filter((node) => node.up).reduce((sum, node) => sum + node.slots, 0)}`]]
-        .map(([name, value, more]) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, String(value)), h("dd", { class: "more" }, more)))),
-      ...(troubles.length ? [h("section", { class: "card", "aria-label": "Troubles" }, h("h2", { class: "warn" }, "Look at this"), h("ul", {}, ...troubles.map((one) => h("li", {}, `${one.because}; ${one.advice}`))))] : []),
-      h("section", { class: "card", "aria-label": "Jobs" }, h("div", { class: "head" }, h("h2", {}, "Jobs")), table("Jobs", ["Job", "State", "Workers", "Where", "Why"], shown.map((job) => h("tr", { "data-job": job.job },
-        h("td", {}, h("a", { href: `/?job=${encodeURIComponent(job.job)}`, "data-focus": `job ${job.job}` }, job.job)), h("td", {}, h("span", { class: `pill ${job.state === "ended" ? (job.exit_code === 0 ? "good" : "bad") : STATE_LEVEL[job.state] ?? "warn"}` }, job.state === "ended" ? `ended, exit ${job.exit_code}` : job.state)),
-        h("td", {}, String(job.workers)), h("td", {}, Object.entries(job.slots ?? {}).map(([node, count]) => `${count} on ${node}`).join(", ")), h("td", { class: "wide" }, String(job.because ?? "").split("\n")[0]))), "no jobs")),
-      h("section", { class: "card", "aria-label": "Nodes" }, h("div", { class: "head" }, h("h2", {}, "Nodes")), table("Nodes", ["Node", "State", "Slots", "Labels", "Why", ""], nodes.map((node) => h("tr", { "data-node": node.node },
-        h("td", {}, node.node), h("td", {}, h("span", { class: `pill ${!node.up ? "bad" : node.because ? "warn" : "good"}` }, !node.up ? "away" : node.because ? "leaves" : "up")), h("td", {}, `${slots(node)} of ${node.slots}`),
-        h("td", {}, (node.labels ?? []).join(" ")), h("td", { class: "wide" }, node.because ?? ""), h("td", {}, session.may_act ? h("button", { "data-focus": `node ${node.node}`, onclick: () => this.drain(node) }, node.because ? "Take back…" : "Drain…") : ""))), "no nodes")),
-    );
+    this.rows("jobs", shown, (job) => this.jobRow(job), "no jobs");
+    this.rows("nodes", nodes, (node) => this.nodeRow(node), "no nodes");
+  }
+
+  // A row whose words are the same stays the same element, so that a click and the focus are not lost.
+  rows(id, things, make, otherwise) {
+    const before = this.shown[id] ?? new Map();
+    const now = new Map(things.map((thing) => JSON.stringify(thing)).map((words, at) => [words, before.get(words) ?? make(things[at])]));
+    const active = document.activeElement?.dataset?.focus;
+    arrange($(id), [...now.values()], emptyRow(otherwise));
     if (active) document.querySelector(`[data-focus="${CSS.escape(active)}"]`)?.focus();
+    this.shown[id] = now;
+  }
+
+  jobRow(job) {
+    const ended = job.state === "ended";
+    const level = ended ? (job.exit_code === 0 ? "good" : "bad") : STATE_LEVEL[job.state] ?? "warn";
+    return h("tr", { "data-job": job.job }, h("td", {}, h("a", { href: `/?job=${encodeURIComponent(job.job)}`, "data-focus": `job ${job.job}` }, job.job)),
+      h("td", {}, h("span", { class: `pill ${level}` }, ended ? `ended, exit ${job.exit_code}` : job.state)), h("td", {}, String(job.workers)),
+      h("td", {}, Object.entries(job.slots ?? {}).map(([node, count]) => `${count} on ${node}`).join(", ")), h("td", { class: "wide" }, String(job.because ?? "").split("\n")[0]));
+  }
+
+  nodeRow(node) {
+    const state = !node.up ? ["bad", "away"] : node.because ? ["warn", "leaves"] : ["good", "up"];
+    const button = h("button", { "data-focus": `node ${node.node}`, onclick: () => this.drain(node) }, node.because ? "Take back…" : "Drain…");
+    return h("tr", { "data-node": node.node }, h("td", {}, node.node), h("td", {}, h("span", { class: `pill ${state[0]}` }, state[1])), h("td", {}, `${taken(node)} of ${node.slots}`),
+      h("td", {}, (node.labels ?? []).join(" ")), h("td", { class: "wide" }, node.because ?? ""), h("td", {}, session.may_act ? button : ""));
   }
 
   async drain(node) {

@@ -121,7 +121,7 @@ SCRIPT = """
 import json, pathlib, sys, time
 home = pathlib.Path(sys.argv[1])
 (home / "journal").mkdir(parents=True)
-(home / "job.json").write_text(json.dumps({"name": "job"}))
+(home / "job.json").write_text(json.dumps({"name": "job", "command": ["x"], "workers": 2}))
 (home / "steps.jsonl").write_text('{"step": 0}\\n')
 time.sleep(600)
 """

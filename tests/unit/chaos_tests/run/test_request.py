@@ -65,6 +65,7 @@ def test_the_faults_of_a_scenario_come_by_their_times() -> None:
         ('seed = "x"', "seed must be a whole number"),
         ('duration = "soon"', "write 90, 90s, 2m or 1h"),
         ("duration = true", "duration must be"),
+        ("restart = 1", "restart must be true or false"),
         ("job = 3", "put it into quotes"),
         ('trace = "x.csv"\nspeed = 0', "speed must be a number above 0"),
         ("speed = 2", "speed is that of a trace"),
@@ -90,6 +91,19 @@ def test_the_command_line_wins_over_the_scenario(tmp_path: Path) -> None:
     other = asked(scenario, "--seed", "6", "--preset", "flap", "--", "train.py")
     assert (other.seed, other.preset, other.plan) == (6, "flap", ())
     assert asked("--seed", "6", "--", "train.py").preset == "kill"
+
+
+def test_a_script_in_rounds_is_asked_for_by_an_option_or_a_scenario(tmp_path: Path) -> None:
+    assert asked("--restart", "--", "train.py").restart and not asked("--", "train.py").restart
+    (tmp_path / "s.toml").write_text('restart = true\npreset = "rounds"')
+    assert asked(str(tmp_path / "s.toml"), "--", "train.py").restart
+    with pytest.raises(ConfigError, match="leave one out"):
+        asked("--restart", "--ranks", "2", "--", "train.py")
+    (tmp_path / "job.toml").write_text(JOB)
+    with pytest.raises(ConfigError, match="write restart = true in it"):
+        asked("--restart", "--job", str(tmp_path / "job.toml"))
+    hangs = Campaign(tmp_path, ("t.py",), 3, "rounds", 7, None, (Planned(1, 1.0, "hang-script"),), restart=True)
+    assert (hangs.hang_s, asked("--", "train.py").hang_s) == (30.0, 600.0)
 
 
 def test_faults_with_times_of_their_own_have_no_duration(tmp_path: Path) -> None:
@@ -157,7 +171,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str, capsys: pytest.
 
 
 def test_a_line_that_a_kill_has_torn_is_passed_over(tmp_path: Path) -> None:
-    line = b'{"t_mono_ns":5,"generation":0,"worker_id":"","who":"a","event":"%s"}\n'
+    line = b'{"t_mono_ns":5,"t_wall":1.5,"generation":0,"worker_id":"","who":"a","event":"%s"}\n'
     (tmp_path / "a.jsonl").write_bytes(line % b"one" + b'{"t_mono_ns":6,"gen\n' + line % b"two" + b'{"t_mo')
     tail = Tail(tmp_path / "a.jsonl")
     assert [one["event"] for one in tail.lines()] == ["one", "two"]
@@ -170,7 +184,7 @@ def test_lines_of_journals_that_come_late_stand_where_they_belong(tmp_path: Path
     def write(name: str, *times_ns: int) -> None:
         with (tmp_path / f"{name}.jsonl").open("a") as file:
             file.writelines(
-                f'{{"t_mono_ns":{time_ns},"generation":0,"worker_id":"","who":"{name}","event":"e"}}\n'
+                f'{{"t_mono_ns":{time_ns},"t_wall":1.5,"generation":0,"worker_id":"","who":"{name}","event":"e"}}\n'
                 for time_ns in times_ns
             )
 

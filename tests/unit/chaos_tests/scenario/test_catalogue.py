@@ -39,7 +39,9 @@ def test_a_row_does_not_contradict_itself(fault: Fault) -> None:
     assert not fault.spark or (fault.places and needed(fault) > needed(Fault("", "", "", aim=fault.aim)))
     assert fault.aim is not Aim.ALL or fault.effect is not Effect.ENDS
     assert fault.effect is not Effect.LEAVES or not fault.stalls, "who leaves does so between two steps"
-    assert fault.usual == any(fault.name in PRESETS[name].weights for name in ("everything", "partition", "cluster"))
+    assert fault.usual == any(
+        fault.name in PRESETS[name].weights for name in ("everything", "partition", "cluster", "rounds")
+    )
 
 
 def listed() -> Counter[str]:

@@ -13,6 +13,8 @@ from runtime.restart.rounds import (
     Blame,
     Failure,
     GoOn,
+    Hang,
+    RoundState,
     ScriptReport,
     ScriptState,
     StartScript,
@@ -26,14 +28,22 @@ WAITING, RUNNING, DONE, FAILED = ScriptState.WAITING, ScriptState.RUNNING, Scrip
 EARLY, LATE, KILLED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0)
 
 
+HANG_S = 30.0
+
+
 def reports(
-    *states: ScriptState, store: bool = True, generation: int = 4, **failures: Failure
+    *states: ScriptState,
+    store: bool = True,
+    generation: int = 4,
+    idle: tuple[float, ...] = (0.0, 0.0, 0.0),
+    **failures: Failure,
 ) -> dict[str, ScriptReport]:
-    """failures: of the members whose rank is in the name, r0 to r2."""
-    return {
-        worker: ScriptReport(generation, state, STORE if store and rank == 0 else None, failures.get(f"r{rank}"))
-        for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False))
-    }
+    """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank."""
+    found = {}
+    for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False)):
+        place = STORE if store and rank == 0 else None
+        found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -53,14 +63,55 @@ def reports(
         (reports(FAILED, FAILED, FAILED, r0=EARLY, r1=KILLED, r2=LATE), True, Blame("a.1.0", KILLED)),
         (reports(DONE, FAILED, DONE, r1=EARLY), True, Blame("a.1.0", EARLY)),
         (reports(FAILED, FAILED, DONE, r0=EARLY, r1=EARLY), True, Blame("a.0.0", EARLY)),
+        (reports(RUNNING, RUNNING, RUNNING, idle=(30.0, 29.9, 40.0)), False, GoOn()),
+        (reports(RUNNING, RUNNING, RUNNING, idle=(31.0, 30.0, 40.0)), False, Hang("a.0.0", MEMBERS, 30.0)),
+        (reports(DONE, RUNNING, RUNNING, idle=(0.0, 35.0, 33.0)), False, Hang("a.1.0", MEMBERS[1:], 33.0)),
+        (reports(DONE, DONE, DONE, idle=(99.0, 99.0, 99.0)), False, AllDone()),
+        (reports(WAITING, RUNNING, RUNNING, idle=(0.0, 99.0, 99.0)), False, GoOn()),
+        (reports(RUNNING, RUNNING, idle=(99.0, 99.0, 0.0)), False, GoOn()),
+        (reports(RUNNING, RUNNING, RUNNING, generation=3, idle=(99.0, 99.0, 99.0)), False, GoOn()),
+        (reports(RUNNING, FAILED, RUNNING, r1=LATE, idle=(99.0, 0.0, 99.0)), False, GoOn(failing=True)),
     ],
 )
 def test_decisions(said: dict[str, ScriptReport], failing: bool, wanted: object) -> None:
-    assert decide(said, MEMBERS, 4, failing=failing) == wanted
+    assert decide(said, MEMBERS, 4, failing=failing, hang_s=HANG_S) == wanted
+
+
+def test_a_hang_is_of_the_same_slot_each_time() -> None:
+    """A slot counts its own failures, and a replacement has the highest rank."""
+    members = ("a.1.0", "b.0.0", "a.0.7")
+    stuck = {worker: ScriptReport(9, 3, RUNNING, idle_s=HANG_S) for worker in members}
+    found = decide(stuck, members, 9, failing=False, hang_s=HANG_S)
+    assert isinstance(found, Hang) and found.worker == "a.0.7"
+    assert found.said == "no script used a processor for 30 s: a.1.0, b.0.0, a.0.7"
+
+
+def test_that_all_scripts_have_ended_is_known_also_when_a_member_is_lost_just_then() -> None:
+    """One survivor decides before it hears of the next generation, and another one after it; both leave."""
+    done = reports(DONE, DONE, DONE)
+    assert decide(done, MEMBERS[:2], 5, failing=False) == AllDone()
+    del done[MEMBERS[2]]
+    assert decide(done, MEMBERS[:2], 5, failing=False) == GoOn(), "the lost one had not said that its script had ended"
+
+
+def test_a_worker_begins_each_round_anew() -> None:
+    state = RoundState()
+    state.enter(4, 3)
+    assert state.report(STORE, 7.0) == ScriptReport(4, 3, WAITING, STORE)
+    state.script = RUNNING
+    assert state.report(None, 7.0).idle_s == 7.0
+    state.ended(EARLY)
+    assert state.report(None, 7.0) == ScriptReport(4, 3, FAILED, None, EARLY)
+    failed = reports(FAILED, RUNNING, RUNNING, r0=EARLY)
+    assert state.decide(failed, MEMBERS, 4, HANG_S) == GoOn(failing=True)
+    assert state.decide(failed, MEMBERS, 4, HANG_S) == Blame(MEMBERS[0], EARLY)
+    state.decide(failed, MEMBERS, 4, HANG_S)
+    state.enter(5, 2)
+    assert state == RoundState(5, 2)
 
 
 def test_reports_survive_the_wire() -> None:
-    for report in (ScriptReport(4, FAILED, None, KILLED), ScriptReport(0, WAITING, STORE)):
+    for report in (ScriptReport(4, 3, FAILED, None, KILLED), ScriptReport(0, 0, WAITING, STORE, idle_s=1.5)):
         assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
@@ -81,7 +132,9 @@ def test_a_damaged_error_file_is_named(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     assert Failure.read(1, 99.0, file) == Failure(1, 99.0, message=f"{file} cannot be read")
     file.unlink()
-    assert Failure.read(-11, 99.0, file).said == "the script ended with signal 11"
+    killed = Failure.read(-11, 99.0, file)
+    assert killed.said == "the script ended with signal 11" and killed.is_from_outside
+    assert not Failure(-9, 99.0, message="its timer expired").is_from_outside and not EARLY.is_from_outside
 
 
 def test_the_environment_is_that_of_torchrun() -> None:

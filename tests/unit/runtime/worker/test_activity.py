@@ -13,7 +13,7 @@ import pytest
 from elastic.protocol.messages import Doing
 from elastic.protocol.worker_state import Phase, WorkerState
 from runtime.session import Op, OpKind
-from runtime.worker.activity import CPU_CHECK_S, PAUSE_S, RECENT, Activity, _below, cpu_s
+from runtime.worker.activity import CPU_CHECK_S, PAUSE_S, RECENT, Activity, below, cpu_s
 from runtime.worker.progress_report import ProgressReporter
 
 GENEROUS_S = 60.0
@@ -128,7 +128,7 @@ def test_children_that_come_and_go_are_no_error() -> None:
     finally:
         stop.set()
         thread.join()
-    assert list(_below(0x7FFFFFFF)) == [0x7FFFFFFF], "nobody has this number"
+    assert list(below(0x7FFFFFFF)) == [0x7FFFFFFF], "nobody has this number"
 
 
 def until(reached: Callable[[], bool]) -> None:

@@ -1,0 +1,347 @@
+"""Jobs in rounds under virtual time: runtime/restart/rounds.py decides, and everything around it is made up.
+
+What is modelled is what the decisions rest on. An exchange has the reports of all members; its result is the same for
+all, comes to each at its own time, and comes also to a survivor that has entered the next generation meanwhile. If a
+member is lost before the result is complete, the survivors make the exchange again, with the reports that they have
+made. A loss begins a generation at any time, a join only between two exchanges. Scripts end well, fail, are killed,
+hang, or fail because another one has failed; clocks of machines differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.restart.rounds import (
+    AllDone,
+    Blame,
+    Decision,
+    Failure,
+    GoOn,
+    Hang,
+    RoundState,
+    ScriptReport,
+    ScriptState,
+    StartScript,
+)
+from tests.sim.clock import Clock
+
+HANG_S = 60.0
+WORK_S = 40.0
+"""How long the scripts of a whole round have to run, in all: what they have done is saved every second."""
+LIMIT_S = 4000.0
+NEVER_S = 1e9
+EXCHANGE_S = 1.0
+"""While scripts run; longer than the real one, so that a schedule is cheap."""
+LATE_S = 0.6
+"""How late a result may come to a survivor that copies it from another one."""
+
+
+@dataclass
+class Script:
+    """A script that runs: how it ends if nobody ends it before. idle_from_s: from when on it uses no processor."""
+
+    begun_s: float
+    store: tuple[str, int]
+    idle_from_s: float = NEVER_S
+    end: Failure | None = None
+    ended: bool = False
+
+
+@dataclass
+class Worker:
+    """skew_s: of its wall clock. exchange: the number of the one it is in. knows: the generation it has heard of."""
+
+    name: str
+    skew_s: float
+    state: RoundState = field(default_factory=RoundState)
+    script: Script | None = None
+    exchange: int = 0
+    knows: int = 0
+    dead: bool = False
+    left: bool = False
+    """It has found that all scripts have ended."""
+
+
+@dataclass
+class Exchange:
+    """said: the reports so far. result: once it is complete. decided: what each worker made of it."""
+
+    number: int
+    generation: int
+    said: dict[str, ScriptReport] = field(default_factory=dict)
+    result: dict[str, ScriptReport] | None = None
+    decided: dict[str, Decision] = field(default_factory=dict)
+
+
+class RoundsWorld:
+    """One job. `run` raises AssertionError for whatever must not be."""
+
+    def __init__(self, seed: int) -> None:
+        self.clock = Clock(seed)
+        self.size = self.clock.random.randint(1, 5)
+        self.troubles = self.clock.random.randint(0, 6)
+        self.workers: dict[str, Worker] = {}
+        self.generations: list[tuple[str, ...]] = [()]
+        self.newcomers: list[str] = []
+        self.exchanges: list[Exchange] = []
+        self.incarnations = [0] * self.size
+        self.saved_s = 0.0
+        self.reached: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------------- the course
+
+    def run(self) -> set[str]:
+        """What this job has gone through, by name."""
+        for slot in range(self.size):
+            self._add(slot)
+        self.generations.append(tuple(self.workers))
+        self.newcomers.clear()
+        self.exchanges.append(Exchange(0, 1))
+        for worker in self.workers.values():
+            worker.knows = 1
+            self.clock.after(0.0, lambda worker=worker: self._report(worker))  # type: ignore[misc]
+        for _ in range(self.troubles):
+            self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._trouble)
+        while not self._over():
+            assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
+        return self.reached
+
+    def _over(self) -> bool:
+        living = [worker for worker in self.workers.values() if not worker.dead and worker.knows]
+        return bool(living) and all(worker.left for worker in living)
+
+    @property
+    def generation(self) -> int:
+        return len(self.generations) - 1
+
+    def _add(self, slot: int) -> None:
+        name = f"n.{slot}.{self.incarnations[slot]}"
+        self.incarnations[slot] += 1
+        self.workers[name] = Worker(name, self.clock.between(-0.5, 0.5))
+        self.newcomers.append(name)
+
+    def _report(self, worker: Worker) -> None:
+        """The worker has waited for its script, follows its generation, and says what its script does."""
+        if worker.dead or worker.left:
+            return
+        if worker.state.generation != worker.knows:
+            if worker.script is not None and not worker.script.ended:
+                self._stop(worker)
+            worker.state.enter(worker.knows, len(self.generations[worker.knows]))
+            worker.script = None
+        script, now_s = worker.script, self.clock.now_s
+        if script is not None and script.ended and worker.state.script is ScriptState.RUNNING:
+            worker.state.ended(script.end)
+        members = self.generations[worker.knows]
+        store = (worker.name, worker.knows) if members[0] == worker.name else None
+        idle_s = max(0.0, now_s - script.idle_from_s) if script is not None else 0.0
+        exchange = self.exchanges[worker.exchange]
+        exchange.said.setdefault(worker.name, worker.state.report(store, idle_s))
+        self._complete(exchange)
+
+    def _complete(self, exchange: Exchange) -> None:
+        """If all members of the newest generation have said something, everybody who has gets the result."""
+        members = self.generations[self.generation]
+        if exchange.result is not None or not all(member in exchange.said for member in members):
+            return
+        exchange.result = dict(exchange.said) if self.generation == exchange.generation else {
+            member: exchange.said[member] for member in members
+        }  # fmt: skip
+        for name in exchange.result:
+            late_s = LATE_S if self.clock.chance(0.1) else 0.05
+            self.clock.after(self.clock.between(0.001, late_s), lambda name=name: self._hear(name, exchange))  # type: ignore[misc]
+
+    def _hear(self, name: str, exchange: Exchange) -> None:
+        worker = self.workers[name]
+        if worker.dead or exchange.result is None or name in exchange.decided:
+            return
+        members = self.generations[worker.knows]
+        decision = worker.state.decide(exchange.result, members, worker.knows, HANG_S)
+        exchange.decided[name] = decision
+        self._check(worker, exchange, decision)
+        match decision:
+            case StartScript(store):
+                self._start(worker, store)
+            case Blame(blamed, failure) if blamed == name:
+                self.reached.add("killed" if failure.is_from_outside else "failed")
+                self._die(worker)
+                return
+            case Hang(blamed) if blamed == name:
+                self.reached.add("hang")
+                self._die(worker)
+                return
+            case AllDone():
+                worker.left = True
+                others = [self.workers[other] for other in members if other != name and not self.workers[other].dead]
+                if self.troubles and others and self.clock.chance(0.3):
+                    self.reached.add("lost at the end")
+                    self._die(self.clock.random.choice(others))
+                return
+            case GoOn(failing=True):
+                self.reached.add("failing")
+        self._next(worker)
+
+    def _next(self, worker: Worker) -> None:
+        """To the next exchange; before it a newcomer may become a member, for all at the same place."""
+        worker.exchange += 1
+        if worker.exchange == len(self.exchanges):
+            ready = [name for name in self.newcomers if not self.workers[name].dead]
+            joining = ready if self.clock.chance(0.1) else []
+            if joining:
+                self.generations.append((*self.generations[-1], *joining))
+                self.newcomers = [name for name in self.newcomers if name not in joining]
+                self.reached.add("join")
+            self.exchanges.append(Exchange(worker.exchange, self.generation))
+            for name in joining:
+                self.workers[name].exchange = worker.exchange
+                self._learn(self.workers[name], self.generation, reports=True)
+        worker.knows = max(worker.knows, self.exchanges[worker.exchange].generation)
+        running = worker.script is not None and not worker.script.ended
+        wait_s = self.clock.between(0.0, EXCHANGE_S) if running else self.clock.between(0.0, 0.01)
+        self.clock.after(wait_s, lambda: self._report(worker))
+
+    # -------------------------------------------------------------------------------------------------- scripts
+
+    def _start(self, worker: Worker, store: tuple[str, int]) -> None:
+        worker.script = Script(self.clock.now_s, store)
+        worker.state.script = ScriptState.RUNNING
+        self._look(worker, worker.script)
+
+    def _look(self, worker: Worker, script: Script) -> None:
+        """Once a second of the script: it saves, or is through. A script gets on only with all others of its round."""
+        if worker.dead or script.ended or script is not worker.script:
+            return
+        mates = [self.workers[name] for name in self.generations[worker.state.generation]]
+        alike = [mate for mate in mates if not mate.dead and mate.state.generation == worker.state.generation]
+        meet = len(alike) == len(mates) and all(
+            mate.script is not None and mate.script.store == script.store for mate in alike
+        )
+        stuck = any(mate.script is not None and mate.script.idle_from_s < NEVER_S for mate in alike)
+        broken = any(mate.script is not None and mate.script.end is not None for mate in alike)
+        if broken:
+            self.clock.after(self.clock.between(0.0, 0.5), lambda: self._end(worker, script, self._failure(worker)))
+            return
+        if meet and not stuck:
+            if worker is alike[0]:
+                self.saved_s += 1.0
+            if self.saved_s >= WORK_S:
+                self._end(worker, script, None)
+                return
+        elif stuck:
+            script.idle_from_s = min(script.idle_from_s, self.clock.now_s)
+        self.clock.after(1.0, lambda: self._look(worker, script))
+
+    def _end(self, worker: Worker, script: Script, failure: Failure | None) -> None:
+        if not script.ended and not worker.dead:
+            script.ended, script.end = True, failure
+
+    def _failure(self, worker: Worker, status: int = 1) -> Failure:
+        return Failure(status, self.clock.now_s + worker.skew_s)
+
+    def _stop(self, worker: Worker) -> None:
+        assert worker.script is not None
+        worker.script.ended = True
+        worker.script = None
+
+    # ------------------------------------------------------------------------------------------------- troubles
+
+    def _trouble(self) -> None:
+        running = [w for w in self.workers.values() if w.script is not None and not w.script.ended and not w.dead]
+        living = [self.workers[name] for name in self.generations[-1] if not self.workers[name].dead]
+        kind = self.clock.random.choice(("kill", "fail", "kill script", "hang", "part"))
+        if kind == "kill" and len(living) > 1:
+            self.reached.add("lost")
+            self._die(self.clock.random.choice(living))
+        elif not running or kind == "kill":
+            return
+        elif (worker := self.clock.random.choice(running)).script is not None:
+            match kind:
+                case "fail":
+                    self._end(worker, worker.script, self._failure(worker))
+                case "kill script":
+                    self._end(worker, worker.script, self._failure(worker, -9))
+                case "hang":
+                    worker.script.idle_from_s = self.clock.now_s
+                case "part":  # one script ends well, and another one waits for it for ever
+                    self.reached.add("ended in part")
+                    self._end(worker, worker.script, None)
+                    for other in running:
+                        if other is not worker and other.script is not None:
+                            other.script.idle_from_s = self.clock.now_s
+
+    def _die(self, worker: Worker) -> None:
+        """The leader hears of it a moment later, and has the next generation."""
+        worker.dead = True
+        if worker.script is not None:
+            worker.script.ended = True
+        self.clock.after(self.clock.between(0.01, 0.3), self._lose)
+        slot = int(worker.name.split(".")[1])
+        self.clock.after(self.clock.between(0.5, 20.0), lambda: self._add(slot))
+
+    def _lose(self) -> None:
+        members = self.generations[-1]
+        living = tuple(name for name in members if not self.workers[name].dead)
+        if living == members:
+            return
+        if not living:  # nobody holds the job any more: its replacements begin it anew
+            self.reached.add("all lost")
+            ready = [name for name in self.newcomers if not self.workers[name].dead]
+            if not ready:
+                self.clock.after(1.0, self._lose)
+                return
+            living = tuple(ready)
+            self.newcomers.clear()
+            self.exchanges.append(Exchange(len(self.exchanges), self.generation + 1))
+            for name in living:
+                self.workers[name].exchange = len(self.exchanges) - 1
+        self.generations.append(living)
+        for name in living:
+            fresh = not self.workers[name].knows
+            self._learn(self.workers[name], self.generation, reports=fresh)
+        newest = self.exchanges[-1]
+        self._complete(newest)
+
+    def _learn(self, worker: Worker, generation: int, *, reports: bool) -> None:
+        """It hears of a generation. reports: it is in its first exchange now."""
+
+        def hear() -> None:
+            worker.knows = max(worker.knows, generation)
+            if reports:
+                self._report(worker)
+
+        if reports:
+            hear()
+        else:
+            self.clock.after(self.clock.between(0.0, 0.1), hear)
+
+    # --------------------------------------------------------------------------------------------------- checks
+
+    def _check(self, worker: Worker, exchange: Exchange, decision: Decision) -> None:
+        assert exchange.result is not None
+        match decision:
+            case StartScript(store):
+                generation = worker.state.generation
+                said = [exchange.result[name] for name in self.generations[generation]]
+                assert all(one.state is ScriptState.WAITING for one in said), "somebody was not ready"
+                assert {one.generation for one in said} == {generation}, "somebody was in another round"
+                assert store == (self.generations[generation][0], generation), "the store of another round"
+                for name in self.generations[generation]:
+                    script = self.workers[name].script
+                    old = script is None or script.ended or script.store == store
+                    assert old or self.workers[name].dead, f"a script of {name} still runs in an earlier round"
+                assert worker.script is None or worker.script.ended, "two scripts of one worker"
+            case Hang(_, hanging):
+                for name in hanging:
+                    script = self.workers[name].script  # None: it has left the round already
+                    idle_s = self.clock.now_s - script.idle_from_s if script is not None else HANG_S
+                    assert self.workers[name].dead or idle_s >= HANG_S, f"{name} gets on"
+            case AllDone():
+                for name in exchange.result:
+                    script = self.workers[name].script
+                    well = script is not None and script.ended and script.end is None
+                    assert well or self.workers[name].dead, f"the script of {name} has not ended well"
+        # Whoever has heard of the next generation waits for it; all others decide alike.
+        others = [one for one in exchange.decided.values() if not isinstance(one, GoOn)]
+        assert all(one == others[0] for one in others), f"different decisions: {exchange.decided}"
+        if any(isinstance(one, AllDone) for one in exchange.decided.values()):
+            assert all(isinstance(one, AllDone) for one in exchange.decided.values()), "some leave, and some do not"
