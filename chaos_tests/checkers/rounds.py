@@ -91,7 +91,7 @@ def liveness(history: History) -> CheckerVerdict:
 
 
 def _complete(run: Run) -> Iterator[Event]:
-    """Of each round that all its members have begun, the last start of a script."""
+    """The last start of a script of each round that all its members have begun."""
     members = {event.generation: set(event.line["members"]) for event in run.of("entered", "committed")}
     begun: dict[int, set[str]] = {}
     for event in run.of("script_started"):

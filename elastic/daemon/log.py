@@ -146,7 +146,7 @@ class _Lines(logging.Handler):
         self._ready = select.poll()
         self._ready.register(descriptor, select.POLLOUT)
         self._rest = b""
-        """Of the last line, what could not be written yet."""
+        """The end of the last line, which could not be written yet."""
         self._lost = 0
         self._told = 0
         """How many of the lost lines the present line says to be missing."""

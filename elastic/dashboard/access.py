@@ -1,4 +1,4 @@
-"""Who may see the page, and act on it.
+"""Access to the page, and to its actions.
 
 The command prints an address with a random key. The page that it opens gets a cookie, which other sites cannot read and
 browsers do not send for them (HttpOnly, SameSite=Strict), and a token, which every action has to show in a header. A

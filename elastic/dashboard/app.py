@@ -61,7 +61,7 @@ FILES: Mapping[str, str] = {
 
 
 class Dashboard:
-    """One job, or a fleet. Its methods run on the event loop."""
+    """The dashboard of one job, or of a fleet. Its methods run on the event loop."""
 
     def __init__(self, access: Access, job: JobFeed | None, fleet: FleetFeed | None, name: str) -> None:
         """name: of the job, or of the fleet's address, for people. Either job or fleet is given."""

@@ -39,8 +39,8 @@ class Waiters:
 
 
 class JobFeed:
-    """One job. boot: another one for each history, so that event numbers of an earlier dashboard are not taken for its
-    own. poll_s: seconds between two looks while a page shows the job."""
+    """The feed of one job. boot: another one for each history, so that event numbers of an earlier dashboard are not
+    taken for its own. poll_s: seconds between two looks while a page shows the job."""
 
     def __init__(self, source: JobSource, poll_s: float, *, leader_only: bool) -> None:
         self.source = source
@@ -63,7 +63,7 @@ class JobFeed:
             await asyncio.sleep(0.0 if more else max(self._poll_s / 4, pause_s - (time.monotonic() - began_s)))
 
     async def poll(self, *, ask: bool = False) -> bool:
-        """One look. ask: the leader too, although it was asked just now. Returns whether there was anything new."""
+        """Look once. ask: the leader too, although it was asked just now. Returns whether there was anything new."""
         async with self._busy:
             before = self.history.changes
             more, problem = await asyncio.to_thread(_tried, lambda: self.source.poll(self.history))

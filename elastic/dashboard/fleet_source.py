@@ -21,7 +21,7 @@ from elastic.records.job_follower import parsed_steps
 from elastic.records.journal import Line, parse
 
 LEDGER_BYTES = 1 << 22
-"""Of a ledger that is longer, only the end is read: its steps would go through the leader of the fleet."""
+"""Most bytes of a ledger that are read when its page is opened, from the end: they go through the fleet's leader."""
 
 Read = Callable[[str, int], LogPiece]
 """(name, offset) -> a piece of that file."""

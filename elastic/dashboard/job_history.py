@@ -86,7 +86,7 @@ class JobHistory:
     def __init__(self, *, leader_only: bool = False) -> None:
         self._leader_only = leader_only
         self.number = 0
-        """Of the newest event."""
+        """Number of the newest event."""
         self.changes = 0
         """How many events may have changed what the job's leader says; steps do not."""
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ BECAUSE = "asked for on the dashboard"
 
 
 class Action(StrEnum):
-    """Of a job, or of one of its workers."""
+    """An operator's action on a job, or on one of its workers."""
 
     STOP = "stop"
     SCALE = "scale"
@@ -23,7 +23,7 @@ class Action(StrEnum):
 
 
 class JobSource(Protocol):
-    """One job. Its methods block, and are called by one thread at a time."""
+    """A source of one job. Its methods block, and are called by one thread at a time."""
 
     @property
     def actions(self) -> Sequence[Action]:

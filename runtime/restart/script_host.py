@@ -270,7 +270,7 @@ class _Host:
 
 
 def _children() -> set[int]:
-    """Of this process, which has one thread; also those that have ended and were not waited for."""
+    """The children of this process, which has one thread; also those that have ended and were not waited for."""
     me = os.getpid()
     return set(map(int, Path(f"/proc/{me}/task/{me}/children").read_text().split()))
 

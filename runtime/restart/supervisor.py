@@ -84,7 +84,7 @@ class Supervisor:
         self._script = 0
         """Pid of the running script."""
         self._seen: ScriptWatch | None = None
-        """Of the running script."""
+        """What is watched of the running script."""
         self._step = 0
         """The number of the exchange."""
         self._at = RoundState()
