@@ -18,7 +18,8 @@ def step(number: int, loss: float = 1.0) -> dict[str, Any]:
 
 def line(t_ms: int, event: str, worker: str = "", generation: int = 0, **fields: object) -> dict[str, Any]:
     who = {"who": worker if event in ("ring_up", "op_complete") else "agent", "pid": 1}
-    return {"t_mono_ns": t_ms * 10**6, "event": event, "worker_id": worker, "generation": generation, **who, **fields}
+    at = {"t_mono_ns": t_ms * 10**6, "t_wall": t_ms / 1e3}
+    return {**at, "event": event, "worker_id": worker, "generation": generation, **who, **fields}
 
 
 KILL = [

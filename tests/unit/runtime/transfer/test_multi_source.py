@@ -114,7 +114,12 @@ def test_others_send_parts_of_the_same_state(served: Served) -> None:
         helped.set()
         send_parts(connection, state())
 
-    assert right(gathered(served, [helper, to_the_end], slow_donor))
+    def late(connection: CopyConnection) -> None:
+        """Begins then, too: it would leave nothing to send if the first one came late."""
+        assert helped.wait(GENEROUS_S)
+        to_the_end(connection)
+
+    assert right(gathered(served, [helper, late], slow_donor))
     assert helped.is_set()
 
 
