@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from chaos_tests.support.processes import Command
 from elastic.security import certificate_authority
 from elastic.security.roles import Role
@@ -106,6 +108,7 @@ def job_until(command: Command) -> str:
     return address
 
 
+@pytest.mark.long
 def test_the_page_of_a_fleet_acts_with_an_operators_certificate_only(tmp_path: Path) -> None:
     with Fleet(tmp_path, replicas=1, nodes=("a", "b"), certs=True) as fleet:
         name = fleet.train("small", workers=2, min_workers=1, max_workers=3)

@@ -73,6 +73,7 @@ def test_a_script_that_fails_is_named_alone_and_all_start_again(tmp_path: Path) 
         end(running, tmp_path)
 
 
+@pytest.mark.long
 def test_a_script_that_is_killed_costs_a_round(tmp_path: Path) -> None:
     with job(tmp_path) as running:
         first = started(running, tmp_path, 3, set())

@@ -57,8 +57,11 @@ def test_what_a_script_has_started_ends_with_its_worker(tmp_path: Path) -> None:
         def gone() -> bool:
             return not any(alive(int(pid)) for helper, orphan, _ in left for pid in (helper, orphan))
 
+        def freed() -> bool:
+            return not any(Path(f"/dev/shm/{name}").exists() for *_, name in left)
+
         running.until("all that they had started is gone", gone, SLACK_S)
-        assert not [name for *_, name in left if Path(f"/dev/shm/{name}").exists()]
+        running.until("the tracker has removed their memory", freed, SLACK_S)
         assert running.wait() == 0, running.output
 
 
@@ -74,6 +77,7 @@ def test_a_timer_of_torch_that_expires_is_blamed_on_its_worker(tmp_path: Path) -
         assert not list((running.dir / "errors").glob("*.timer"))
 
 
+@pytest.mark.long
 def test_signals_from_outside_to_scripts_change_nothing(tmp_path: Path) -> None:
     """As Slurm sends them to all processes of a job: its command gets them too, and asks the scripts."""
     with job(tmp_path, "doze") as running:

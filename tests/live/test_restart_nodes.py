@@ -109,6 +109,7 @@ def test_a_node_that_dies_costs_a_round_and_its_return_another_one(spread: Make,
     assert job.await_result()["exit_code"] == 0
 
 
+@pytest.mark.long
 def test_a_drain_lets_the_scripts_save_and_loses_nobody(
     spread: Make, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_drain_lets_the_scripts_save_and_loses_nobody(
     assert losses(job) == []
 
 
+@pytest.mark.long
 def test_a_job_of_a_fleet_runs_rounds_through_the_death_of_a_script(tmp_path: Path, files: Path) -> None:
     with Fleet(tmp_path, nodes=("a", "b")) as fleet:
         rounds = Rounds(files, fleet.until)

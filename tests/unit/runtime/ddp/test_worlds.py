@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from tests.unit.runtime.ddp.threads import Main
 
 SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4, "spawned": 2}
 """-> steps of an epoch."""
+
+LARGE_WORLDS = (6,) if "EXACT_EXAMPLES" in os.environ else ()
+"""Worlds that `make test-exact` tries besides."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +41,7 @@ def check(main: Main, quiet: tuple[str, list[object]], workers: int, **how: obje
 def test_any_number_of_workers_has_the_bits_and_the_ledger_of_one(script: str) -> None:
     main = main_of(script)
     quiet = threads.alone(main)
-    for workers in (2, 3, 4, 6):
+    for workers in (2, 3, 4, *LARGE_WORLDS):
         check(main, quiet, workers)
 
 
