@@ -73,6 +73,7 @@ def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_p
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_the_same(tmp_path: Path) -> None:
     alike = tmp_path / "uvicorn.py"  # a file of the user, in the directory where the command is given
     alike.write_text("raise RuntimeError('not the package')")

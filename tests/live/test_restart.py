@@ -83,6 +83,7 @@ def test_a_script_that_is_killed_costs_a_round(tmp_path: Path) -> None:
         end(running, tmp_path)
 
 
+@pytest.mark.long
 def test_a_script_that_always_fails_ends_the_job_with_what_it_said(tmp_path: Path) -> None:
     script = tmp_path / "bad.py"
     script.write_text("raise ValueError('never')\n")

@@ -84,6 +84,7 @@ class Rounds:
         (self._files / "end").touch()
 
 
+@pytest.mark.long
 def test_a_node_that_dies_costs_a_round_and_its_return_another_one(spread: Make, files: Path) -> None:
     job = spread(workers=3)
     rounds = Rounds(files, job.until)
