@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from elastic.cli.local.dashboard_process import check_installed
 from elastic.cli.options import EXIT_CODES, add_either, certs_of, client_of, job_dir_of, keyring_of
 from elastic.dashboard import server
 from elastic.errors import ExitCode
@@ -49,7 +50,7 @@ def add(verbs: Any) -> None:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    server.check_installed()
+    check_installed()
     job_dir = job_dir_of(options)
     if job_dir is not None:
         serve_directory(job_dir, options.listen, None, _say)

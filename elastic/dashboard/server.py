@@ -25,18 +25,6 @@ PORT = 7171
 CLOSE_S = 2.0
 """Seconds for the last events to reach the pages."""
 
-MISSING = "the dashboard needs starlette and uvicorn: pip install 'elastic-ring[dashboard]'"
-
-
-def check_installed() -> None:
-    """Raises ConfigError where the extra is not installed."""
-    try:
-        import starlette
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"{MISSING} ({error})") from error
-    del starlette
-
 
 def listen(chosen: str | None) -> socket.socket:
     """A listening socket at [HOST:]PORT of loopback; None: at the default port, or a free one if that is taken. Raises

@@ -1,6 +1,6 @@
 """Measures what it costs to look at a job: metrics that are scraped, and a dashboard with an open page.
 
-    python -m tests.bench.observation [--quick] [--rounds 12] [--json FILE]
+    python -m tests.bench.observation [--quick] [--rounds 8] [--json FILE]
 
 Two jobs of two workers compute in turns, in blocks of steps; one of them is looked at. Counted is the time of the
 processors that all processes of a job use in its blocks, also those that only look. --quick is a smoke run which leaves
@@ -47,7 +47,7 @@ CPU_MAX = 1.01
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.observation")
     parser.add_argument("--quick", action="store_true", help="a smoke run; docs/performance.md stays as it is")
-    parser.add_argument("--rounds", type=int, default=12, help="blocks of each job (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of each job (default %(default)s)")
     parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     rounds = 2 if options.quick else options.rounds

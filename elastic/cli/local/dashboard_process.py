@@ -29,7 +29,7 @@ def check_installed() -> None:
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"--dashboard needs {' and '.join(missing)}, which the extra brings: pip install 'elastic-ring[dashboard]'"
+            f"the dashboard needs {' and '.join(missing)}, of an extra: pip install 'elastic-ring[dashboard]'"
         )
 
 
