@@ -60,7 +60,8 @@ class Plan:
     """What a generation does first. units == 0: nobody had begun operation op, so default ownership holds.
 
     paces: microseconds that each member takes for a unit, in rank order, 0 if not known; default ownership follows
-    them. Empty: all members own equally much. all_tasks: digest of all shares and laggards, if this copy of the plan
+    them. Empty: all members own equally much. slack: percent that the slowest member may take longer than it must, for
+    units that are sent as fewer partial sums. all_tasks: digest of all shares and laggards, if this copy of the plan
     holds only those of one node's workers; else "".
     """
 
@@ -70,6 +71,7 @@ class Plan:
     laggards: tuple[Laggard, ...] = ()
     newcomers: tuple[str, ...] = ()
     paces: tuple[int, ...] = ()
+    slack: int = 0
     all_tasks: str = ""
 
     @property
@@ -142,7 +144,7 @@ class Generation:
         plan = self.plan
         head = {name: getattr(self, name) for name in _names(Generation) if name not in ("members", "plan")}
         members = [*map(attrgetter(*_names(Member)), self.members)]
-        return _digest(head, members, plan.op, plan.units, plan.newcomers, plan.paces, plan.tasks_digest)
+        return _digest(head, members, plan.op, plan.units, plan.newcomers, plan.paces, plan.slack, plan.tasks_digest)
 
 
 def _names(kind: Any) -> list[str]:

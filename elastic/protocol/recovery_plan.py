@@ -13,7 +13,7 @@ from itertools import combinations
 from elastic.checkpoints.naming import EntryName
 from elastic.protocol import shard_assignment
 from elastic.protocol.messages import Generation, Laggard, Member, Plan, Report, Share
-from elastic.protocol.reduction_tree import Node
+from elastic.protocol.reduction_tree import Node, leaves
 
 
 def rank_order(members: Iterable[Member]) -> tuple[Member, ...]:
@@ -270,20 +270,25 @@ def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> Ke
 
 
 def default_units_of(worker_id: str, record: Generation, units: int) -> tuple[int, ...]:
-    """The contiguous block of units that a member owns when no share of the plan says otherwise; may be empty.
+    """The units that a member owns when no share of the plan says otherwise, in ascending order; may be empty.
 
-    It depends on the record alone, so all members agree about it.
+    They depend on the record alone, so all members agree about them.
     """
-    sizes = default_sizes(record, units)
-    rank = record.ids.index(worker_id)
-    start = sum(sizes[:rank])
-    return tuple(range(start, start + sizes[rank]))
+    return leaves(_owned(record, units)[record.ids.index(worker_id)])
 
 
 def default_sizes(record: Generation, units: int) -> tuple[int, ...]:
     """How many units each member owns, in rank order."""
-    paces = record.plan.paces
-    return shard_assignment.sizes(units, paces) if paces else shard_assignment.even_sizes(units, len(record.members))
+    return shard_assignment.sizes(_owned(record, units))
+
+
+def _owned(record: Generation, units: int) -> tuple[tuple[Node, ...], ...]:
+    return shard_assignment.owned(units, record.plan.paces, hosts_of(record), record.plan.slack)
+
+
+def hosts_of(record: Generation) -> tuple[str, ...]:
+    """The address of each member's machine, in rank order."""
+    return tuple(member.host for member in record.members)
 
 
 def paces_of(order: Iterable[str], record: Generation | None) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
-"""How many units each member of a generation owns: equal blocks, or blocks by the speed of members.
+"""Which units each member of a generation owns: equally many, or by the speed of members, as few subtrees.
 
-Ownership decides about time only: the bits of a unit and the tree of the reduction do not depend on it.
+Ownership decides about time and bytes only: the bits of a unit and the tree of the reduction do not depend on it. A
+member sends a partial sum for each maximal subtree that it owns. So subtrees are dealt whole, the largest first, to
+nodes and within a node to its members, and are split only where a whole one would make the slowest member too slow.
 """
 
 from __future__ import annotations
@@ -8,46 +10,55 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
 from statistics import median_low
 
-from elastic.protocol.reduction_tree import Node, split
+from elastic.protocol.reduction_tree import Node, leaves, split
 
-SLACK_PERCENT = 5
-"""The slowest member may take this much longer than the optimum, for blocks that are sent as fewer partial sums."""
+_SLACK_PERCENT = 15
+_SLACK_WITHIN_PERCENT = 5
+_LIMITS = 16
+"""How many limits are tried between the optimum and the slack."""
 
 
-def even_sizes(units: int, world_size: int) -> tuple[int, ...]:
-    """Sizes that differ by at most one, larger blocks first; 0 for surplus ranks, () for no ranks."""
-    size, larger = divmod(units, max(1, world_size))
-    return tuple(size + (rank < larger) for rank in range(world_size))
+def slack_percent(hosts: int) -> int:
+    """How much longer than it must the slowest member may take for units that are sent as fewer partial sums. Within a
+    machine bytes cost less than units that others wait for."""
+    return _SLACK_PERCENT if hosts > 1 else _SLACK_WITHIN_PERCENT
 
 
 @lru_cache(maxsize=64)
-def sizes(units: int, paces: tuple[int, ...]) -> tuple[int, ...]:
-    """Units of each rank, in rank order, as contiguous blocks.
+def owned(units: int, paces: tuple[int, ...], hosts: tuple[str, ...], slack: int) -> tuple[tuple[Node, ...], ...]:
+    """The subtrees that each rank owns, in ascending order; together they hold each unit once.
 
-    paces: microseconds that each rank takes for a unit; 0: not known. The time of the slowest rank is at most
-    SLACK_PERCENT above the least possible. Within that slack, blocks end where the tree is cut highest, because such
-    blocks are few partial sums. Each rank owns at least one unit, or nobody would learn that it has become faster. With
-    fewer units than ranks, or without any known pace, sizes are even.
+    hosts: of each rank; members with one host are on one node. paces: microseconds that each rank takes for a unit; 0:
+    not known. Empty: all take equally long. The slowest rank takes at most slack percent longer than it must. Within
+    that, the fewest subtrees are dealt: first counted is the node with most, then the member with most. Each rank owns
+    at least one unit, or nobody would learn that it has become faster; with fewer units than ranks, at most one.
     """
-    world_size = len(paces)
-    if not any(paces) or units < world_size:
-        return even_sizes(units, world_size)
-    each = costs(paces)
-    least = _fastest(units, each)
-    limit = slowest(least, each) * (100 + SLACK_PERCENT) // 100
-    most = [max(size, limit // cost) for size, cost in zip(least, each, strict=True)]
-    after = [*accumulate(reversed(most))][::-1]  # how many units the ranks from this one on can take together
-    ends: list[int] = []
-    begin = 0
-    for rank in range(world_size - 1):
-        low = max(begin + 1, units - after[rank + 1])
-        high = min(begin + most[rank], units - (world_size - 1 - rank))
-        begin = _highest_cut(low, high, units)
-        ends.append(begin)
-    return tuple(end - start for start, end in zip([0, *ends], [*ends, units], strict=True))
+    if not hosts:
+        return ()
+    world_size = len(hosts)
+    each = costs(paces) if any(paces) and units >= world_size else (1,) * world_size
+    least = slowest(_fastest(units, each), each)
+    most = least * (100 + slack) // 100
+    tried: set[tuple[int, ...]] = set()
+    best: tuple[tuple[int, int], list[list[Node]]] | None = None
+    for step in range(_LIMITS):
+        limit = least + (most - least) * step // (_LIMITS - 1)
+        room = tuple(min(units, limit // cost) for cost in each)
+        if room not in tried:
+            tried.add(room)
+            between, dealt = _deal(units, each, room, hosts, slack)
+            terms = between, max(map(len, dealt))
+            if best is None or terms < best[0]:
+                best = terms, dealt
+    assert best is not None
+    return tuple(tuple(sorted(nodes)) for nodes in best[1])
+
+
+def sizes(owned: Sequence[Sequence[Node]]) -> tuple[int, ...]:
+    """How many units each rank owns."""
+    return tuple(len(leaves(nodes)) for nodes in owned)
 
 
 def costs(paces: Sequence[int]) -> tuple[int, ...]:
@@ -57,30 +68,75 @@ def costs(paces: Sequence[int]) -> tuple[int, ...]:
     return tuple(pace or typical for pace in paces)
 
 
-def slowest(owned: Sequence[int], paces: Sequence[int]) -> int:
+def slowest(sizes: Sequence[int], paces: Sequence[int]) -> int:
     """Microseconds until the last rank has computed its units."""
-    return max(size * pace for size, pace in zip(owned, paces, strict=True))
+    return max(size * pace for size, pace in zip(sizes, paces, strict=True))
 
 
-def most_terms(owned: Sequence[int]) -> int:
-    """The number of partial sums of the member that has most, when each member has folded its block."""
-    units = sum(owned)
-    ends = [*accumulate(owned)]
-    return max(_roots((0, units), end - size, end) for size, end in zip(owned, ends, strict=True))
+def _deal(
+    units: int, each: Sequence[int], room: Sequence[int], hosts: Sequence[str], slack: int
+) -> tuple[int, list[list[Node]]]:
+    """(The most subtrees of a node, the subtrees of each rank). room: the most units of each rank."""
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    rooms = [sum(room[rank] for rank in members) for members in ranks.values()]
+    # Where all could take more than there is, no node is to be filled while another one is left with nothing.
+    shares = [-(-units * of * (100 + slack) // (100 * sum(rooms))) for of in rooms]
+    of_nodes = _pack([(0, units)], list(map(min, rooms, shares)))
+    dealt: list[list[Node]] = [[] for _ in hosts]
+    for members, nodes in zip(ranks.values(), of_nodes, strict=True):
+        for rank, own in zip(members, _pack(nodes, [room[rank] for rank in members]), strict=True):
+            dealt[rank] = own
+        _at_least_one(members, dealt, each, room)
+    _at_least_one(range(len(hosts)), dealt, each, room)
+    return max(map(len, of_nodes)), dealt
 
 
-def _roots(node: Node, start: int, end: int) -> int:
-    """How many maximal subtrees of the node cover exactly its leaves within start..end-1."""
-    low, high = max(node[0], start), min(node[1], end)
-    if low >= high or (low, high) == node:
-        return int(low < high)
-    return sum(_roots(child, start, end) for child in split(node))
+def _pack(nodes: Sequence[Node], room: Sequence[int]) -> list[list[Node]]:
+    """Deal the nodes, split as far as they have to be, to receivers with this room, which suffices for all: the largest
+    node to whoever has most room left (longest processing time first)."""
+    dealt: list[list[Node]] = [[] for _ in room]
+    left = [(-units, receiver) for receiver, units in enumerate(room)]
+    heapq.heapify(left)
+    todo = [(lo - hi, lo, hi) for lo, hi in nodes]
+    heapq.heapify(todo)
+    while todo:
+        _, lo, hi = heapq.heappop(todo)
+        units, receiver = left[0]
+        if hi - lo <= -units:
+            heapq.heapreplace(left, (units + hi - lo, receiver))
+            dealt[receiver].append((lo, hi))
+        else:
+            for child in split((lo, hi)):
+                heapq.heappush(todo, (child[0] - child[1], *child))
+    return dealt
+
+
+def _at_least_one(ranks: Sequence[int], dealt: list[list[Node]], each: Sequence[int], room: Sequence[int]) -> None:
+    """Each of these ranks that has nothing, in order, gets a part of what the one has that would be done last of those
+    with two units or more, if there is such a rank."""
+    for empty in ranks:
+        if dealt[empty]:
+            continue
+        counts = sizes(dealt)
+        donors = [rank for rank in ranks if counts[rank] > 1]
+        if not donors:
+            break
+        donor = dealt[max(donors, key=lambda rank: counts[rank] * each[rank])]
+        smallest = min(donor, key=lambda node: node[1] - node[0])
+        donor.remove(smallest)
+        while smallest[1] - smallest[0] > (max(room[empty], 1) if donor else 1):
+            left, smallest = split(smallest)
+            donor.append(left)
+        dealt[empty].append(smallest)
 
 
 def _fastest(units: int, each: Sequence[int]) -> list[int]:
-    """Sizes, at least one each, with which the slowest rank is done earliest: each unit goes to the rank that would be
-    done with it first. For units of equal cost that is the optimum (list scheduling on uniform machines)."""
-    owned = [1] * len(each)
+    """Sizes, at least one each if there are so many, with which the slowest rank is done earliest: a unit goes to the
+    rank that would be done with it first. For units of equal cost that is the optimum (list scheduling on uniform
+    machines)."""
+    owned = [1] * min(units, len(each)) + [0] * (len(each) - units)
     queue = [(2 * cost, rank) for rank, cost in enumerate(each)]
     heapq.heapify(queue)
     for _ in range(units - len(each)):
@@ -88,14 +144,3 @@ def _fastest(units: int, each: Sequence[int]) -> list[int]:
         owned[rank] += 1
         heapq.heapreplace(queue, (done + each[rank], rank))
     return owned
-
-
-def _highest_cut(low: int, high: int, units: int) -> int:
-    """The boundary in low..high that cuts the fewest nodes of the tree."""
-    node = (0, units)
-    while True:
-        left, right = split(node)
-        cut = left[1]
-        if low <= cut <= high:
-            return cut
-        node = left if high < cut else right

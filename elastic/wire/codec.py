@@ -308,6 +308,8 @@ def _whole(generation: Generation) -> Generation:
     paces, members = len(generation.plan.paces), len(generation.members)
     if paces not in (0, members):
         raise WireError(f"plan: {paces} paces for {members} members")
+    if not 0 <= generation.plan.slack <= 100:
+        raise WireError(f"plan: a slack of {generation.plan.slack} percent")
     return generation
 
 

@@ -553,7 +553,7 @@ class Laggard(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("op", "units", "shares", "laggards", "newcomers", "paces", "all_tasks")
+    __slots__ = ("op", "units", "shares", "laggards", "newcomers", "paces", "all_tasks", "slack")
     OP_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
@@ -561,6 +561,7 @@ class Plan(_message.Message):
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     PACES_FIELD_NUMBER: _ClassVar[int]
     ALL_TASKS_FIELD_NUMBER: _ClassVar[int]
+    SLACK_FIELD_NUMBER: _ClassVar[int]
     op: int
     units: int
     shares: _containers.RepeatedCompositeFieldContainer[Share]
@@ -568,7 +569,8 @@ class Plan(_message.Message):
     newcomers: _containers.RepeatedScalarFieldContainer[str]
     paces: _containers.RepeatedScalarFieldContainer[int]
     all_tasks: str
-    def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., paces: _Optional[_Iterable[int]] = ..., all_tasks: _Optional[str] = ...) -> None: ...
+    slack: int
+    def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., paces: _Optional[_Iterable[int]] = ..., all_tasks: _Optional[str] = ..., slack: _Optional[int] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("number", "kind", "base", "members", "plan", "because", "hold", "token", "early", "began")

@@ -1,7 +1,8 @@
 """The sum of a step's gradients, whose bits do not depend on which worker computes which shard.
 
 gradient_harvest.py  random numbers, buffers and gradients of each shard, and the merged result
-schedule.py          what is added, in which order, and where
+topology.py          who sums which slice: first within each node, then between nodes
+schedule.py          what is added, in which order
 over_mesh.py         an operation over a ring: headers, terms, sums
 over_transport.py    the same operation, with tensors over a transport
 partial_sum.py       a partial sum, which a worker folds, sends, keeps and serves

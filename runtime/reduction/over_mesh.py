@@ -1,13 +1,18 @@
 """One operation over a ring: all members get the headers of all members, and the sum of all their terms.
 
 `exchange` is the canonical reduction: terms are roots of the tree in elastic/protocol/reduction_tree.py and are added
-in its order, so the bits depend on nothing but the leaves. `exchange_native` adds one local sum per member in rank
-order.
+in its order, so the bits depend on nothing but the leaves. With `leaves`, one local sum per member is added in the
+order of ranks.
 
-Each member owns a slice of every group and receives that slice of every term (scatter), adds, and sends the sum to all
-(gather). The slices are sent in pieces, and a piece is added and sent on as soon as it has arrived, while it is still
-in the processor's cache: receiving, adding and sending overlap. With one term per member this moves 2 * (P - 1) / P
-bytes per byte and member, which is the optimum (Patarasuk & Yuan 2009).
+topology.py says who sums which slice. The terms of a slice go to its aggregator on each node, what remains of them
+after the aggregators' folds goes to the slice's owner (scatter), and the sum goes back on the same way (gather). Slices
+are sent in pieces, and a piece is added and sent on as soon as it has arrived, while it is still in the processor's
+cache: receiving, adding and sending overlap. With one term per member and one node this moves 2 * (P - 1) / P bytes per
+byte and member, which is the optimum (Patarasuk & Yuan 2009).
+
+All members treat pieces in the same order (schedule.pieces). So the first piece that is not complete everywhere waits
+for nothing but its own terms, whatever stream of frames has come to a stand behind it, and members cannot wait for each
+other in a circle.
 """
 
 from __future__ import annotations
@@ -35,7 +40,8 @@ from runtime.reduction.schedule import (
     parse_term,
     pieces,
 )
-from runtime.ring.frames import Frame, FrameKind, LinkError, Payload
+from runtime.reduction.topology import divide, topology
+from runtime.ring.frames import Frame, FrameKind, LinkError, Payload, PeerLink
 from runtime.ring.ring import Ring
 
 Headers: TypeAlias = dict[str, dict[str, Json]]
@@ -43,8 +49,10 @@ Headers: TypeAlias = dict[str, dict[str, Json]]
 PIECE_BYTES = 1 << 20
 """Smaller pieces cost more calls, larger ones leave the cache before they are added (docs/decisions/own-mesh.md)."""
 MAX_HEADER_BYTES = 64 << 20
+_PIECE_BYTES_MIN = 64 << 10
+"""Pieces get smaller where a member aggregates many slices, so that its memory does not grow with the nodes."""
 _WINDOW = 4
-"""How many pieces of a term a peer may be ahead of the sum, so that memory does not grow with the model."""
+"""How many pieces of a slice and term a peer may be ahead of the sum, so that memory does not grow with the model."""
 _SCRATCH_BYTES = 32 << 20
 """Bytes of scratch per peer; with many terms the window shrinks, at worst to one piece of each."""
 _OURS = ("worker_id", "generation", "op", "units", "groups", "terms", "held")
@@ -55,12 +63,12 @@ class Sums:
     """The result of an operation while it is built. It outlives an exchange that is broken off: the same members go on
     with it. The bits of a sum do not depend on who holds which roots; in native order it has all leaves too.
 
-    out: group -> the sum, a contiguous 1-D CPU tensor of the group's dtype and length. held: member -> number of pieces
-    of its slice, from the first on, that are in out.
+    out: group -> the sum, a contiguous 1-D CPU tensor of the group's dtype and length. held: slice -> number of its
+    pieces, from the first on, that are in out.
     """
 
     out: dict[str, Tensor]
-    held: dict[str, int] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
 
 
 def exchange(
@@ -106,21 +114,62 @@ def exchange(
 
 
 @dataclass(slots=True)
-class _From:
-    """What has come from one peer. Frames come in the order of (piece, term)."""
+class _Contribution:
+    """What one peer sends to a lane, in the order of (piece, term)."""
 
-    terms: int = 0
-    scattered: int = 0
-    term: int = 0
-    gathered: int = 0
-    window: int = _WINDOW
+    pieces: Sequence[int]
+    terms: int
+    depth: int
+    """How many pieces of it the slots hold."""
     slots: list[tuple[memoryview, Tensor]] = field(default_factory=list)
-    like_us: bool = False
-    held: list[int] = field(default_factory=list)
-    """By rank: how many pieces of each slice the peer had when it began."""
+    got: int = 0
+    term: int = 0
+    used: int = 0
 
     def slot(self, piece: int, term: int) -> tuple[memoryview, Tensor]:
-        return self.slots[(piece % self.window) * self.terms + term]
+        return self.slots[(piece % self.depth) * self.terms + term]
+
+    @property
+    def expected(self) -> int:
+        """The number of frames that still have to come."""
+        return (len(self.pieces) - self.got) * self.terms - self.term
+
+
+class _Lane:
+    """Pieces, by their numbers in the schedule, whose terms come to this member: of slices that it owns, or of slices
+    that it aggregates for its node only."""
+
+    def __init__(self, pieces: Sequence[int], slices: int) -> None:
+        self.pieces = pieces
+        self.position = {piece: position for position, piece in enumerate(pieces)}
+        self.window = _WINDOW * slices
+        self.done = 0
+        self.of: dict[str, _Contribution] = {}
+
+    @property
+    def next(self) -> int | None:
+        return self.pieces[self.done] if self.done < len(self.pieces) else None
+
+
+@dataclass(slots=True)
+class _From:
+    """What has come from one peer."""
+
+    terms: int = 0
+    like_us: bool = False
+    held: Sequence[int] = ()
+    """By slice: how many of its pieces the peer had when it began."""
+    left: int = 0
+    """How many frames still have to come from it, once all headers are there."""
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """Memory for what leaves the node of an aggregator, for one piece. ticket: see PeerLink.send."""
+
+    parts: list[tuple[memoryview, Tensor]]
+    link: PeerLink | None = None
+    ticket: int = 0
 
 
 class _Reduction:
@@ -136,7 +185,7 @@ class _Reduction:
         units: int,
         groups: dict[str, int],
         check: Callable[[Headers], None],
-        arrange: Callable[[Sequence[Term], int], list[Fold]],
+        arrange: Callable[[Sequence[Term], int, Sequence[int]], list[Fold]],
         sums: Sums | None,
         again: bool,
     ) -> None:
@@ -149,22 +198,28 @@ class _Reduction:
         if sums is None:
             sums = Sums({group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()})
         self._own = [_checked(partial.flats, groups, "root") for partial in own]
+        self._own_bytes = [{group: _bytes(flat) for group, flat in flats.items()} for flats in self._own]
         self._out = _checked(sums.out, groups, "out")
         self._out_bytes = {group: _bytes(flat) for group, flat in self._out.items()}
-        self._pieces = [pieces(groups, ring.world_size, rank, PIECE_BYTES) for rank in range(ring.world_size)]
-        self._mine = self._pieces[ring.rank]
+        self._topology = topology(ring.hosts)
+        self._node = self._topology.node_of[ring.rank]
+        self._near = [ring.members[rank] for rank in self._topology.ranks[self._node] if rank != ring.rank]
+        slices = self._topology.slices
+        size = piece_bytes(self._topology.most, PIECE_BYTES)
+        self._pieces, self._counts = pieces(tuple(sorted(groups.items())), len(slices), size)
+        self._largest = max((piece.size for piece in self._pieces), default=0)
         self._again, self._held = again, sums.held
         if not again:
             self._held.clear()
-        self._summed = self._held.get(ring.me, 0)
-        self._peers = {
-            peer: _From(scattered=self._summed, gathered=self._held.get(peer, 0), held=[0] * ring.world_size)
-            for peer in ring.links
-        }
+        self._peers = {peer: _From(held=[0] * len(slices)) for peer in ring.links}
+        self._owned, self._relayed = _Lane((), 0), _Lane((), 0)
+        self._leaving: list[_Leaving] = []
         self._ready = False
         self._terms: list[Term] = []
         self._places: list[tuple[str, int]] = []
         self._folds: list[Fold] = []
+        self._division = divide((), (), ())
+        self._folds_at_owner: tuple[Fold, ...] = ()
         self.headers: Headers = {}
         self._start(header, metas)
 
@@ -180,24 +235,81 @@ class _Reduction:
             "terms": list(metas),
         }
         if self._again:
-            fields["held"] = [self._held.get(member, 0) for member in ring.members]
+            fields["held"] = [self._held.get(number, 0) for number in range(len(self._counts))]
         encoded = json.dumps(fields, separators=(",", ":")).encode()
         if len(encoded) > MAX_HEADER_BYTES:
             raise ValueError(f"header of {len(encoded)} bytes, at most {MAX_HEADER_BYTES} allowed")
         # All members must fold the same values, so this one reads its own header as the others do.
         self.headers[ring.me] = json.loads(encoded)
-        for peer, link in ring.links.items():
+        for link in ring.links.values():
             link.send(Frame(FrameKind.HEADER, ring.generation, self._op, len(encoded)), encoded)
-            if not self._again:  # else the peer's header says from which piece on
-                link.send_bulk(self._scatter(peer, 0))
+        if not self._again:  # else the headers say from which piece on
+            self._open_lanes([0] * len(self._counts))
 
-    def _scatter(self, peer: str, first: int) -> Iterator[tuple[Frame, Payload]]:
+    # --------------------------------------------------------------------------------------------- lanes
+
+    def _open_lanes(self, summed: Sequence[int]) -> None:
+        """Send this member's terms, and take those of others. summed: by slice, how many pieces its owner has."""
+        slices, rank = self._topology.slices, self._ring.rank
+        terms_of: dict[int, list[int]] = {}
+        """Aggregator on this node, or an owner if the node is this member alone -> pieces."""
+        relays = len(self._topology.ranks[self._node]) > 1
+        for number, piece in enumerate(self._pieces):
+            if piece.number >= summed[piece.slice]:
+                cut = slices[piece.slice]
+                terms_of.setdefault(cut.aggregators[self._node] if relays else cut.owner, []).append(number)
+        mine = terms_of.pop(rank, [])
+        owned = [number for number in mine if slices[self._pieces[number].slice].owner == rank]
+        relayed = [number for number in mine if slices[self._pieces[number].slice].owner != rank]
+        self._owned, self._relayed = (
+            _Lane(of, len({self._pieces[number].slice for number in of})) for of in (owned, relayed)
+        )
+        for to, numbers in terms_of.items():
+            self._ring.links[self._ring.members[to]].send_bulk(self._scatter(numbers))
+        for peer, source in self._peers.items():
+            if source.like_us:
+                self._expect_terms(peer, source)
+
+    def _scatter(self, numbers: Sequence[int]) -> Iterator[tuple[Frame, Payload]]:
         generation = self._ring.generation
-        flats = [{group: _bytes(flat) for group, flat in own.items()} for own in self._own]
-        for number, piece in enumerate(self._pieces_of(peer)[first:], first):
-            for term, flat in enumerate(flats):
+        for number in numbers:
+            piece = self._pieces[number]
+            for term, flat in enumerate(self._own_bytes):
                 frame = Frame(FrameKind.SCATTER, generation, self._op, piece.size, term, number)
                 yield frame, _part(flat, piece)
+
+    def _expect_terms(self, peer: str, source: _From) -> None:
+        """Make memory for the terms of a peer that sends them to this member, as far as its own header tells."""
+        if not source.terms:
+            return
+        node = self._topology.node_of[self._ring.members.index(peer)]
+        if node == self._node:
+            self._expect(peer, source.terms, {lane: lane.pieces for lane in (self._owned, self._relayed)})
+        elif len(self._topology.ranks[node]) == 1:
+            self._expect(peer, source.terms, {self._owned: self._owned.pieces})
+
+    def _expect_leaving(self) -> None:
+        """The same for what aggregators of other nodes send, once all headers are there."""
+        slices = self._topology.slices
+        for node, folds in enumerate(self._division.nodes):
+            if node == self._node or len(self._topology.ranks[node]) == 1 or not folds.leave:
+                continue
+            for rank in self._topology.ranks[node]:
+                numbers = [n for n in self._owned.pieces if slices[self._pieces[n].slice].aggregators[node] == rank]
+                self._expect(self._ring.members[rank], len(folds.leave), {self._owned: numbers})
+
+    def _expect(self, peer: str, terms: int, lanes: dict[_Lane, Sequence[int]]) -> None:
+        affordable = _SCRATCH_BYTES // max(self._largest * terms * len(lanes), 1)
+        depths = {
+            lane: max(1, min(lane.window, affordable, len(numbers))) for lane, numbers in lanes.items() if numbers
+        }
+        memory = self._ring.scratch(peer, sum(depths.values()) * terms * self._largest)
+        start = 0
+        for lane, depth in depths.items():
+            contribution = lane.of[peer] = _Contribution(lanes[lane], terms, depth)
+            for _ in range(depth * terms):
+                contribution.slots.append(_slot(memory, start, self._largest))
+                start += self._largest
 
     # ------------------------------------------------------------------------------------ ring.Operation
 
@@ -206,11 +318,7 @@ class _Reduction:
         return self._op
 
     def needs(self, peer: str) -> bool:
-        source = self._peers[peer]
-        if not self._ready:
-            return peer not in self.headers
-        scattered = source.scattered == len(self._mine) or not source.terms
-        return not scattered or source.gathered < len(self._pieces_of(peer))
+        return self._peers[peer].left > 0 if self._ready else peer not in self.headers
 
     def accept(self, peer: str, frame: Frame) -> memoryview | None:
         source = self._peers[peer]
@@ -220,41 +328,46 @@ class _Reduction:
             return memoryview(bytearray(frame.length))
         if peer not in self.headers:
             raise LinkError(f"{peer} sent {frame.kind.name} before its header")
-        if not (self._ready or source.like_us):
+        if not self._ready and (not source.like_us or self._again):
             return None
-        if frame.kind is FrameKind.SCATTER:
-            return self._accept_scatter(peer, source, frame)
-        if frame.piece != source.gathered or frame.piece >= len(self._pieces_of(peer)):
-            raise LinkError(f"{peer} sent sum {frame.piece}, expected {source.gathered}")
-        piece = self._pieces_of(peer)[frame.piece]
-        if frame.length != piece.size:
-            raise LinkError(f"{peer} sent {frame.length} bytes for a sum of {piece.size}")
-        return _part(self._out_bytes, piece) if self._ready else None
-
-    def _accept_scatter(self, peer: str, source: _From, frame: Frame) -> memoryview | None:
-        expected = (source.scattered, source.term)
-        if (frame.piece, frame.term) != expected or not source.terms or frame.piece >= len(self._mine):
-            raise LinkError(
-                f"{peer} sent piece {frame.piece} of term {frame.term}, expected {source.scattered} of {source.term}"
-            )
-        piece = self._mine[frame.piece]
+        if frame.piece >= len(self._pieces):
+            raise LinkError(f"{peer} sent piece {frame.piece} of {len(self._pieces)}")
+        piece = self._pieces[frame.piece]
         if frame.length != piece.size:
             raise LinkError(f"{peer} sent {frame.length} bytes for a piece of {piece.size}")
-        if frame.piece >= self._summed + source.window:
+        if frame.kind is FrameKind.SCATTER:
+            return self._accept_term(peer, frame)
+        held = self._held.get(piece.slice, 0)
+        if piece.number != held or self._source(piece) != peer:
+            raise LinkError(f"{peer} sent sum {frame.piece}, expected number {held} of slice {piece.slice}")
+        return _part(self._out_bytes, piece) if self._ready else None
+
+    def _accept_term(self, peer: str, frame: Frame) -> memoryview | None:
+        lane = self._owned if frame.piece in self._owned.position else self._relayed
+        terms = lane.of.get(peer)
+        if terms is None and not self._ready:
+            return None  # an aggregator's: only all headers together say how many terms it sends
+        expected = (terms.pieces[terms.got], terms.term) if terms and terms.got < len(terms.pieces) else ()
+        if terms is None or (frame.piece, frame.term) != expected:
+            raise LinkError(f"{peer} sent piece {frame.piece} of term {frame.term}, expected {expected or 'none'}")
+        if terms.got >= terms.used + terms.depth:
             return None
-        return source.slot(frame.piece, frame.term)[0][: piece.size]
+        return terms.slot(terms.got, frame.term)[0][: frame.length]
 
     def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
         source = self._peers[peer]
         if frame.kind is FrameKind.HEADER:
             self._take_header(peer, source, payload)
-        elif frame.kind is FrameKind.GATHER:
-            source.gathered += 1
-            self._held[peer] = source.gathered
+            return
+        source.left -= self._ready
+        if frame.kind is FrameKind.GATHER:
+            self._hold(frame.piece)
         else:
-            source.term += 1
-            if source.term == source.terms:
-                source.scattered, source.term = source.scattered + 1, 0
+            lane = self._owned if frame.piece in self._owned.position else self._relayed
+            terms = lane.of[peer]
+            terms.term += 1
+            if terms.term == terms.terms:
+                terms.got, terms.term = terms.got + 1, 0
 
     def advance(self) -> bool:
         if not self._ready:
@@ -264,12 +377,13 @@ class _Reduction:
             if any(link.unsent_urgent for link in self._ring.links.values()):
                 return False
             self._begin_sum()
-        arrived = min((peer.scattered for peer in self._peers.values() if peer.terms), default=len(self._mine))
-        while self._summed < arrived:
-            self._sum(self._summed)
-            self._summed += 1
-            self._held[self._ring.me] = self._summed
-        return self._summed == len(self._mine) and not any(self.needs(peer) for peer in self._peers)
+        while (number := self._owned.next) is not None and self._has_come(self._owned, number):
+            self._sum(number)
+        while (number := self._relayed.next) is not None and self._has_come(self._relayed, number):
+            if not self._relay(number):
+                break
+        done = self._owned.next is None and self._relayed.next is None
+        return done and not any(source.left for source in self._peers.values())
 
     # --------------------------------------------------------------------------------------------- headers
 
@@ -286,84 +400,171 @@ class _Reduction:
             raise LinkError(f"{peer} sent a malformed header: {error}") from error
         if len(terms) > units:
             raise LinkError(f"{peer} brings {len(terms)} terms for {units} units")
-        if len(held) != self._ring.world_size or not all(
-            0 <= count <= len(pieces) for count, pieces in zip(held, self._pieces, strict=True)
+        source.like_us = groups == self._groups and units == self._units
+        if source.like_us and (
+            len(held) != len(self._counts)
+            or not all(0 <= count <= pieces for count, pieces in zip(held, self._counts, strict=True))
         ):
             raise LinkError(f"{peer} says that it holds {held} pieces")
         self.headers[peer] = header
         source.terms, source.held = len(terms), held
-        source.like_us = groups == self._groups and units == self._units
-        if source.like_us and terms and self._mine:
-            self._make_slots(peer, source)
-        if self._again:
-            self._ring.links[peer].send_bulk(self._scatter(peer, held[self._ring.members.index(peer)]))
-
-    def _make_slots(self, peer: str, source: _From) -> None:
-        largest = max(piece.size for piece in self._mine)
-        affordable = _SCRATCH_BYTES // (largest * source.terms)
-        source.window = max(1, min(_WINDOW, affordable, len(self._mine)))
-        count = source.window * source.terms
-        memory = self._ring.scratch(peer, count * largest)
-        for start in range(0, count * largest, largest):
-            part = memory[start : start + largest]
-            source.slots.append((part, torch.frombuffer(part, dtype=torch.uint8)))
+        if source.like_us and not self._again:
+            self._expect_terms(peer, source)
 
     def _begin_sum(self) -> None:
-        self.headers = {worker: self.headers[worker] for worker in self._ring.members}
+        ring, nodes = self._ring, self._topology.node_of
+        self.headers = {worker: self.headers[worker] for worker in ring.members}
         self._check(self.headers)
         for name, ours in (("groups", self._groups), ("units", self._units)):
             values = {worker: header[name] for worker, header in self.headers.items()}
             if any(value != ours for value in values.values()):
                 raise Disagree(f"the workers bring different {name} to operation {self._op}: {values}")
-        for worker in self._ring.members:
+        term_nodes = []
+        for node, worker in zip(nodes, ring.members, strict=True):
             for index, meta in enumerate(as_list(self.headers[worker]["terms"])):
                 self._terms.append(parse_term(meta))
                 self._places.append((worker, index))
+                term_nodes.append(node)
         try:
-            self._folds = self._arrange(self._terms, self._units)
+            self._folds = self._arrange(self._terms, self._units, term_nodes)
         except ValueError as error:
-            raise RingBroken(f"operation {self._op} of generation {self._ring.generation}: {error}") from error
+            raise RingBroken(f"operation {self._op} of generation {ring.generation}: {error}") from error
         self._ready = True
-        for number in range(self._summed):
-            self._tell(number)
+        if not self._pieces:
+            return
+        self._division = divide(self._folds, term_nodes, [len(ranks) > 1 for ranks in self._topology.ranks])
+        self._folds_at_owner = self._division.at_owner(self._node)
+        if self._again:
+            held = {ring.rank: [self._held.get(number, 0) for number in range(len(self._counts))]}
+            held |= {ring.members.index(peer): list(source.held) for peer, source in self._peers.items()}
+            self._open_lanes([held[cut.owner][number] for number, cut in enumerate(self._topology.slices)])
+        self._expect_leaving()
+        self._make_leaving()
+        for number, cut in enumerate(self._topology.slices):
+            if cut.owner != ring.rank:
+                source = self._peers[ring.members[self._topology.source(cut, ring.rank)]]
+                source.left += self._counts[number] - self._held.get(number, 0)
+        for lane in (self._owned, self._relayed):
+            for peer, terms in lane.of.items():
+                self._peers[peer].left += terms.expected
+        if self._again:
+            for number, piece in enumerate(self._pieces):
+                if piece.number < self._held.get(piece.slice, 0):
+                    self._tell(number)
+
+    def _make_leaving(self) -> None:
+        """Make memory for what this aggregator adds up for owners on other nodes."""
+        leave = len(self._division.nodes[self._node].leave)
+        if not self._relayed.pieces or not leave:
+            return
+        affordable = max(1, _SCRATCH_BYTES // max(self._largest * leave, 1))
+        depth = min(self._relayed.window, affordable, len(self._relayed.pieces))
+        memory = self._ring.scratch("leaving", depth * leave * self._largest)
+        slots = [_slot(memory, start * self._largest, self._largest) for start in range(depth * leave)]
+        self._leaving = [_Leaving(slots[at * leave : (at + 1) * leave]) for at in range(depth)]
 
     # ------------------------------------------------------------------------------------------------- sum
 
+    def _has_come(self, lane: _Lane, number: int) -> bool:
+        """Whether all terms of a lane's next piece are there."""
+        return all(
+            terms.got > terms.used
+            for terms in lane.of.values()
+            if terms.used < len(terms.pieces) and terms.pieces[terms.used] == number
+        )
+
+    def _values_of_node(self, lane: _Lane, piece: ScheduledPiece) -> tuple[list[Tensor], list[bool]]:
+        """The terms of this node's members, and whether each may be overwritten: scratch, not a root."""
+        values, free = [], []
+        for worker, index in (self._places[term] for term in self._division.nodes[self._node].terms):
+            if worker == self._ring.me:
+                values.append(self._own[index][piece.group][piece.lo : piece.hi])
+            else:
+                terms = lane.of[worker]
+                values.append(_view(terms.slot(terms.used, index)[1], piece))
+            free.append(worker != self._ring.me)
+        return values, free
+
     def _sum(self, number: int) -> None:
-        """Add one piece of this worker's slice over all terms into out, and send it to all members."""
-        piece = self._mine[number]
-        target = self._out[piece.group][piece.lo : piece.hi]
-        values: list[Tensor] = []
-        ours: list[bool] = []
-        """Whether a value may be overwritten: scratch, not a root."""
-        for worker, index in self._places:
-            values.append(self._value(worker, index, number, piece))
-            ours.append(worker != self._ring.me)
-        add(values, ours, self._folds, target)
+        """Add one piece of a slice that this member owns over all terms into out, and send it on."""
+        piece = self._pieces[number]
+        values, free = self._values_of_node(self._owned, piece)
+        for node, folds in enumerate(self._division.nodes):
+            if node == self._node:
+                continue
+            aggregator = self._ring.members[self._topology.slices[piece.slice].aggregators[node]]
+            for leaving in range(len(folds.leave)):
+                terms = self._owned.of[aggregator]
+                values.append(_view(terms.slot(terms.used, leaving)[1], piece))
+                free.append(True)
+        folds_here = self._folds_at_owner
+        add(values, free, folds_here, {len(values) + len(folds_here) - 1: self._out[piece.group][piece.lo : piece.hi]})
+        self._use(self._owned, number)
+        self._hold(number)
+
+    def _relay(self, number: int) -> bool:
+        """Add up one piece over the terms of this node and send what leaves to the slice's owner; False while there is
+        no memory for it."""
+        piece, node = self._pieces[number], self._division.nodes[self._node]
+        if node.leave:
+            room = self._leaving[self._relayed.done % len(self._leaving)]
+            if room.link is not None and not room.link.has_sent(room.ticket):
+                return False
+            values, free = self._values_of_node(self._relayed, piece)
+            targets = {at: _view(part, piece) for at, (_, part) in zip(node.leave, room.parts, strict=True)}
+            add(values, free, node.folds, targets)
+            owner = self._ring.members[self._topology.slices[piece.slice].owner]
+            room.link = self._ring.links[owner]
+            for term, (memory, _) in enumerate(room.parts):
+                frame = Frame(FrameKind.SCATTER, self._ring.generation, self._op, piece.size, term, number)
+                room.ticket = room.link.send(frame, memory[: piece.size])
+        self._use(self._relayed, number)
+        return True
+
+    def _use(self, lane: _Lane, number: int) -> None:
+        lane.done += 1
+        for terms in lane.of.values():
+            if terms.used < len(terms.pieces) and terms.pieces[terms.used] == number:
+                terms.used += 1
+
+    def _hold(self, number: int) -> None:
+        """Note that out has the sum of a piece, and send it on."""
+        self._held[self._pieces[number].slice] = self._pieces[number].number + 1
         self._tell(number)
 
     def _tell(self, number: int) -> None:
-        """Send the sum of a piece of this worker's slice to all members that lack it."""
-        piece = self._mine[number]
+        """Send the sum of a piece to the members that get it from this one and lack it."""
+        piece = self._pieces[number]
         frame = Frame(FrameKind.GATHER, self._ring.generation, self._op, piece.size, 0, number)
         payload = _part(self._out_bytes, piece)
-        for peer, link in self._ring.links.items():
-            if number >= self._peers[peer].held[self._ring.rank]:
-                link.send(frame, payload)
+        for rank in self._topology.recipients(self._topology.slices[piece.slice], self._ring.rank):
+            peer = self._ring.members[rank]
+            if piece.number >= self._peers[peer].held[piece.slice]:
+                self._ring.links[peer].send(frame, payload)
 
-    def _value(self, worker: str, index: int, number: int, piece: ScheduledPiece) -> Tensor:
-        if worker == self._ring.me:
-            return self._own[index][piece.group][piece.lo : piece.hi]
-        slot = self._peers[worker].slot(number, index)[1]
-        return slot[: piece.size].view(DTYPES[piece.group])
+    def _source(self, piece: ScheduledPiece) -> str:
+        """Who sends the sum of a piece to this member; "" if it owns it."""
+        cut = self._topology.slices[piece.slice]
+        return "" if cut.owner == self._ring.rank else self._ring.members[self._topology.source(cut, self._ring.rank)]
 
     def result(self) -> Partial:
         """The sum of all terms, once the operation is complete."""
         total = add_metas(self._terms, self._folds)
         return Partial(0, self._units, self._out, total.has_grad, total.weight, total.scalars, total.note)
 
-    def _pieces_of(self, peer: str) -> list[ScheduledPiece]:
-        return self._pieces[self._ring.members.index(peer)]
+
+def piece_bytes(slices: int, most: int) -> int:
+    """The size of a piece, at most `most`, where a member aggregates that many slices."""
+    return min(most, max(_PIECE_BYTES_MIN, most * _WINDOW // slices))
+
+
+def _slot(memory: memoryview, start: int, size: int) -> tuple[memoryview, Tensor]:
+    part = memory[start : start + size]
+    return part, torch.frombuffer(part, dtype=torch.uint8)
+
+
+def _view(part: Tensor, piece: ScheduledPiece) -> Tensor:
+    return part[: piece.size].view(DTYPES[piece.group])
 
 
 def _checked(flats: dict[str, Tensor], groups: dict[str, int], what: str) -> dict[str, Tensor]:

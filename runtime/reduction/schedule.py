@@ -1,13 +1,14 @@
 """What one reduction adds, in which order, and where; it does not depend on what carries the bytes.
 
-Every member owns a slice of every group, and the slice is sent in pieces. Terms are the partial sums that the members
-bring; a list of folds says how they are added. All members derive the same from the same headers.
+Every group is cut into slices, which are sent in pieces (topology.py says who sums which). Terms are the partial sums
+that the members bring; a list of folds says how they are added. All members derive the same from the same headers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -27,13 +28,16 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True, slots=True)
 class ScheduledPiece:
-    """A part of one member's slice of one group: elements lo..hi-1."""
+    """A part of a slice of one group: elements lo..hi-1."""
 
     group: str
     lo: int
     hi: int
     size: int
     """The size of the piece in bytes."""
+    slice: int
+    number: int
+    """Of the piece in its slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +49,35 @@ class Term:
     leaves: tuple[int, ...]
 
 
-def pieces(groups: dict[str, int], world_size: int, rank: int, piece_bytes: int) -> list[ScheduledPiece]:
-    """The slice of this rank in pieces of at most piece_bytes. groups: name -> elements."""
+@lru_cache(maxsize=64)
+def pieces(
+    groups: tuple[tuple[str, int], ...], slices: int, piece_bytes: int
+) -> tuple[tuple[ScheduledPiece, ...], tuple[int, ...]]:
+    """(the pieces, of at most piece_bytes, of all slices: the first of every slice, the second of every slice, and so
+    on; the number of pieces of each slice). groups: (name, elements)."""
     found = []
-    for group, length in sorted(groups.items()):
+    counts = [0] * slices
+    for group, length in groups:
         itemsize = DTYPES[group].itemsize
-        share = -(-length // world_size)
+        share = -(-length // slices)
         share += -share % ALIGN
-        end = min(length, (rank + 1) * share)
         step = piece_bytes // itemsize
-        for lo in range(rank * share, end, step):
-            hi = min(lo + step, end)
-            found.append(ScheduledPiece(group, lo, hi, (hi - lo) * itemsize))
-    return found
+        for index in range(slices):
+            end = min(length, (index + 1) * share)
+            for lo in range(index * share, end, step):
+                hi = min(lo + step, end)
+                found.append(ScheduledPiece(group, lo, hi, (hi - lo) * itemsize, index, counts[index]))
+                counts[index] += 1
+    return tuple(sorted(found, key=lambda piece: (piece.number, piece.slice))), tuple(counts)
 
 
-def along_tree(terms: Sequence[Term], units: int) -> list[Fold]:
-    """The folds along the canonical tree. Raises ValueError unless the terms are nodes that hold every leaf once."""
-    nodes = [term.meta.node for term in terms]
-    if not all(is_node(node, units) for node in nodes) or not covers_exactly(nodes, units):
-        raise ValueError(f"roots {sorted(nodes)} do not make up the tree over 0..{units - 1}")
-    held = {node: position for position, node in enumerate(nodes)}
+def along_tree(terms: Sequence[Term], units: int, nodes: Sequence[int]) -> list[Fold]:
+    """The folds along the canonical tree, which does not ask for the terms' nodes. Raises ValueError unless the terms
+    are roots that hold every leaf once."""
+    roots = [term.meta.node for term in terms]
+    if not all(is_node(root, units) for root in roots) or not covers_exactly(roots, units):
+        raise ValueError(f"roots {sorted(roots)} do not make up the tree over 0..{units - 1}")
+    held = {root: position for position, root in enumerate(roots)}
     folds: list[Fold] = []
 
     def position(node: Node) -> int:
@@ -73,35 +85,46 @@ def along_tree(terms: Sequence[Term], units: int) -> list[Fold]:
             return held[node]
         left, right = split(node)
         folds.append((position(left), position(right)))
-        return len(nodes) + len(folds) - 1
+        return len(roots) + len(folds) - 1
 
     position((0, units))
     return folds
 
 
-def by_rank(terms: Sequence[Term], units: int) -> list[Fold]:
-    """The folds in rank order. Raises ValueError unless the terms hold every leaf once."""
+def by_rank(terms: Sequence[Term], units: int, nodes: Sequence[int]) -> list[Fold]:
+    """The folds in rank order within each node, and then in the order of nodes. nodes: of the terms' members. Raises
+    ValueError unless the terms hold every leaf once."""
     leaves = sorted(leaf for term in terms for leaf in term.leaves)
     if leaves != list(range(units)):
         raise ValueError(f"leaves {leaves} are not 0..{units - 1}")
-    return [(0 if n == 1 else len(terms) + n - 2, n) for n in range(1, len(terms))]
+    folds: list[Fold] = []
+
+    def chain(values: Sequence[int]) -> int:
+        total, *others = values
+        for value in others:
+            folds.append((total, value))
+            total = len(terms) + len(folds) - 1
+        return total
+
+    of_nodes = {node: [number for number, other in enumerate(nodes) if other == node] for node in nodes}
+    chain([chain(values) for values in of_nodes.values()])
+    return folds
 
 
-def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], target: Tensor) -> None:
-    """Write the sum of the values into target, added as the folds say.
+def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], targets: Mapping[int, Tensor]) -> None:
+    """Add the values as the folds say. targets: position of a value or fold -> the tensor that gets it.
 
     free: for each value, whether it may be overwritten, because it is scratch and not a root.
     """
     values, free = list(values), list(free)
-    for left, right in folds[:-1]:
-        into = values[right] if free[right] else values[left] if free[left] else torch.empty_like(target)
+    for position in targets.keys() & range(len(values)):
+        targets[position].copy_(values[position])
+    for position, (left, right) in enumerate(folds, len(values)):
+        into = targets.get(position)
+        if into is None:
+            into = values[right] if free[right] else values[left] if free[left] else torch.empty_like(values[left])
         values.append(torch.add(values[left], values[right], out=into))
-        free.append(True)
-    if folds:
-        left, right = folds[-1]
-        torch.add(values[left], values[right], out=target)
-    else:
-        target.copy_(values[0])
+        free.append(position not in targets)
 
 
 def add_metas(terms: Sequence[Term], folds: Sequence[Fold]) -> Partial:

@@ -87,6 +87,7 @@ class PeerLink:
         self._sealed_bytes: Callable[[], int] = getattr(sock, "pending", int)
         self._generation = generation
         self._urgent: deque[tuple[Frame, Payload]] = deque()
+        self._queued = 0
         self._bulk: Iterator[tuple[Frame, Payload]] | None = None
         self._sending: list[memoryview] = []
         self._sending_urgent = False
@@ -138,10 +139,18 @@ class PeerLink:
     def unsent_urgent(self) -> bool:
         return bool(self._urgent or (self._sending and self._sending_urgent))
 
-    def send(self, frame: Frame, payload: Payload = b"") -> None:
-        """Queue a frame before all bulk frames. The payload must not change until `unsent` is False."""
+    def send(self, frame: Frame, payload: Payload = b"") -> int:
+        """Queue a frame before all bulk frames. The payload must not change until `has_sent` of the returned ticket, or
+        until `unsent` is False."""
         if not self._deaf:
             self._urgent.append((frame, payload))
+            self._queued += 1
+        return self._queued
+
+    def has_sent(self, ticket: int) -> bool:
+        """Whether the frame with this ticket was sent, or never will be."""
+        waiting = len(self._urgent) + (len(self._sending) if self._sending_urgent else 0)
+        return ticket <= self._queued - waiting
 
     def send_bulk(self, frames: Iterator[tuple[Frame, Payload]]) -> None:
         """Queue frames that are generated as the connection takes them, one sequence at a time."""

@@ -66,13 +66,20 @@ class Operation(FrameSink, Protocol):
 
 
 class Ring:
-    """members: worker ids in rank order. Operations run one at a time; if one raises, the ring becomes unusable."""
+    """members: worker ids in rank order. hosts: the address of each. Operations run one at a time; if one raises, the
+    ring becomes unusable."""
 
     def __init__(
-        self, generation: int, members: Sequence[str], me: str, connections: Mapping[str, socket.socket]
+        self,
+        generation: int,
+        members: Sequence[str],
+        hosts: Sequence[str],
+        me: str,
+        connections: Mapping[str, socket.socket],
     ) -> None:
         self.generation = generation
         self.members = tuple(members)
+        self.hosts = tuple(hosts)
         self.rank = self.members.index(me)
         self.links = {peer: PeerLink(peer, sock, generation) for peer, sock in connections.items()}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -351,7 +358,8 @@ def build(
     try:
         with listener.expecting(generation) as arrivals:
             builder.connect(arrivals, time.monotonic() + deadline_s, cancelled)
-        ring = Ring(generation, [peer.worker_id for peer in peers], me, builder.connections)
+        members, hosts = [peer.worker_id for peer in peers], [peer.host for peer in peers]
+        ring = Ring(generation, members, hosts, me, builder.connections)
         ring.offer = builder.offer
         return ring
     except BaseException:

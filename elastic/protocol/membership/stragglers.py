@@ -16,7 +16,8 @@ from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, Leaver, State, slot_of
 from elastic.protocol.membership.planned_changes import commit_planned, invite, plan_change, wanted_newcomers
 from elastic.protocol.messages import Generation
-from elastic.protocol.recovery_plan import default_sizes
+from elastic.protocol.recovery_plan import hosts_of
+from elastic.protocol.reduction_tree import Node
 
 GAIN = 1.1
 """Another ownership needs another ring, built beside the present one; a pass must become this many times faster."""
@@ -129,9 +130,13 @@ def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> N
         g.uneven_since_s = math.inf
         return
     costs = tuple(paces.values())
-    now, then = default_sizes(running, g.shards), shard_assignment.sizes(g.shards, costs)
-    now_us = shard_assignment.slowest(now, costs) + (exchange_us := max(g.workers[w].exchange_us for w in running.ids))
-    then_us = shard_assignment.slowest(then, costs) + exchange_us * _bytes(g, then) // _bytes(g, now)
+    hosts, slack = hosts_of(running), running.plan.slack
+    now = shard_assignment.owned(g.shards, running.plan.paces, hosts, slack)
+    then = shard_assignment.owned(g.shards, costs, hosts, slack)
+    exchange_us = max(g.workers[worker].exchange_us for worker in running.ids)
+    now_us = shard_assignment.slowest(shard_assignment.sizes(now), costs) + exchange_us
+    shards = shard_assignment.sizes(then)
+    then_us = shard_assignment.slowest(shards, costs) + exchange_us * _bytes(g, then) // _bytes(g, now)
     if now_us < GAIN * then_us:
         g.uneven_since_s = math.inf
         return
@@ -140,10 +145,10 @@ def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> N
         return
     g.uneven_since_s, g.balanced_s = math.inf, now_s
     because = f"shards follow speed: a pass takes about {then_us / 1000:.1f} ms, it was {now_us / 1000:.1f} ms"
-    do.append(Note("balanced", {"shards": dict(zip(running.ids, then, strict=True)), "because": because}))
+    do.append(Note("balanced", {"shards": dict(zip(running.ids, shards, strict=True)), "because": because}))
     commit_planned(g, running.members, because, do, paces=paces)
 
 
-def _bytes(g: Group, owned: Sequence[int]) -> int:
+def _bytes(g: Group, owned: Sequence[Sequence[Node]]) -> int:
     """What the busiest member sends, in slices: its partial sums and its slice of the result (over_mesh.py)."""
-    return 1 + (shard_assignment.most_terms(owned) if g.spec.reduction is Reduction.EXACT else 1)
+    return 1 + (max(map(len, owned)) if g.spec.reduction is Reduction.EXACT else 1)

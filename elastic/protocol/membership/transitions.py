@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from elastic.config import Reduction
+from elastic.protocol import shard_assignment
 from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
 from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
 from elastic.protocol.messages import Close, Fence, Generation, Kill, Kind, Member, Plan, Publish, Quiesce, Release
@@ -115,6 +117,8 @@ def commit(
     base = g.chain[0].number if kind is Kind.PLANNED else number
     token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
     began = began or (g.top.began if g.top else "")
+    if g.spec.reduction is Reduction.EXACT:
+        plan = replace(plan, slack=shard_assignment.slack_percent(len({member.host for member in members})))
     g.committing = Generation(number, kind, base, members, plan, because, hold, token, early, began)
     do.append(Commit(g.committing))
 

@@ -54,12 +54,11 @@ def test_survivors_keep_their_order_when_a_member_is_lost() -> None:
 
 
 @given(units=st.integers(1, 64), world=st.integers(1, 70))
-def test_default_blocks_are_contiguous_balanced_and_hold_each_unit_once(units: int, world: int) -> None:
+def test_default_units_are_balanced_and_each_is_owned_once(units: int, world: int) -> None:
     record = generation(1, [f"w{rank}" for rank in range(world)])
     blocks = [default_units_of(worker, record, units) for worker in record.ids]
-    assert [unit for block in blocks for unit in block] == list(range(units))
-    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
-    assert list(map(len, blocks)) == sorted(map(len, blocks), reverse=True)
+    assert sorted(unit for block in blocks for unit in block) == list(range(units))
+    assert max(map(len, blocks)) == -(-units // world) and all(block == tuple(sorted(block)) for block in blocks)
 
 
 def test_more_workers_than_units_leaves_some_idle() -> None:

@@ -1,15 +1,17 @@
-"""Blocks of units by speed: each unit once, the slowest done as early as can be, and few partial sums."""
+"""Units by speed: each unit once, the slowest done as early as can be, and few partial sums."""
 
 from __future__ import annotations
 
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.protocol.messages import Generation, Kind, Member, Plan
-from elastic.protocol.recovery_plan import default_units_of, paces_of
-from elastic.protocol.shard_assignment import SLACK_PERCENT, costs, even_sizes, most_terms, sizes, slowest
+from elastic.protocol.recovery_plan import default_sizes, default_units_of, paces_of
+from elastic.protocol.reduction_tree import covers_exactly, is_node, leaves
+from elastic.protocol.shard_assignment import costs, owned, sizes, slack_percent, slowest
 from tests.trees import fold_nodes
 
 PACES = st.lists(st.integers(1, 10**7), min_size=1, max_size=12).map(tuple)
@@ -20,55 +22,94 @@ def record(paces: tuple[int, ...], names: str = "abcdefghijkl") -> Generation:
     return Generation(1, Kind.PLANNED, 1, members, Plan(paces=paces), "of the test")
 
 
-def roots(owned: tuple[int, ...]) -> list[int]:
-    """Partial sums that each member sends."""
-    begins = [sum(owned[:rank]) for rank in range(len(owned))]
-    leaves = ([(u, u + 1) for u in range(start, start + size)] for start, size in zip(begins, owned, strict=True))
-    return [len(fold_nodes(own, sum(owned))) for own in leaves]
+def apart(count: int) -> tuple[str, ...]:
+    """The hosts of that many members, each on its own."""
+    return tuple(f"h{number}" for number in range(count))
+
+
+def dealt(units: int, *paces: int, slack: int = 0) -> tuple[int, ...]:
+    return sizes(owned(units, paces, ("h",) * len(paces), slack))
+
+
+@given(data=st.data(), units=st.integers(1, 100), slack=st.integers(0, 30))
+def test_each_unit_is_owned_once_as_whole_subtrees(data: st.DataObject, units: int, slack: int) -> None:
+    hosts = tuple(data.draw(st.lists(st.sampled_from("xyz"), min_size=1, max_size=12), "hosts"))
+    paces = data.draw(st.just(()) | st.lists(st.integers(0, 1000), min_size=len(hosts), max_size=len(hosts)))
+    found = owned(units, tuple(paces), hosts, slack)
+    nodes = [node for own in found for node in own]
+    assert len(found) == len(hosts) and covers_exactly(nodes, units) and all(is_node(node, units) for node in nodes)
+    assert all(list(own) == sorted(own) for own in found)
+    if units >= len(hosts):
+        assert all(found), "each computes something, or nobody would learn that it is fast again"
+    else:
+        assert max(sizes(found)) == 1
 
 
 @given(paces=PACES, units=st.integers(1, 64))
-def test_blocks_are_contiguous_and_hold_each_unit_once(paces: tuple[int, ...], units: int) -> None:
+def test_a_member_owns_the_units_of_its_subtrees(paces: tuple[int, ...], units: int) -> None:
     generation = record(paces)
     blocks = [default_units_of(worker, generation, units) for worker in generation.ids]
-    assert [unit for block in blocks for unit in block] == list(range(units))
-    assert units < len(paces) or all(blocks), "each computes something, or nobody would learn that it is fast again"
+    assert sorted(unit for block in blocks for unit in block) == list(range(units))
+    assert default_sizes(generation, units) == tuple(map(len, blocks))
 
 
-@given(paces=st.lists(st.integers(1, 30), min_size=1, max_size=4).map(tuple), units=st.integers(4, 12))
-def test_the_slowest_is_done_as_early_as_any_blocks_allow(paces: tuple[int, ...], units: int) -> None:
-    """Against all ways to cut, but for the slack that fewer partial sums may cost."""
+@given(
+    paces=st.lists(st.integers(1, 30), min_size=1, max_size=4).map(tuple),
+    units=st.integers(4, 12),
+    slack=st.sampled_from([0, 5, 15]),
+)
+def test_the_slowest_is_done_as_early_as_can_be_but_for_the_slack(
+    paces: tuple[int, ...], units: int, slack: int
+) -> None:
     every = (cut for cut in product(range(1, units + 1), repeat=len(paces)) if sum(cut) == units)
     best = min(slowest(cut, paces) for cut in every)
-    assert slowest(sizes(units, paces), paces) <= best * (100 + SLACK_PERCENT) / 100
+    assert slowest(dealt(units, *paces, slack=slack), paces) <= best * (100 + slack) / 100
+
+
+@given(units=st.integers(1, 64), world=st.integers(1, 70))
+def test_without_paces_nobody_owns_more_than_must_be(units: int, world: int) -> None:
+    assert max(sizes(owned(units, (), apart(world), 0))) == -(-units // world)
 
 
 def test_a_worker_at_half_the_speed_gets_half_as_many() -> None:
-    assert sizes(12, (10, 20)) == (8, 4)
-    assert sizes(8, (10, 10, 20)) == (4, 2, 2), "as early as 3, 3, 2, and three partial sums instead of five"
-    assert sizes(8, (30, 10)) == (2, 6)
+    assert dealt(12, 10, 20) == (8, 4)
+    assert dealt(8, 10, 10, 20) == (2, 4, 2), "as early as 3, 3, 2, and three partial sums instead of five"
+    assert dealt(8, 30, 10) == (2, 6)
 
 
-def test_blocks_end_where_the_tree_is_cut_highest_if_that_costs_little() -> None:
-    assert sizes(1024, (100, 101)) == (512, 512), "the least possible would be 515 and 509, in 11 partial sums"
-    assert roots((512, 512)) == [1, 1] and sum(roots((515, 509))) > 10
+def test_fewer_partial_sums_are_worth_a_little_time() -> None:
+    assert owned(1024, (100, 101), apart(2), 5) == (((0, 512),), ((512, 1024),))
+    assert max(map(len, owned(1024, (100, 101), apart(2), 0))) > 4, "the least possible: 515 and 509"
 
 
-@given(owned=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any).map(tuple))
-def test_the_most_partial_sums_of_a_member_are_counted_without_folding(owned: tuple[int, ...]) -> None:
-    assert most_terms(owned) == max(roots(owned))
+@pytest.mark.parametrize("units", [64, 512])
+@pytest.mark.parametrize(("world", "most"), [(2, 1), (3, 2), (4, 1), (5, 3), (6, 2), (7, 2), (8, 1), (12, 2), (24, 2)])
+def test_no_member_sends_many_partial_sums_in_any_world(units: int, world: int, most: int) -> None:
+    """A member that sends r of them sends (r + 1) / 2 times what it would in a ring."""
+    assert max(map(len, owned(units, (), apart(world), slack_percent(world)))) <= most
+
+
+@pytest.mark.parametrize(("nodes", "of_each"), [(2, 4), (4, 2), (3, 4), (6, 8)])
+def test_what_a_node_owns_adds_up_within_it_as_far_as_can_be(nodes: int, of_each: int) -> None:
+    """Also where its members are not neighbours in rank order."""
+    hosts = tuple(f"h{rank % nodes}" for rank in range(nodes * of_each))
+    found = owned(64, (), hosts, slack_percent(nodes))
+    of_node = [
+        [node for own, host in zip(found, hosts, strict=True) if host == h for node in own] for h in apart(nodes)
+    ]
+    most = max(len(fold_nodes([(unit, unit + 1) for unit in leaves(own)], 64)) for own in of_node)
+    assert most == (1 if nodes in (2, 4) else 2)
 
 
 def test_a_pace_that_is_not_known_counts_as_the_median() -> None:
-    assert sizes(8, (10, 0)) == (4, 4)
-    assert sizes(12, (10, 40, 0)) == sizes(12, (10, 40, 10)), "of two the faster: most machines are not slow"
-    assert sizes(12, (10, 0, 10, 30)) == sizes(12, (10, 10, 10, 30))
+    assert dealt(8, 10, 0) == (4, 4)
+    assert dealt(12, 10, 40, 0) == dealt(12, 10, 40, 10), "of two the faster: most machines are not slow"
+    assert dealt(12, 10, 0, 10, 30) == dealt(12, 10, 10, 10, 30)
 
 
-def test_without_paces_or_with_too_few_units_blocks_are_even() -> None:
-    assert sizes(7, (0, 0, 0)) == even_sizes(7, 3) == (3, 2, 2)
-    assert even_sizes(7, 0) == ()  # of the last generation of a job in which nobody stays
-    assert sizes(2, (10, 20, 30)) == even_sizes(2, 3) == (1, 1, 0)
+def test_too_few_units_are_dealt_one_by_one_and_nobody_owns_those_of_nobody() -> None:
+    assert dealt(2, 10, 20, 30) == (1, 1, 0)
+    assert owned(7, (), (), 5) == ()  # of the last generation of a job in which nobody stays
 
 
 def test_the_successor_of_a_record_keeps_the_paces_of_those_who_stay() -> None:

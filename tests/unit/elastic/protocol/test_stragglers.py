@@ -239,7 +239,7 @@ def test_a_straggler_is_named_with_its_reason_until_it_is_as_fast_as_the_others(
     assert status["stragglers"] == {"n.1.0": because}
     members = status["members"]
     assert isinstance(members, list) and [(m["shards"], m["shard_ms"]) for m in members] == [
-        (4, 100.0), (1, 250.0), (3, 100.0)
+        (3, 100.0), (1, 250.0), (4, 100.0)
     ]  # fmt: skip
     job.train(100, n1_0=190.0)
     assert membership.status(job.group)["stragglers"], "nearly as slow"

@@ -25,7 +25,7 @@ NODES = st.tuples(st.integers(0, 1000), st.integers(1, 1000)).map(lambda node: (
 def values(hint: Any, name: str) -> st.SearchStrategy[Any]:
     """Every valid value of a field of that type and name."""
     if hint is int:
-        highest = 65_535 if name == "port" else codec.NUMBER_LIMIT
+        highest = {"port": 65_535, "slack": 100}.get(name, codec.NUMBER_LIMIT)
         return st.integers(-1 if name in ("kept", "copied", "op", "exit_code") else 0, highest)
     if hint is str:
         return NAMES if name in ("worker_id", "node", "host") else st.just("") | NAMES if name == "source" else TEXT

@@ -96,7 +96,7 @@ def test_every_field_of_a_plan_is_in_its_digest(field: str) -> None:
     record = ring(3, 3, tasks=True)
     others: dict[str, Any] = {
         "op": 6, "units": 4, "shares": record.plan.shares[1:], "laggards": (), "newcomers": ("n1.0.0",),
-        "paces": (1, 2, 3),
+        "paces": (1, 2, 3), "slack": 5,
     }  # fmt: skip
     assert replace(record, plan=replace(record.plan, **{field: others[field]})).digest() != record.digest()
 

@@ -196,7 +196,7 @@ ENCODED = json.dumps(HEADER).encode()
 def against(data: bytes) -> Iterator[Ring]:
     """A ring of a and b, in which b has sent these bytes and is gone."""
     left, right = socket.socketpair()
-    with left, closing(Ring(1, ("a", "b"), "a", {"b": right})) as ring:
+    with left, closing(Ring(1, ("a", "b"), ("127.0.0.1",) * 2, "a", {"b": right})) as ring:
         left.settimeout(GENEROUS_S)
         left.sendall(data)
         left.shutdown(socket.SHUT_WR)
@@ -246,7 +246,7 @@ def test_a_header_of_a_native_reduction_is_read_or_breaks_the_ring(data: bytes) 
 WHOLE = (
     frame(FrameKind.HEADER, ENCODED)
     + frame(FrameKind.SCATTER, struct.pack("<f", 2.0) * ALIGN)
-    + frame(FrameKind.GATHER, struct.pack("<f", 3.0) * ALIGN)
+    + frame(FrameKind.GATHER, struct.pack("<f", 3.0) * ALIGN, piece=1)
 )
 
 

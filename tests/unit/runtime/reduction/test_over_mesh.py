@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from runtime.reduction import over_mesh
 from runtime.reduction.over_mesh import Headers, Sums, exchange
 from runtime.reduction.partial_sum import Json, Partial, fold
 from runtime.reduction.schedule import ALIGN, DTYPES, pieces
+from runtime.reduction.topology import topology
 from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
 from runtime.ring.ring import Ring
 from tests.trees import fold_nodes
@@ -97,6 +99,11 @@ def run(
     return everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
 
 
+def worlds(least: int = 1) -> st.SearchStrategy[list[str]]:
+    """The hosts of one to six members, in any order."""
+    return st.lists(st.integers(1, 3).map("127.0.0.{}".format), min_size=least, max_size=6)
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pieces of little data, so that windows, stalls and several pieces in flight are reached."""
@@ -113,9 +120,11 @@ def test_two_members_get_the_bits_of_one(owners: list[int]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> None:
-    """Random V, P, ownership (members without a leaf included), lengths down to nothing, several operations a ring."""
-    world_size = data.draw(st.integers(1, 5), "world size")
-    with rings(world_size) as built:
+    """Random V, nodes and members of each, ownership (members without a leaf included), lengths down to nothing,
+    several operations a ring."""
+    hosts = data.draw(worlds(), "hosts")
+    world_size = len(hosts)
+    with rings(world_size, hosts) as built:
         for op in range(data.draw(st.integers(1, 3), "operations")):
             units = data.draw(st.integers(1, 12), "units")
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=units, max_size=units), "owners")
@@ -281,14 +290,14 @@ def test_a_frame_out_of_place_breaks_the_ring(frame: Frame, payload: bytes) -> N
         assert broken.value.peer == "w1"
 
 
-class Breaking(dict[str, int]):
+class Breaking(dict[int, int]):
     """What a member holds; its ring is aborted when it gets so many pieces more."""
 
     def __init__(self, ring: Ring, after: int) -> None:
         self.ring, self.left = ring, after
 
-    def __setitem__(self, member: str, count: int) -> None:
-        super().__setitem__(member, count)
+    def __setitem__(self, part: int, count: int) -> None:
+        super().__setitem__(part, count)
         self.left -= 1
         if self.left == 0:
             self.ring.abort()
@@ -298,9 +307,12 @@ class Breaking(dict[str, int]):
 @given(st.data())
 def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data: st.DataObject) -> None:
     """In several attempts, in each of which others may hold the leaves; nothing moves that is there already."""
-    world_size = data.draw(st.integers(2, 4), "members")
+    hosts = data.draw(worlds(2), "hosts")
+    world_size = len(hosts)
+    slices = topology(tuple(hosts)).slices
+    table, _ = pieces(tuple(sorted(LENGTHS.items())), len(slices), over_mesh.PIECE_BYTES)
     sums: list[Sums] = []
-    moved: list[tuple[str, str, FrameKind, int]] = []
+    moved: list[tuple[str, FrameKind, int]] = []
 
     def attempt(ring: Ring, owners: Sequence[int], again: bool) -> Partial | None:
         leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
@@ -325,10 +337,10 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
     def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
         item = make(link)
         if item is not None:
-            moved.append((names[link], link.peer, item[0].kind, item[0].piece))
+            moved.append((link.peer, item[0].kind, item[0].piece))
         return item
 
-    with listeners([f"w{rank}" for rank in range(world_size)]) as opened, pytest.MonkeyPatch.context() as patch:
+    with listeners([f"w{rank}" for rank in range(world_size)], hosts) as opened, pytest.MonkeyPatch.context() as patch:
         patch.setattr(PeerLink, "_next", noted)
         for number in range(1, 4):
             first, last = number == 1, number == 3
@@ -336,7 +348,6 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
             breaks = [0 if last else data.draw(st.integers(0, 12), "pieces until it breaks") for _ in opened]
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=8, max_size=8), "owners")
             built = build_all(opened, generation=number)
-            names = {link: ring.me for ring in built for link in ring.links.values()}
             for ring, after in zip(built, breaks, strict=True):
                 held = Breaking(ring, after)
                 held |= {} if first else sums[ring.rank].held
@@ -348,10 +359,11 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
             before = [dict(one.held) for one in sums]
             moved.clear()
             results = everyone([partial(attempt, ring, owners, not first) for ring in built])
-            for sender, to, kind, piece in moved:
-                rank = int(to[1:])
-                assert kind is not FrameKind.GATHER or piece >= before[rank].get(sender, 0)
-                assert kind is not FrameKind.SCATTER or piece >= before[rank].get(to, 0)
+            for to, kind, piece in moved:
+                if kind in (FrameKind.GATHER, FrameKind.SCATTER):
+                    moving = table[piece]
+                    lacking = int(to[1:]) if kind is FrameKind.GATHER else slices[moving.slice].owner
+                    assert moving.number >= before[lacking].get(moving.slice, 0)
             for ring in built:
                 ring.close()
     for result in results:
@@ -363,8 +375,8 @@ def test_who_has_lost_what_it_held_gets_all_of_it_from_those_who_have_it() -> No
     groups, owners = {"float32": 1000}, [0, 0, 1, 1]
     whole = sum_of((0, 4), groups)
     with rings(2) as built:
-        count = len(pieces(groups, 2, 0, over_mesh.PIECE_BYTES))
-        kept = Sums({"float32": whole.flats["float32"].clone()}, {"w0": count, "w1": count})
+        _, counts = pieces(tuple(groups.items()), 2, over_mesh.PIECE_BYTES)
+        kept = Sums({"float32": whole.flats["float32"].clone()}, dict(enumerate(counts)))
         sums = [kept, Sums({"float32": torch.empty(1000)})]
 
         def member(ring: Ring) -> Partial:
@@ -470,12 +482,13 @@ def test_the_native_variant_lets_a_member_bring_nothing_but_every_leaf_must_come
 
 
 @given(st.integers(1, 5), st.integers(1, 300), st.sampled_from([64, 256, 4096]))
-def test_the_slices_of_all_ranks_are_the_whole_and_begin_where_processors_read_fast(
-    world: int, length: int, piece_bytes: int
+def test_all_slices_are_the_whole_and_begin_where_processors_read_fast(
+    slices: int, length: int, piece_bytes: int
 ) -> None:
-    covered = []
-    for rank in range(world):
-        found = pieces({"float32": length}, world, rank, piece_bytes)
-        assert all(piece.size <= piece_bytes for piece in found) and all(piece.lo % ALIGN == 0 for piece in found[:1])
-        covered += [element for piece in found for element in range(piece.lo, piece.hi)]
-    assert covered == list(range(length))
+    found, counts = pieces((("float32", length),), slices, piece_bytes)
+    assert all(piece.size <= piece_bytes for piece in found)
+    assert all(piece.lo % ALIGN == 0 for piece in found if piece.number == 0)
+    assert sorted(element for piece in found for element in range(piece.lo, piece.hi)) == list(range(length))
+    for index, count in enumerate(counts):
+        ends = [(piece.lo, piece.hi) for piece in found if piece.slice == index]
+        assert len(ends) == count and all(before[1] == after[0] for before, after in pairwise(ends))

@@ -24,7 +24,7 @@ from runtime.ring.ring import Listener, Ring
 from tests.trees import fold_nodes
 from tests.unit.gloo import GlooGroup
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
-from tests.unit.runtime.reduction.test_over_mesh import LENGTHS, assert_same, leaf, sum_of
+from tests.unit.runtime.reduction.test_over_mesh import LENGTHS, assert_same, leaf, sum_of, worlds
 
 CPU = torch.device("cpu")
 GENERATIONS = iter(range(1000, 100_000))
@@ -43,8 +43,8 @@ def connect(built: Sequence[Ring], generation: int = 0) -> None:
 
 
 @contextmanager
-def connected(world_size: int) -> Iterator[list[Ring]]:
-    with rings(world_size) as built:
+def connected(world_size: int, hosts: Sequence[str] | None = None) -> Iterator[list[Ring]]:
+    with rings(world_size, hosts) as built:
         connect(built)
         yield built
 
@@ -102,9 +102,11 @@ def test_two_members_get_the_bits_of_one(owners: list[int]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> None:
-    """Random V, P, ownership (members without a leaf included), lengths down to nothing, several operations a ring."""
-    world_size = data.draw(st.integers(1, 4), "world size")
-    with connected(world_size) as built:
+    """Random V, nodes and members of each, ownership (members without a leaf included), lengths down to nothing,
+    several operations a ring."""
+    hosts = data.draw(worlds(), "hosts")
+    world_size = len(hosts)
+    with connected(world_size, hosts) as built:
         for op in range(data.draw(st.integers(1, 3), "operations")):
             units = data.draw(st.integers(1, 12), "units")
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=units, max_size=units), "owners")

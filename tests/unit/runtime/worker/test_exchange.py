@@ -45,7 +45,7 @@ def turn(buffers: Buffers) -> RingExchange:
 
 def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: RingExchange, buffers: Buffers) -> None:
     begun = turn._begin(TASK, 7, MEMBERS)
-    begun.sums.held["a.0.0"] = 3
+    begun.sums.held[0] = 3
     turn._attempts = begun
     assert turn._begin(replace(TASK), 7, MEMBERS) is begun
     assert not buffers.given_back
@@ -65,7 +65,7 @@ def test_others_and_another_operation_begin_anew_and_the_memory_is_used_again(
     other: dict[str, Any], turn: RingExchange, buffers: Buffers
 ) -> None:
     begun = turn._attempts = turn._begin(TASK, 7, MEMBERS)
-    begun.sums.held["a.0.0"] = 3
+    begun.sums.held[0] = 3
     anew = turn._begin(**{"task": TASK, "number": 7, "members": MEMBERS, **other})
     assert anew.sums.held == {} and anew.silences == 0
     assert buffers.given_back == [begun.sums.out]
@@ -84,6 +84,6 @@ def test_a_link_that_falls_silent_again_and_again_in_one_operation_ends_the_job_
 def test_a_link_over_which_another_piece_came_each_time_goes_on(turn: RingExchange) -> None:
     attempts = turn._begin(TASK, 7, MEMBERS)
     for number in range(4 * SILENCES_MAX):
-        attempts.sums.held["b.0.0"] = 1 + number // (SILENCES_MAX - 1)
+        attempts.sums.held[1] = 1 + number // (SILENCES_MAX - 1)
         attempts.broken(LinkSilent("silent"))
     assert attempts.silences == SILENCES_MAX - 1
