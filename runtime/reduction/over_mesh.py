@@ -17,15 +17,14 @@ other in a circle.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from elastic.errors import Disagree, RingBroken
+from runtime.reduction.headers import HeaderExchange, Headers
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import (
     DTYPES,
@@ -35,6 +34,7 @@ from runtime.reduction.schedule import (
     add,
     add_metas,
     along_tree,
+    as_counts,
     as_list,
     by_rank,
     parse_term,
@@ -44,18 +44,15 @@ from runtime.reduction.topology import divide, topology
 from runtime.ring.frames import Frame, FrameKind, LinkError, Payload, PeerLink
 from runtime.ring.ring import Ring
 
-Headers: TypeAlias = dict[str, dict[str, Json]]
-
 PIECE_BYTES = 1 << 20
 """Smaller pieces cost more calls, larger ones leave the cache before they are added (docs/decisions/own-mesh.md)."""
-MAX_HEADER_BYTES = 64 << 20
 _PIECE_BYTES_MIN = 64 << 10
 """Pieces get smaller where a member aggregates many slices, so that its memory does not grow with the nodes."""
 _WINDOW = 4
 """How many pieces of a slice and term a peer may be ahead of the sum, so that memory does not grow with the model."""
 _SCRATCH_BYTES = 32 << 20
 """Bytes of scratch per peer; with many terms the window shrinks, at worst to one piece of each."""
-_OURS = ("worker_id", "generation", "op", "units", "groups", "terms", "held")
+_OURS = ("worker_id", "units", "groups", "terms", "held")
 
 
 @dataclass(slots=True)
@@ -76,6 +73,7 @@ def exchange(
     *,
     op: int,
     header: dict[str, Json],
+    agreed: dict[str, Json] | None = None,
     roots: Sequence[Partial],
     units: int,
     groups: dict[str, int],
@@ -88,11 +86,12 @@ def exchange(
 
     roots: nodes of the tree over 0..units-1 that this member holds, none if idle; they are not changed, and must not
     change until this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats are
-    contiguous 1-D CPU tensors of the group's dtype and length. header: the caller's fields; check gets every member's
-    header by worker_id, with the fields worker_id, generation, op, units, groups, terms (Partial.meta of each root)
-    added, once all are in and before any sum is used. Exceptions of check pass through, after this worker's own header
-    was sent. sums: receives the result, also the part that is there if this raises; None: new tensors. again: the same
-    on all members: some may have begun this operation before. Then only pieces that a member lacks are sent.
+    contiguous 1-D CPU tensors of the group's dtype and length. header: the caller's fields. agreed: more of them, that
+    should be the same on all members (headers.py). check gets every member's header by worker_id, with the fields
+    worker_id, units, groups, terms (Partial.meta of each root) added, once all are in and before any sum is used.
+    Exceptions of check pass through, after this worker's own header was sent. sums: receives the result, also the part
+    that is there if this raises; None: new tensors. again: the same on all members: some may have begun this operation
+    before. Then only pieces that a member lacks are sent.
 
     leaves: for sums in native order, whose bits change with the world: a member brings at most one root, which is the
     sum of these leaves, any of them, and whose lo and hi are ignored; the roots are added in rank order, and the result
@@ -108,7 +107,7 @@ def exchange(
             raise ValueError("a sum comes with its leaves, and leaves with their one sum")
         metas = [{**meta, "leaves": list[Json](sorted(leaves))} for meta in metas]
     arrange = along_tree if leaves is None else by_rank
-    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, arrange, sums, again)
+    reduction = _Reduction(ring, op, header, agreed or {}, roots, metas, units, groups, check, arrange, sums, again)
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
@@ -155,7 +154,7 @@ class _Lane:
 class _From:
     """What has come from one peer."""
 
-    terms: int = 0
+    terms: Sequence[Term] = ()
     like_us: bool = False
     held: Sequence[int] = ()
     """By slice: how many of its pieces the peer had when it began."""
@@ -180,6 +179,7 @@ class _Reduction:
         ring: Ring,
         op: int,
         header: dict[str, Json],
+        agreed: dict[str, Json],
         own: Sequence[Partial],
         metas: Sequence[dict[str, Json]],
         units: int,
@@ -191,7 +191,7 @@ class _Reduction:
     ) -> None:
         self._ring, self._op, self._units, self._groups = ring, op, units, groups
         self._check, self._arrange = check, arrange
-        if taken := set(header) & set(_OURS):
+        if taken := (set(header) | set(agreed)) & set(_OURS):
             raise ValueError(f"header fields {sorted(taken)} are set by the exchange")
         if units < 1 or op < 0 or set(groups) - set(DTYPES):
             raise ValueError(f"units={units}, op={op}, groups={groups}: wanted >= 1, >= 0, names in {list(DTYPES)}")
@@ -221,35 +221,24 @@ class _Reduction:
         self._division = divide((), (), ())
         self._folds_at_owner: tuple[Fold, ...] = ()
         self.headers: Headers = {}
-        self._start(header, metas)
-
-    def _start(self, header: dict[str, Json], metas: Sequence[dict[str, Json]]) -> None:
-        ring = self._ring
-        fields: dict[str, Json] = {
-            **header,
-            "worker_id": ring.me,
-            "generation": ring.generation,
-            "op": self._op,
-            "units": self._units,
-            "groups": dict(self._groups),
-            "terms": list(metas),
-        }
-        if self._again:
+        self._agreed: dict[str, Json] = {**agreed, "units": units, "groups": dict(groups)}
+        self._held_back: dict[int, list[int]] = {}
+        """Rank -> pieces of the terms that are sent to it behind a header."""
+        fields: dict[str, Json] = {**header, "worker_id": ring.me, "terms": list(metas)}
+        if again:
             fields["held"] = [self._held.get(number, 0) for number in range(len(self._counts))]
-        encoded = json.dumps(fields, separators=(",", ":")).encode()
-        if len(encoded) > MAX_HEADER_BYTES:
-            raise ValueError(f"header of {len(encoded)} bytes, at most {MAX_HEADER_BYTES} allowed")
-        # All members must fold the same values, so this one reads its own header as the others do.
-        self.headers[ring.me] = json.loads(encoded)
-        for link in ring.links.values():
-            link.send(Frame(FrameKind.HEADER, ring.generation, self._op, len(encoded)), encoded)
-        if not self._again:  # else the headers say from which piece on
-            self._open_lanes([0] * len(self._counts))
+        self._words = HeaderExchange(ring, op, self._agreed, fields, self._release)
+        self._own_terms = [parse_term(meta) for meta in as_list(self._words.own["terms"])]
+        self._words.begin()
+        if not again:  # else the headers say from which piece on
+            self._open_lanes([0] * len(self._counts), self._words.uninformed)
 
     # --------------------------------------------------------------------------------------------- lanes
 
-    def _open_lanes(self, summed: Sequence[int]) -> None:
-        """Send this member's terms, and take those of others. summed: by slice, how many pieces its owner has."""
+    def _open_lanes(self, summed: Sequence[int], uninformed: Collection[int] = ()) -> None:
+        """Send this member's terms, and take those of others. summed: by slice, how many pieces its owner has.
+        uninformed: ranks that get their terms behind a header which this member cannot send yet: they could not take
+        the terms, and so would not come to the header."""
         slices, rank = self._topology.slices, self._ring.rank
         terms_of: dict[int, list[int]] = {}
         """Aggregator on this node, or an owner if the node is this member alone -> pieces."""
@@ -265,10 +254,18 @@ class _Reduction:
             _Lane(of, len({self._pieces[number].slice for number in of})) for of in (owned, relayed)
         )
         for to, numbers in terms_of.items():
-            self._ring.links[self._ring.members[to]].send_bulk(self._scatter(numbers))
+            if to in uninformed:
+                self._held_back[to] = numbers
+            else:
+                self._ring.links[self._ring.members[to]].send_bulk(self._scatter(numbers))
         for peer, source in self._peers.items():
             if source.like_us:
                 self._expect_terms(peer, source)
+
+    def _release(self, rank: int) -> None:
+        """Send the terms that had to wait for the header to this rank, which is queued now."""
+        if (numbers := self._held_back.pop(rank, None)) is not None:
+            self._ring.links[self._ring.members[rank]].send_bulk(self._scatter(numbers))
 
     def _scatter(self, numbers: Sequence[int]) -> Iterator[tuple[Frame, Payload]]:
         generation = self._ring.generation
@@ -280,13 +277,13 @@ class _Reduction:
 
     def _expect_terms(self, peer: str, source: _From) -> None:
         """Make memory for the terms of a peer that sends them to this member, as far as its own header tells."""
-        if not source.terms:
+        if not source.terms or not self._pieces:
             return
-        node = self._topology.node_of[self._ring.members.index(peer)]
+        node = self._topology.node_of[self._words.ranks[peer]]
         if node == self._node:
-            self._expect(peer, source.terms, {lane: lane.pieces for lane in (self._owned, self._relayed)})
+            self._expect(peer, len(source.terms), {lane: lane.pieces for lane in (self._owned, self._relayed)})
         elif len(self._topology.ranks[node]) == 1:
-            self._expect(peer, source.terms, {self._owned: self._owned.pieces})
+            self._expect(peer, len(source.terms), {self._owned: self._owned.pieces})
 
     def _expect_leaving(self) -> None:
         """The same for what aggregators of other nodes send, once all headers are there."""
@@ -318,15 +315,17 @@ class _Reduction:
         return self._op
 
     def needs(self, peer: str) -> bool:
-        return self._peers[peer].left > 0 if self._ready else peer not in self.headers
+        return self._peers[peer].left > 0 if self._ready else self._words.awaits(peer)
 
     def accept(self, peer: str, frame: Frame) -> memoryview | None:
         source = self._peers[peer]
         if frame.kind is FrameKind.HEADER:
-            if peer in self.headers or frame.length > MAX_HEADER_BYTES:
-                raise LinkError(f"{peer} sent a header of {frame.length} bytes that was not expected")
+            return self._words.accept(peer, frame)
+        if self._words.disagree:  # nothing will be summed, and behind this frame comes what that member brings
+            if frame.length > PIECE_BYTES:
+                raise LinkError(f"{peer} sent {frame.length} bytes for a piece")
             return memoryview(bytearray(frame.length))
-        if peer not in self.headers:
+        if not self._ready and self._words.awaits_first(peer):
             raise LinkError(f"{peer} sent {frame.kind.name} before its header")
         if not self._ready and (not source.like_us or self._again):
             return None
@@ -357,7 +356,10 @@ class _Reduction:
     def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
         source = self._peers[peer]
         if frame.kind is FrameKind.HEADER:
-            self._take_header(peer, source, payload)
+            for worker, agrees, fields in self._words.take(peer, payload):
+                self._take_header(worker, agrees, fields)
+            return
+        if self._words.disagree:
             return
         source.left -= self._ready
         if frame.kind is FrameKind.GATHER:
@@ -371,11 +373,13 @@ class _Reduction:
 
     def advance(self) -> bool:
         if not self._ready:
-            if len(self.headers) < self._ring.world_size:
+            # If the check raises, the others must have what this member passes on to come to the same conclusion.
+            if not self._words.complete or any(link.unsent_urgent for link in self._ring.links.values()):
                 return False
-            # If the check raises, the others must have this header to come to the same conclusion.
-            if any(link.unsent_urgent for link in self._ring.links.values()):
+            headers = self._words.everybodys()
+            if headers is None:
                 return False
+            self.headers = headers
             self._begin_sum()
         while (number := self._owned.next) is not None and self._has_come(self._owned, number):
             self._sum(number)
@@ -387,44 +391,39 @@ class _Reduction:
 
     # --------------------------------------------------------------------------------------------- headers
 
-    def _take_header(self, peer: str, source: _From, payload: memoryview) -> None:
+    def _take_header(self, peer: str, like_us: bool, fields: dict[str, Json]) -> None:
+        """Raises LinkError."""
+        source = self._peers[peer]
         try:
-            header = json.loads(bytes(payload))
-            if (header["worker_id"], header["generation"], header["op"]) != (peer, self._ring.generation, self._op):
-                raise ValueError("it speaks for another worker or operation")
-            terms = [parse_term(meta) for meta in as_list(header["terms"])]
-            groups = {str(group): int(length) for group, length in header["groups"].items()}
-            units = int(header["units"])
-            held = [int(count) for count in header["held"]] if self._again else source.held
+            terms = [parse_term(meta) for meta in as_list(fields["terms"])]
+            held = as_counts(fields["held"]) if self._again and like_us else source.held
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise LinkError(f"{peer} sent a malformed header: {error}") from error
-        if len(terms) > units:
-            raise LinkError(f"{peer} brings {len(terms)} terms for {units} units")
-        source.like_us = groups == self._groups and units == self._units
-        if source.like_us and (
-            len(held) != len(self._counts)
-            or not all(0 <= count <= pieces for count, pieces in zip(held, self._counts, strict=True))
+        if like_us and len(terms) > self._units:
+            raise LinkError(f"{peer} brings {len(terms)} terms for {self._units} units")
+        if len(held) != len(self._counts) or not all(
+            0 <= count <= pieces for count, pieces in zip(held, self._counts, strict=True)
         ):
             raise LinkError(f"{peer} says that it holds {held} pieces")
-        self.headers[peer] = header
-        source.terms, source.held = len(terms), held
-        if source.like_us and not self._again:
+        source.terms, source.like_us, source.held = terms, like_us, held
+        if like_us and not self._again:
             self._expect_terms(peer, source)
 
     def _begin_sum(self) -> None:
         ring, nodes = self._ring, self._topology.node_of
-        self.headers = {worker: self.headers[worker] for worker in ring.members}
         self._check(self.headers)
         for name, ours in (("groups", self._groups), ("units", self._units)):
             values = {worker: header[name] for worker, header in self.headers.items()}
             if any(value != ours for value in values.values()):
                 raise Disagree(f"the workers bring different {name} to operation {self._op}: {values}")
+        if self._words.disagree:
+            raise Disagree(f"the workers do not agree about operation {self._op}: {self.headers}")
         term_nodes = []
         for node, worker in zip(nodes, ring.members, strict=True):
-            for index, meta in enumerate(as_list(self.headers[worker]["terms"])):
-                self._terms.append(parse_term(meta))
-                self._places.append((worker, index))
-                term_nodes.append(node)
+            brought = self._own_terms if worker == ring.me else self._peers[worker].terms
+            self._terms += brought
+            self._places += [(worker, index) for index in range(len(brought))]
+            term_nodes += [node] * len(brought)
         try:
             self._folds = self._arrange(self._terms, self._units, term_nodes)
         except ValueError as error:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from elastic.errors import Disagree
-from runtime.reduction.over_mesh import Headers, exchange
+from runtime.reduction.headers import Headers
+from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import (
     DTYPES,
@@ -51,6 +52,7 @@ def exchange_over(
     transport: Transport,
     op: int,
     header: dict[str, Json],
+    agreed: dict[str, Json] | None = None,
     roots: Sequence[Partial],
     units: int,
     groups: dict[str, int],
@@ -66,7 +68,8 @@ def exchange_over(
     headers, total = exchange(
         ring,
         op=op,
-        header={**header, _BULK: dict(groups)},
+        header=header,
+        agreed={**(agreed or {}), _BULK: dict(groups)},
         roots=[replace(root, flats={}) for root in roots],
         units=units,
         groups={},

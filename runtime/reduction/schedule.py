@@ -139,7 +139,7 @@ def parse_term(meta: Json) -> Term:
     """Parse what Partial.meta() has made. Raises ValueError, TypeError, KeyError or OverflowError for anything else."""
     if not isinstance(meta, dict):
         raise TypeError("a term is no object")
-    lo, hi = (_int(value) for value in as_list(meta["node"]))
+    lo, hi = map(_int, as_list(meta["node"]))
     raw = meta["scalars"]
     if not isinstance(raw, dict):
         raise TypeError("scalars are no object")
@@ -147,7 +147,7 @@ def parse_term(meta: Json) -> Term:
     for name, value in raw.items():
         kind, total, weight = as_list(value)
         scalars[name] = (str(kind), _float(total), _float(weight))
-    leaves = tuple(_int(leaf) for leaf in as_list(meta.get("leaves", [])))
+    leaves = tuple(as_counts(meta["leaves"])) if "leaves" in meta else ()
     has_grad = int(str(meta["has_grad"]), 16)
     if has_grad < 0:
         raise ValueError("has_grad is no set of bits")
@@ -159,6 +159,11 @@ def as_list(value: Json) -> list[Json]:
     if not isinstance(value, list):
         raise TypeError(f"{str(value)[:40]} is no list")
     return value
+
+
+def as_counts(value: Json) -> list[int]:
+    """The value if it is a list of integers; else raises TypeError."""
+    return list(map(_int, as_list(value)))
 
 
 def _int(value: Json) -> int:

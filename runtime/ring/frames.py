@@ -73,9 +73,10 @@ _CLOSED = frozenset({0, errno.ECONNRESET, errno.EPIPE})
 
 
 class PeerLink:
-    """Used by one thread at a time. sock: connected, owned by the link from now on."""
+    """Used by one thread at a time. sock: connected, owned by the link from now on. queued: the link adds itself when a
+    frame is queued."""
 
-    def __init__(self, peer: str, sock: socket.socket, generation: int) -> None:
+    def __init__(self, peer: str, sock: socket.socket, generation: int, queued: set[PeerLink] | None = None) -> None:
         sock.setblocking(False)
         self.peer = peer
         self.ended = ""
@@ -88,6 +89,7 @@ class PeerLink:
         self._generation = generation
         self._urgent: deque[tuple[Frame, Payload]] = deque()
         self._queued = 0
+        self._queued_links = set() if queued is None else queued
         self._bulk: Iterator[tuple[Frame, Payload]] | None = None
         self._sending: list[memoryview] = []
         self._sending_urgent = False
@@ -145,6 +147,7 @@ class PeerLink:
         if not self._deaf:
             self._urgent.append((frame, payload))
             self._queued += 1
+            self._queued_links.add(self)
         return self._queued
 
     def has_sent(self, ticket: int) -> bool:
@@ -156,6 +159,7 @@ class PeerLink:
         """Queue frames that are generated as the connection takes them, one sequence at a time."""
         if not self._deaf:
             self._bulk = frames
+            self._queued_links.add(self)
 
     def flush(self) -> None:
         """Send until the connection takes no more.

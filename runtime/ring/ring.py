@@ -81,8 +81,20 @@ class Ring:
         self.members = tuple(members)
         self.hosts = tuple(hosts)
         self.rank = self.members.index(me)
-        self.links = {peer: PeerLink(peer, sock, generation) for peer, sock in connections.items()}
+        self._queued: set[PeerLink] = set()
+        self.links = {peer: PeerLink(peer, sock, generation, self._queued) for peer, sock in connections.items()}
+        self._by_fd = {link.fileno(): link for link in self.links.values()}
+        self._unsent: set[PeerLink] = set()
+        self._holding: set[PeerLink] = set()
+        self._over: set[PeerLink] = set()
+        """Links that have something to send, that have read what poll does not report, and that have ended. With many
+        members most links are idle: nothing below looks at all of them between two events."""
+        self._poller = select.poll()
+        self._watched: dict[int, int] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake, select.POLLIN)
+        for link in self.links.values():
+            self._watch(link)
         self._using = threading.Lock()
         self._ending = threading.Lock()
         self._aborted = False
@@ -205,38 +217,38 @@ class Ring:
 
     def _pump(self, operation: Operation, lookout: PeerWatch) -> None:
         gate = _Gate(operation, self._acknowledged)
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
-        watched: dict[int, int] = {}
-        by_fd = {link.fileno(): link for link in self.links.values()}
         while True:
             if self._aborted:
                 raise self._end()
             complete = operation.advance()
-            for link in self.links.values():
-                if link.ended and operation.needs(link.peer):
+            while self._queued:
+                link = self._queued.pop()
+                link.flush()
+                self._note(link)
+            for link in self._over:
+                if operation.needs(link.peer):
                     raise RingBroken(f"generation {self.generation}: {link.ended}", peer=link.peer)
-            if complete and not any(link.unsent for link in self.links.values()):
+            if complete and not self._unsent:
                 return
             # poll does not report bytes that a link has read already, which may have become acceptable just now, nor an
             # end of the connection that is found while they are read.
-            held = [link for link in self.links.values() if link.holds]
-            if any([self._receive(link, gate) or bool(link.ended) for link in held]):
+            if any([self._receive(link, gate) or bool(link.ended) for link in list(self._holding)]):
                 continue
-            for fd, link in by_fd.items():
-                _watch(poller, watched, fd, _interest(link))
             waits_for = (link for link in self.links.values() if link.unsent or operation.needs(link.peer))
             lost, because = lookout.lost(waits_for)
             if lost:
                 said = f"generation {self.generation}: {lost} cannot be reached any more: {because}"
                 raise LinkSilent(said, peer=lost)
-            for fd, event in poller.poll(1000 * KERNEL_CHECK_S):
+            for fd, event in self._poller.poll(1000 * KERNEL_CHECK_S):
                 if fd == self._wake:
                     continue
+                link = self._by_fd[fd]
                 if event & select.POLLOUT:
-                    by_fd[fd].flush()
+                    link.flush()
                 if event & ~select.POLLOUT:
-                    self._receive(by_fd[fd], gate)
+                    self._receive(link, gate)
+                else:
+                    self._note(link)
 
     def _receive(self, link: PeerLink, gate: FrameSink) -> bool:
         """Receive from a link. Whether a frame became complete."""
@@ -244,6 +256,30 @@ class Ring:
             return link.receive(gate)
         except LinkError as error:
             raise RingBroken(f"generation {self.generation}: {error}", peer=link.peer) from error
+        finally:
+            self._note(link)
+
+    def _note(self, link: PeerLink) -> None:
+        """Note what has become of a link that was used."""
+        for links, belongs in ((self._unsent, link.unsent), (self._holding, link.holds), (self._over, link.ended)):
+            if belongs:
+                links.add(link)
+            else:
+                links.discard(link)
+        self._watch(link)
+
+    def _watch(self, link: PeerLink) -> None:
+        """Let the poller report what the link can do. It does not know a link that is idle: it would report the hang-up
+        of that again and again."""
+        fd = link.fileno()
+        mask = 0 if link.ended else (0 if link.stalled else select.POLLIN) | (select.POLLOUT if link.unsent else 0)
+        if mask == self._watched.get(fd, 0):
+            return
+        self._watched[fd] = mask
+        if mask:
+            self._poller.register(fd, mask)
+        else:
+            self._poller.unregister(fd)
 
     def _end(self) -> RingBroken:
         return RingBroken(f"the ring of generation {self.generation} was aborted")
@@ -313,23 +349,6 @@ class _Gate:
             self._acknowledged[peer] = max(self._acknowledged[peer], frame.op)
         else:
             self._operation.complete(peer, frame, payload)
-
-
-def _interest(link: PeerLink) -> int:
-    if link.ended:
-        return 0
-    return (0 if link.stalled else select.POLLIN) | (select.POLLOUT if link.unsent else 0)
-
-
-def _watch(poller: select.poll, watched: dict[int, int], fd: int, mask: int) -> None:
-    """Register a descriptor, or remove it if it is idle: poll would report its hang-up repeatedly."""
-    if mask == watched.get(fd, 0):
-        return
-    if mask:
-        poller.register(fd, mask)
-    else:
-        poller.unregister(fd)
-    watched[fd] = mask
 
 
 def build(

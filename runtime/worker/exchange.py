@@ -84,11 +84,10 @@ class RingExchange:
             roots, number = standing.roots(), p.reduced
             ring, record = self._rings.get(generation), p.record
             again = record is not None and record.kind is Kind.LOSS and record.plan.op == number
-            header: dict[str, Json] = {
+            header: dict[str, Json] = {"carry": list[Json](p.carry or ()), "own": task.own}
+            agreed: dict[str, Json] = {
                 "about": {**asdict(task.op), "kind": str(task.op.kind)},
-                "carry": list[Json](p.carry or ()),
                 "fingerprint": dict(task.fingerprint),
-                "own": task.own,
             }
         if ring is None:
             standing.post(worker_state.RingLost(generation, "the ring is gone"))
@@ -116,6 +115,7 @@ class RingExchange:
                 ring,
                 op=number,
                 header=header,
+                agreed=agreed,
                 roots=[total(roots)] if native and roots else roots,
                 leaves=leaves([root.node for root in roots]) if native else None,
                 units=task.op.units,

@@ -1,10 +1,10 @@
 """A step's bytes and time between machines, against DDP over gloo: `python -m tests.bench.net`. Root.
 
 Machines are network namespaces on one switch, with a token bucket at both ends of each cable. The members of a layout,
-such as 2x4 (nodes x ranks on each), are forks of this process that enter the namespaces: rings, the exchange and DDP are
-real; there is no leader and there are no agents. A step is a forward and a backward pass of a small MLP with one shard a
-member, and the sum of its gradients. All kinds of steps take turns in the same processes. Bytes are what the nodes'
-interfaces have sent, without the headers of Ethernet, IP and TCP. The last line is for machines.
+such as 2x4 (nodes x ranks on each), are forks of this process that enter the namespaces: rings, the exchange and DDP
+are real; there is no leader and there are no agents. A step is a forward and a backward pass of a small MLP with one
+shard a member, and the sum of its gradients. All kinds of steps take turns in the same processes. Bytes are what the
+nodes' interfaces have sent, without the headers of Ethernet, IP and TCP. The last line is for machines.
 """
 
 from __future__ import annotations
@@ -108,9 +108,8 @@ def _layout(layout: Layout, rates: Sequence[int], rounds: int) -> dict[str, floa
             members.narrow(rate)
             turns = members.turns(["exact", "allreduce", *ddp], rounds)
             best = min(ddp, key=lambda kind: statistics.median(turn.seconds for turn in turns[kind]))
-            print(
-                f"{layout} at {rate} Mbit/s, {BYTES / 1e6:.1f} MB of gradients, {rounds} rounds; bound {layout.bound / 1e6:.1f} MB"
-            )
+            sizes = f"{BYTES / 1e6:.1f} MB of gradients, of which a node has to send {layout.bound / 1e6:.1f} MB"
+            print(f"{layout} at {rate} Mbit/s, {sizes}; {rounds} rounds")
             for kind in ("exact", "allreduce", best):
                 print(f"  {_line(kind, turns[kind], turns[best])}")
             if layout == Layout(2, 4) and rate == min(rates):
@@ -135,9 +134,7 @@ def _odd(layout: Layout) -> float:
     with _members(layout) as members:
         turns = members.turns(["odd"], 3)["odd"]
     sent = statistics.median(max(turn.sent) for turn in turns)
-    print(
-        f"{layout} with {ODD_SHARDS} shards: the member that sends most sends {sent / layout.bound:.3f} of a ring's bytes"
-    )
+    print(f"{layout} with {ODD_SHARDS} shards: who sends most sends {sent / layout.bound:.3f} of a ring's bytes")
     return sent / layout.bound
 
 
@@ -305,7 +302,7 @@ class _Model(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         for layer in self.layers:
-            value = _Pause.apply(layer(value).tanh(), lambda: self.backward_s / LAYERS)
+            value = _Pause.apply(layer(value).tanh(), lambda: self.backward_s / LAYERS)  # type: ignore[no-untyped-call]
         return value
 
 

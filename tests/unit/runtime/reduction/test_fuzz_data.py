@@ -6,6 +6,7 @@ Whatever the bytes are, the answer is a value or the typed error of that reader,
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import struct
@@ -20,6 +21,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import Disagree, NoMemory, RingBroken
+from runtime.reduction.dissemination import encode
+from runtime.reduction.headers import digest
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.reduction.schedule import ALIGN
@@ -180,16 +183,11 @@ def test_frames_are_read_or_the_peer_is_named(data: bytes) -> None:
 ELEMENTS = 2 * ALIGN
 """So that each of two has a slice."""
 GROUPS = {"float32": ELEMENTS}
-HEADER: dict[str, Any] = {
-    "worker_id": "b",
-    "generation": 1,
-    "op": 0,
-    "units": 4,
-    "groups": GROUPS,
-    "terms": [{"node": [2, 4], "has_grad": "1", "weight": 2.0, "scalars": {"loss": ["mean", 0.5, 2.0]}, "note": None}],
-}
-NATIVE = {**HEADER, "terms": [{**HEADER["terms"][0], "leaves": [2, 3]}]}
-ENCODED = json.dumps(HEADER).encode()
+TERM = {"node": [2, 4], "has_grad": "1", "weight": 2.0, "scalars": {"loss": ["mean", 0.5, 2.0]}, "note": None}
+AGREED = json.dumps({"units": 4, "groups": GROUPS}, separators=(",", ":")).encode()
+HEADER: list[Any] = [digest(AGREED), {"worker_id": "b", "terms": [TERM]}]
+NATIVE: list[Any] = [HEADER[0], {"worker_id": "b", "terms": [{**TERM, "leaves": [2, 3]}]}]
+ENCODED = encode([json.dumps(HEADER).encode()])
 
 
 @contextmanager
@@ -209,27 +207,33 @@ def reduce(ring: Ring, native: bool = False) -> None:
     exchange(ring, roots=[root], leaves=[0, 1] if native else None, **common)
 
 
-def headers(whole: dict[str, Any]) -> st.SearchStrategy[bytes]:
+def header(entry: bytes) -> bytes:
+    return frame(FrameKind.HEADER, encode([entry]))
+
+
+def headers(whole: list[Any]) -> st.SearchStrategy[bytes]:
     """Damaged headers in whole frames."""
-    return (mutated(st.just(json.dumps(whole).encode())) | json_bytes() | documents(whole)).map(
-        lambda encoded: frame(FrameKind.HEADER, encoded)
-    )
+    parts = documents(whole[1]).map(lambda fields: b"[" + json.dumps(whole[0]).encode() + b"," + fields + b"]")
+    return (mutated(st.just(json.dumps(whole).encode())) | json_bytes() | parts).map(header)
 
 
 def odd(**fields: object) -> bytes:
-    return frame(FrameKind.HEADER, json.dumps({**HEADER, **fields}).encode())
+    return header(json.dumps([HEADER[0], {**HEADER[1], **fields}]).encode())
+
+
+def disagreeing(agreed: bytes) -> bytes:
+    """A member whose units or groups are others, and what it says of them then."""
+    entry = json.dumps([digest(agreed), HEADER[1]]).encode()
+    return header(entry) + frame(FrameKind.HEADER, encode([agreed]), term=1)
 
 
 @few
 @given(headers(HEADER), st.booleans())
-@example(frame(FrameKind.HEADER, DEEP), False)
-@example(odd(units=float("inf")), False)
-@example(odd(groups={"float32": float("inf")}), False)
-@example(odd(groups={"float32": float("nan")}), False)
+@example(header(DEEP), False)
 @example(odd(terms={}), False)
-@example(odd(terms=[{**HEADER["terms"][0], "weight": 10**400}]), False)
-@example(odd(terms=[{**HEADER["terms"][0], "has_grad": "-1"}]), False)
-@example(odd(terms=[{**HEADER["terms"][0], "node": [2**70, -1]}]), False)
+@example(odd(terms=[{**TERM, "weight": 10**400}]), False)
+@example(odd(terms=[{**TERM, "has_grad": "-1"}]), False)
+@example(odd(terms=[{**TERM, "node": [2**70, -1]}]), False)
 def test_a_header_of_a_reduction_is_read_or_breaks_the_ring(data: bytes, native: bool) -> None:
     with against(data) as ring, pytest.raises((RingBroken, Disagree)):
         reduce(ring, native)
@@ -237,10 +241,22 @@ def test_a_header_of_a_reduction_is_read_or_breaks_the_ring(data: bytes, native:
 
 @few
 @given(headers(NATIVE))
-@example(frame(FrameKind.HEADER, json.dumps({**NATIVE, "terms": {}}).encode()))
+@example(odd(terms={}))
 def test_a_header_of_a_native_reduction_is_read_or_breaks_the_ring(data: bytes) -> None:
     with against(data) as ring, pytest.raises((RingBroken, Disagree)):
         reduce(ring, native=True)
+
+
+@few
+@given((mutated(st.just(AGREED)) | json_bytes()).filter(lambda agreed: agreed != AGREED).map(disagreeing))
+@example(disagreeing(DEEP))
+@example(disagreeing(json.dumps({"units": math.inf, "groups": GROUPS}).encode()))
+@example(disagreeing(json.dumps({"units": 4, "groups": {"float32": math.nan}}).encode()))
+@example(disagreeing(AGREED + b" "))
+@example(disagreeing(AGREED)[: -len(AGREED)])
+def test_what_a_member_says_when_it_does_not_agree_is_read_or_breaks_the_ring(data: bytes) -> None:
+    with against(data) as ring, pytest.raises((RingBroken, Disagree)):
+        reduce(ring)
 
 
 WHOLE = (
@@ -266,10 +282,12 @@ def test_frames_of_a_reduction_are_taken_or_break_the_ring(data: bytes) -> None:
 
 def test_many_terms_for_other_units_get_no_memory() -> None:
     """A header is small, and what it asks for need not be."""
-    terms = [{**HEADER["terms"][0], "node": [n, n + 1]} for n in range(300)]
+    terms = [{**TERM, "node": [n, n + 1]} for n in range(300)]
     groups = {"float32": 1 << 19}
+    agreed = json.dumps({"units": 300, "groups": groups}).encode()
+    entry = json.dumps([digest(agreed), {**HEADER[1], "terms": terms}]).encode()
     root = Partial(0, 2, {"float32": torch.ones(1 << 19)}, 1, 2.0)
-    with against(odd(units=300, terms=terms, groups=groups)) as ring:
+    with against(header(entry) + frame(FrameKind.HEADER, encode([agreed]), term=1)) as ring:
         with pytest.raises((RingBroken, Disagree)):
             exchange(ring, op=0, header={}, roots=[root], units=4, groups=groups, check=lambda headers: None)
         assert sum(len(memory) for memory in ring._scratch.values()) < 1 << 26

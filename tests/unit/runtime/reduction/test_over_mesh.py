@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from elastic.errors import Disagree, RingBroken
 from elastic.protocol.reduction_tree import Node, split
 from runtime.reduction import over_mesh
-from runtime.reduction.over_mesh import Headers, Sums, exchange
+from runtime.reduction.dissemination import encode
+from runtime.reduction.headers import Headers, digest
+from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Json, Partial, fold
 from runtime.reduction.schedule import ALIGN, DTYPES, pieces
 from runtime.reduction.topology import topology
@@ -97,6 +99,12 @@ def run(
         return headers, result
 
     return everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
+
+
+def words(fields: Json, units: int, groups: dict[str, int]) -> bytes:
+    """The header of one member of two, as it is sent."""
+    agreed = json.dumps({"units": units, "groups": groups}, separators=(",", ":")).encode()
+    return encode([json.dumps([digest(agreed), fields]).encode()])
 
 
 def worlds(least: int = 1) -> st.SearchStrategy[list[str]]:
@@ -244,8 +252,8 @@ def test_a_root_that_does_not_fit_is_refused_before_anything_is_sent(
 
 
 def test_a_header_cannot_replace_the_fields_of_the_exchange() -> None:
-    with rings(1) as (ring,), pytest.raises(ValueError, match="generation"):
-        exchange(ring, op=0, header={"generation": 9}, roots=[], units=1, groups={}, check=lambda headers: None)
+    with rings(1) as (ring,), pytest.raises(ValueError, match="terms"):
+        exchange(ring, op=0, header={"terms": 9}, roots=[], units=1, groups={}, check=lambda headers: None)
 
 
 def test_a_peer_lost_in_the_middle_of_the_data_is_named() -> None:
@@ -253,10 +261,7 @@ def test_a_peer_lost_in_the_middle_of_the_data_is_named() -> None:
     with rings(2) as built:
         future = ThreadPoolExecutor(1).submit(run, built[:1], [0, 1], {"float32": 100_000})
         link = built[1].links["w0"]
-        terms: list[Json] = [leaf(1, {}).meta()]
-        header = json.dumps(
-            {"worker_id": "w1", "generation": 1, "op": 0, "units": 2, "groups": {"float32": 100_000}, "terms": terms}
-        ).encode()
+        header = words({"worker_id": "w1", "terms": [leaf(1, {}).meta()]}, 2, {"float32": 100_000})
         link.send(Frame(FrameKind.HEADER, 1, 0, len(header)), header)
         link.send(Frame(FrameKind.SCATTER, 1, 0, 512), bytes(512))
         link.flush()
@@ -418,8 +423,7 @@ def test_a_member_that_holds_what_cannot_be_breaks_the_ring(held: Json) -> None:
                     again=True,
                 )
 
-        said = {"worker_id": "w1", "generation": 1, "op": 0, "units": 2, "groups": {"float32": 10}, "terms": []}
-        body = json.dumps({**said, "held": held}).encode()
+        body = words({"worker_id": "w1", "terms": [], "held": held}, 2, {"float32": 10})
         link = other.links["w0"]
         link.send(Frame(FrameKind.HEADER, 1, 0, len(body)), body)
         link.flush()
