@@ -85,7 +85,8 @@ CATALOGUE = (
         "elastic_job_goodput_ratio",
         _GAUGE,
         (JOB,),
-        "Part of the time since the first step seen that went neither into recoveries nor into steps done again",
+        "Part of the time since the job first trained, without times between runs, that went neither into losses, "
+        "pauses and resumes nor into steps done again",
     ),
     Metric(
         "elastic_checkpoints_total",

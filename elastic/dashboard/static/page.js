@@ -3,7 +3,7 @@
 
 import { forget, lineChart, short, worldChart } from "./charts.js";
 
-const PARTS = ["detect", "abort", "decide", "build", "sync", "redo", "paused", "resuming"];
+const PARTS = ["detect", "abort", "decide", "build", "sync", "redo", "paused", "resuming", "repeating"];
 const SHOWN_MEMBERS = 200;
 const SHOWN_MOMENTS = 300;
 const REREAD_STEPS = 2000; // more live points than these, and the document is read anew: the server thins it
