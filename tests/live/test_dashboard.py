@@ -107,6 +107,22 @@ def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_
         assert command.process.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.long
+def test_training_goes_on_without_a_dashboard_that_hangs_or_fails_at_its_start(tmp_path: Path) -> None:
+    for name, does, said in (
+        ("hangs", "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); time.sleep(3600)", "did not listen within"),
+        ("fails", "os._exit(3)", "has ended; see logs/dashboard.log"),
+    ):
+        site = tmp_path / name
+        site.mkdir()
+        words = "import os, signal, sys, time\nif 'elastic.dashboard' in sys.orig_argv:\n    " + does
+        (site / "sitecustomize.py").write_text(words)
+        with Job(tmp_path, "--workers", "1", "--dashboard", str(TRAINER), name=f"job-{name}", site=site) as job:
+            assert job.wait() == 0
+            assert f"there is no dashboard: it {said}" in job.output and "Training goes on" in job.output
+            assert job.left_behind() == {}
+
+
 def job_until(command: Command) -> str:
     """The address that a dashboard of its own prints."""
     while (address := address_in(command.output)) is None:
