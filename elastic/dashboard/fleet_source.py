@@ -14,8 +14,9 @@ from typing import Any
 from elastic.dashboard.job_history import JobHistory
 from elastic.dashboard.sources import BECAUSE, Action, act_on_worker
 from elastic.errors import ConfigError, ElasticError
-from elastic.fleet import remote_logs
+from elastic.fleet import probes, remote_logs
 from elastic.fleet.client import FleetClient
+from elastic.fleet.findings import Finding, findings
 from elastic.records.job_files import LEDGER, LogPiece
 from elastic.records.job_follower import parsed_steps
 from elastic.records.journal import Line, parse
@@ -159,6 +160,9 @@ class FleetClientSource:
 
     def overview(self) -> Mapping[str, Any]:
         return self._client.overview()
+
+    def findings(self) -> list[Finding]:
+        return findings(probes.take(self._client))
 
     def job(self, name: str) -> RemoteJob:
         if all(job["job"] != name for job in self._client.overview()["jobs"]):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from elastic.dashboard.job_history import JobHistory
+from elastic.fleet.findings import Finding
 from elastic.fleet.remote_logs import LogSource, stacks
 from elastic.records.journal import Line
 
@@ -70,6 +71,10 @@ class FleetSource(Protocol):
 
     def overview(self) -> Mapping[str, Any]:
         """As `elastic jobs --json` shows it. Raises ElasticError if nobody leads the fleet."""
+        ...
+
+    def findings(self) -> list[Finding]:
+        """As `elastic doctor --rendezvous` finds them; that takes some seconds."""
         ...
 
     def job(self, name: str) -> JobSource:
