@@ -85,7 +85,9 @@ class DirectorySource:
 
     def flight(self) -> str:
         flights = flight_recorder.read_all(self._dir)
-        return last_notes.text(last_notes.last_notes(flights, time.time_ns() if is_live(self._dir) else None))
+        now_ns = time.time_ns() if is_live(self._dir) else None
+        ranks = last_notes.ranks(journal.read_all(self._dir, ("entered",)))
+        return last_notes.text(last_notes.last_notes(flights, now_ns, ranks))
 
     def act(self, action: Action, worker: str = "", workers: int = 0) -> str:
         match action:

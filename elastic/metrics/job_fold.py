@@ -87,6 +87,11 @@ class JobFold:
                     kind = "resume" if kind == "form" else kind
                     self._registry.add("elastic_recoveries_total", 1, self._job, kind)
                 self._generation = number
+            case {"event": "committed", "members": list(members)}:
+                for rank in range(len(members)):
+                    self._registry.add("elastic_job_hangs_total", 0, self._job, str(rank))
+            case {"event": "member_lost", "hung": True, "rank": int(rank)}:
+                self._registry.add("elastic_job_hangs_total", 1, self._job, str(rank))
             case {"event": "worker_started"}:
                 self._registry.add("elastic_workers_started_total", 1, self._job)
             case {"event": "worker_exited"}:

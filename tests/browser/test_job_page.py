@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaos_tests.support.processes import Command
+from elastic.records import flight_recorder, journal, last_notes
 from tests.live.dashboard_page import address_in
 from tests.live.jobs import ROOT, TRAINER, Job
 from tests.unit.elastic.dashboard.test_app import write_job
@@ -148,11 +155,75 @@ def test_what_a_script_says_is_text_on_the_page(tmp_path: Path) -> None:
         assert page.console() == []
 
 
-def test_a_worker_that_gets_nowhere_is_named_with_its_place(tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job, Chromium() as page:
+def metrics(job: Job) -> str:
+    """What a scraper gets."""
+    found = job.until("the address of its metrics", lambda: re.search(r"metrics at (http://\S+)", job.output))
+    with urllib.request.urlopen(found[1], timeout=60) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def trace(job: Job) -> list[dict[str, Any]]:
+    words = [sys.executable, "-m", "elastic.cli", "trace", "--job-dir", str(job.dir)]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    events: list[dict[str, Any]] = json.loads(told)["traceEvents"]
+    return events
+
+
+def last_note(job: Job, worker: str) -> last_notes.LastNote:
+    """By the flight recorder."""
+    ranks = last_notes.ranks(journal.read_all(job.dir, ("entered",)))
+    told = last_notes.last_notes(flight_recorder.read_all(job.dir), time.time_ns(), ranks)
+    return next(one for one in told if one.worker_id == worker)
+
+
+HANGS = ("--workers", "3", "--dashboard", "--metrics", "0")
+
+
+def test_a_member_that_a_signal_has_stopped_is_told_by_page_metrics_trace_and_flight_recorder(tmp_path: Path) -> None:
+    with Job(tmp_path, *HANGS, str(TRAINER)) as job, Chromium() as page:
         job.shut("end")
         page.open(job.until("its address", lambda: address_in(job.output)))
-        _, second = job.await_world(2)
+        stopped = job.await_world(3)[1]
+        page.count("#members tr[data-worker]", 3)
+        job.send(stopped, signal.SIGSTOP)
+        frozen = job.await_event("worker_frozen", worker_id=stopped)
+        last = last_note(job, stopped)
+        place = f"in operation {last.operation} it {last.said}"
+        assert last.rank == 1
+        assert "stopped by a signal" in frozen["because"] and frozen["because"].endswith(place)
+        page.count("#moments [data-event=member_lost]", 1)
+        for event, sentence in (
+            ("worker_frozen", f"{stopped} is frozen"),
+            ("member_lost", f"{stopped}, rank 1, is lost"),
+        ):
+            (said,) = page.all(f"#moments [data-event={event}]")
+            assert sentence in said and place in said
+        page.count("#recoveries tr button", 1)
+        page.screenshot("stopped")
+        counted = 'elastic_job_hangs_total{elastic_job="trainer",rank="1"} 1.0'
+        job.until("the count of its rank", lambda: counted in metrics(job))
+        assert metrics(job).count("elastic_job_hangs_total{") == 3
+        job.await_event("worker_exited", worker_id=stopped)
+        job.await_world(3)
+        traced = trace(job)
+        (track,) = {event["tid"] for event in traced if event.get("args", {}).get("name") == stopped}
+        *_, hang = [event for event in traced if event["ph"] == "X" and event["tid"] == track]
+        assert hang["name"] == last.said and hang["dur"] > 5e6, "until it was killed"
+        assert (hang["args"]["generation"], hang["args"]["operation"]) == (last.generation, last.operation)
+        told = {event["cat"]: event for event in traced if event["ph"] == "i" and event["tid"] == track}
+        assert "rank 1" in told["member_lost"]["name"] and told["member_lost"]["args"]["because"].endswith(place)
+        job.open("end")
+        assert job.wait() == 0
+
+
+def test_a_worker_that_gets_nowhere_is_named_with_its_place_by_page_metrics_trace_and_flight_recorder(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, *HANGS, str(TRAINER)) as job, Chromium() as page:
+        job.shut("end")
+        page.open(job.until("its address", lambda: address_in(job.output)))
+        _, second, _ = job.await_world(3)
         (job.gates / "shard.new").write_text(second)
         (job.gates / "shard.new").rename(job.gates / "shard")
         job.await_held("shard")
@@ -161,7 +232,15 @@ def test_a_worker_that_gets_nowhere_is_named_with_its_place(tmp_path: Path) -> N
         assert "in pass 0 of step" in row
         page.screenshot("hang")
         page.click("#members-card .head button.push")
-        page.until("who waits", lambda: f"the first to look at is {second}" in page.text("#panel"))
+        page.until("who waits", lambda: f"the first to look at is rank 1 ({second})" in page.text("#panel"))
+        last = last_note(job, second)
+        assert last.awaited and last.said.removeprefix("computes ") in row and last.said in page.text("#panel")
+        job.until("its rank", lambda: 'elastic_job_awaited_rank{elastic_job="trainer",rank="1"} 1.0' in metrics(job))
+        assert metrics(job).count("elastic_job_awaited_rank{") == 1
+        traced = [event for event in trace(job) if event["ph"] == "B"]
+        (shown,) = [event for event in traced if event["cat"] == "awaited"]
+        assert shown["name"] == f"rank 1 ({second}) {last.said}" and shown["args"]["operation"] == last.operation
+        assert [event["args"].get("waits_for") for event in traced].count([f"rank 1 ({second})"]) == 2
         (job.gates / "shard").unlink()
         job.open("end")
         assert job.wait() == 0

@@ -74,6 +74,16 @@ def test_a_loss_is_counted_with_its_phases_and_taken_from_the_goodput() -> None:
     assert round(seen["elastic_job_goodput_ratio", "j"], 6) == 0.9
 
 
+def test_a_member_that_hung_is_counted_by_its_rank_and_one_that_died_is_none() -> None:
+    registry = MetricRegistry()
+    fold = JobFold(registry, "j", leader_only=True)
+    fold.see(line(0, "committed", "", 1, kind="form", members=["a", "b", "c"]))
+    fold.see(line(5, "member_lost", "b", rank=1, hung=True, because="no beat"))
+    fold.see(line(6, "member_lost", "c", rank=2, hung=False, because="killed by SIGKILL"))
+    counts = {key[2]: value for key, value in shown(registry).items() if key[0] == "elastic_job_hangs_total"}
+    assert counts == {"0": 0, "1": 1, "2": 0}
+
+
 def test_a_replica_sees_of_a_loss_what_leaders_write_and_no_other_phase() -> None:
     registry = MetricRegistry()
     fold = JobFold(registry, "j", leader_only=True)
