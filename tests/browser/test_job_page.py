@@ -17,7 +17,7 @@ import pytest
 from chaos_tests.support.processes import Command
 from elastic.records import flight_recorder, journal, last_notes
 from tests.live.dashboard_page import address_in
-from tests.live.jobs import ROOT, TRAINER, Job
+from tests.live.jobs import ROOT, TRAINER, Job, run_alone
 from tests.unit.elastic.dashboard.test_app import write_job
 
 pytest.importorskip("selenium", reason="`make test-browser` installs it")
@@ -102,6 +102,36 @@ def test_two_kills_by_the_pages_own_button_are_watched_to_the_end_of_the_job(
         page.until("the digest", lambda: job.result["digest"] in page.text("#top"))
         assert page.foreign() == [] and [one for one in page.console() if "net::ERR" not in one] == []
         assert job.left_behind() == {}
+
+
+def test_the_documented_example_is_watched_from_its_start_to_its_end_through_two_kills(tmp_path: Path) -> None:
+    """The command of the README, with its dashboard."""
+    example = ROOT / "docs" / "examples" / "train_gpt.py"
+    with Chromium() as page, Job(tmp_path, "--workers", "3", "--dashboard", str(example)) as job:
+        page.open(job.until("its address", lambda: address_in(job.output)))
+        page.run(NOTE_LOSSES)
+        page.count("#members tr[data-worker]", 3)
+        page.until("the first steps", lambda: int(page.all("#tiles dd")[0] or 0) > 5)
+        for number in (1, 2):
+            victim = page.all("#members td button.link")[number]
+            kill(page, victim)
+            page.count("#recoveries tr button", number)
+            assert victim in page.text("#recoveries")
+            page.count("#moments [data-event=joined]", number)
+            page.count("#members tr[data-worker]", 3)
+        at_the_second = int(page.all("#tiles dd")[0])
+        page.until("the end", lambda: page.text("#state") == "closed")
+        page.until("the digest", lambda: job.result["digest"] in page.text("#top"))
+        assert "exit 0" in page.text("#top") and job.wait() == 0
+        assert page.all("#tiles dd")[0] == "199" and at_the_second < 190
+        assert len(page.run("return window.seen")) == lost(page) == 2
+        assert [step["step"] for step in job.steps()] == list(range(200))
+        page.screenshot("example")
+        assert page.foreign() == [] and [one for one in page.console() if "net::ERR" not in one] == []
+        assert job.left_behind() == {}
+    assert f"digest {job.result['digest']}" in run_alone(tmp_path, example), (
+        "the bits of a run in which nothing happened"
+    )
 
 
 def test_a_page_that_was_away_and_one_that_is_loaded_anew_show_what_a_third_has_seen(tmp_path: Path) -> None:
