@@ -57,9 +57,10 @@ def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_p
             def sizes() -> list[int]:
                 return [entry["members"] for entry in page.job()["generations"]]
 
-            # The page is a look behind the leader whom await_world has asked.
-            job.until("both losses and joins on the page", lambda: sizes().count(1) == 2 and sizes()[-1] == 2)
-            assert sizes()[0] == 2 and sizes().count(1) == 2
+            # The page is a look behind the leader whom await_world has asked. A newcomer that has not copied the state
+            # when an epoch ends is planned out again, which is one more generation without it.
+            job.until("both losses and joins on the page", lambda: sizes().count(1) >= 2 and sizes()[-1] == 2)
+            assert sizes()[0] == 2
             document = page.job()
             assert document["summary"]["time"]["goodput"] > 0
             log = page.get(f"{page.path()}/workers/{second}/log")
