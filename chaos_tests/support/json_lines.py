@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from elastic.records.job_follower import Growing
 from elastic.records.journal import parse
 
 
@@ -16,19 +17,10 @@ class Tail:
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], dict[str, Any] | None] = parse) -> None:
-        self._path, self._read = path, read
-        self._offset = 0
+        self._tail, self._read = Growing(path, from_end=False), read
 
     def lines(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [line for text in whole.splitlines() if (line := self._read(text)) is not None]
+        return [line for text in self._tail.all_lines() if (line := self._read(text)) is not None]
 
 
 class Journals:

@@ -14,6 +14,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
@@ -46,6 +47,7 @@ from elastic.protocol.messages import (
     WorkerFrozen,
 )
 from elastic.protocol.worker_slot import Slot
+from elastic.records import flight_recorder, last_notes
 from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal
 from elastic.records.ledger import Ledger
@@ -360,15 +362,25 @@ class WorkerManager:
         for worker_id, verdict in self._detector.judge(now_s).items():
             if verdict.health is Health.FROZEN and worker_id not in self._frozen:
                 self._frozen.add(worker_id)
-                self._journal.write("worker_frozen", worker_id=worker_id, because=verdict.because)
+                because = f"{verdict.because}{self._last_note(worker_id)}"
+                self._journal.write("worker_frozen", worker_id=worker_id, because=because)
                 self._crew.show_stacks(worker_id)
                 self.supervise_worker(worker_id, worker_slot.FoundFrozen())
-                self._leader.say(WorkerFrozen(worker_id, verdict.because))
+                self._leader.say(WorkerFrozen(worker_id, because))
             elif verdict.health is Health.ALIVE and worker_id in self._frozen:
                 self._frozen.discard(worker_id)
                 self._journal.write("worker_thawed", worker_id=worker_id)
                 self.supervise_worker(worker_id, worker_slot.FoundAlive())
                 self._standing.thawed(worker_id)
+
+    def _last_note(self, worker_id: str) -> str:
+        """What the worker did last, by its flight recorder, to be put behind a sentence; "" if that is not known."""
+        with suppress(OSError):
+            flight = flight_recorder.read(flight_recorder.path_of(self._job_dir, worker_id))
+            if flight is not None and flight.notes:
+                last = flight.notes[-1]
+                return f"; in operation {last.operation} it {last_notes.said(last)}"
+        return ""
 
     def _settle_slots(self) -> None:
         """Write the slot file. Journal once if that fails: a later agent could then give a worker's id again."""

@@ -150,8 +150,7 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
             if where and not options.quiet:
                 print(f"elastic: metrics at {where}", file=sys.stderr, flush=True)
             if page is not None:  # also with --quiet: nobody can open the page without the key
-                said = f"dashboard at {page}" if page else "the dashboard could not be started; see logs/dashboard.log"
-                print(f"elastic: {said}", file=sys.stderr, flush=True)
+                print(f"elastic: {page}", file=sys.stderr, flush=True)
             return reruns.to_the_end(
                 spec,
                 claim.path,

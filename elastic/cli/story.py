@@ -74,7 +74,7 @@ def _story(options: argparse.Namespace) -> int:
 
 
 def _flight(options: argparse.Namespace) -> int:
-    from elastic.records import flight_recorder, last_notes
+    from elastic.records import flight_recorder, journal, last_notes
     from elastic.records.job_directory import is_live
 
     if options.job_dir is None:
@@ -82,7 +82,8 @@ def _flight(options: argparse.Namespace) -> int:
     flights = [flight for job_dir in options.job_dir for flight in flight_recorder.read_all(job_dir)]
     if not flights:
         raise ConfigError(f"{options.job_dir[0] / 'flight'} holds no worker's notes")
-    lasts = last_notes.last_notes(flights, time.time_ns() if any(map(is_live, options.job_dir)) else None)
+    ranks = last_notes.ranks(line for job_dir in options.job_dir for line in journal.read_all(job_dir, ("entered",)))
+    lasts = last_notes.last_notes(flights, time.time_ns() if any(map(is_live, options.job_dir)) else None, ranks)
     print(json.dumps({"workers": [asdict(last) for last in lasts]}) if options.json else last_notes.text(lasts))
     return ExitCode.DONE
 

@@ -1,7 +1,6 @@
 """The dashboard: a page that shows a job, or a fleet, live, and lets an operator act on it.
 
 thinned_series.py  values over steps or time in a bounded number of points. Pure
-time_spent.py      where the time of a job went: training, and the phases of recoveries. Pure
 job_history.py     a job's journals and ledger become the page's document and its events
 access.py          who may see the page and act: key, cookie, Host, Origin, CSRF token. Pure
 sources.py         what a source of a job or a fleet has to offer, and the actions; the next two have it

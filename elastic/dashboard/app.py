@@ -4,6 +4,7 @@
     GET  /static/NAME                        its script, its style, uPlot
     GET  /api/session                        {"mode": "job" or "fleet", "job", "token", "may_act"}
     GET  /api/fleet, /api/fleet/events       the overview, and each new one
+    GET  /api/fleet/findings                 what `elastic doctor` finds now
     GET  /api/jobs/JOB, /api/jobs/JOB/events the document of a job, and what comes after it
     GET  /api/jobs/JOB/story?about=...       a generation or a worker
     GET  /api/jobs/JOB/flight                who waits for whom
@@ -20,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import asdict
 from http import HTTPStatus
 from importlib import resources
 from typing import Any
@@ -69,6 +71,7 @@ class Dashboard:
         self._job = job
         self._fleet = fleet
         self._name = name
+        self._examining = asyncio.Lock()
         self._streams = 0
         self._closing = False
 
@@ -81,6 +84,7 @@ class Dashboard:
                     Route("/api/session", self._read(self._session)),
                     Route("/api/fleet", self._read(self._overview)),
                     Route("/api/fleet/events", self._read(self._overviews)),
+                    Route("/api/fleet/findings", self._read(self._findings)),
                     Route("/api/jobs/{job}", self._read(self._document)),
                     Route("/api/jobs/{job}/events", self._read(self._events)),
                     Route("/api/jobs/{job}/story", self._read(self._story)),
@@ -160,14 +164,21 @@ class Dashboard:
         return self._job
 
     async def _overview(self, request: Request) -> Response:
+        return _json(self._of_fleet().overview)
+
+    def _of_fleet(self) -> FleetFeed:
         if self._fleet is None:
             raise ConfigError(f"this is the dashboard of {self._name}, not of a fleet")
-        return _json(self._fleet.overview)
+        return self._fleet
+
+    async def _findings(self, request: Request) -> Response:
+        source = self._of_fleet().source
+        async with self._examining:  # each look has a thread for each machine
+            found = await asyncio.to_thread(source.findings)
+        return _json({"findings": [asdict(finding) for finding in found]})
 
     async def _overviews(self, request: Request) -> Response:
-        fleet = self._fleet
-        if fleet is None:
-            raise ConfigError(f"this is the dashboard of {self._name}, not of a fleet")
+        fleet = self._of_fleet()
 
         async def events() -> AsyncIterator[str]:
             version = -1

@@ -12,7 +12,7 @@ from typing import Any
 
 from elastic.cli.status import job_status
 from elastic.dashboard.job_history import EVENTS, JobHistory
-from elastic.dashboard.sources import Action
+from elastic.dashboard.sources import Action, act_on_worker
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import remote_logs
 from elastic.records import flight_recorder, journal, last_notes, problems
@@ -85,15 +85,14 @@ class DirectorySource:
 
     def flight(self) -> str:
         flights = flight_recorder.read_all(self._dir)
-        return last_notes.text(last_notes.last_notes(flights, time.time_ns() if is_live(self._dir) else None))
+        now_ns = time.time_ns() if is_live(self._dir) else None
+        ranks = last_notes.ranks(journal.read_all(self._dir, ("entered",)))
+        return last_notes.text(last_notes.last_notes(flights, now_ns, ranks))
 
     def act(self, action: Action, worker: str = "", workers: int = 0) -> str:
         match action:
-            case Action.STACKS:
-                return remote_logs.stacks(self.logs(), worker, lambda: self._signal(worker, kill=False))
-            case Action.KILL:
-                self._signal(worker, kill=True)
-                return f"the agent of {worker} kills it"
+            case Action.STACKS | Action.KILL:
+                return act_on_worker(action, worker, self.logs(), lambda kill: self._signal(worker, kill=kill))
             case Action.STOP if self._run is not None:
                 os.kill(self._run, signal.SIGTERM)
                 return "the job stops after a step, with a checkpoint of it; the same command goes on from there"

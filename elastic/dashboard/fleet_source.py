@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.dashboard.job_history import JobHistory
-from elastic.dashboard.sources import BECAUSE, Action
+from elastic.dashboard.sources import BECAUSE, Action, act_on_worker
 from elastic.errors import ConfigError, ElasticError
-from elastic.fleet import remote_logs
+from elastic.fleet import probes, remote_logs
 from elastic.fleet.client import FleetClient
+from elastic.fleet.findings import Finding, findings
 from elastic.records.job_files import LEDGER, LogPiece
 from elastic.records.job_follower import parsed_steps
 from elastic.records.journal import Line, parse
@@ -95,19 +96,14 @@ class RemoteJob:
 
     def act(self, action: Action, worker: str = "", workers: int = 0) -> str:
         match action:
-            case Action.STACKS:
-                return remote_logs.stacks(self.logs(), worker, lambda: self._signal(worker, kill=False))
-            case Action.KILL:
-                self._signal(worker, kill=True)
-                return f"the agent of {worker} kills it"
+            case Action.STACKS | Action.KILL:
+                signal = self._client.signal_worker
+                return act_on_worker(action, worker, self.logs(), lambda kill: signal(self._job, worker, kill=kill))
             case Action.SCALE:
                 told = self._client.scale(self._job, workers)
                 return f"{told['job']} is to have {told['workers']} workers; it was {told['before']}"
             case Action.STOP:
                 return f"{self._client.stop(self._job, BECAUSE)} ends after a step, with a checkpoint of it"
-
-    def _signal(self, worker: str, *, kill: bool) -> None:
-        self._client.signal_worker(self._job, worker, kill=kill)
 
     def _of_replica(self, address: str) -> Iterator[Line]:
         """The job's journals there, and the lines about it in the replica's own journal."""
@@ -164,6 +160,9 @@ class FleetClientSource:
 
     def overview(self) -> Mapping[str, Any]:
         return self._client.overview()
+
+    def findings(self) -> list[Finding]:
+        return findings(probes.take(self._client))
 
     def job(self, name: str) -> RemoteJob:
         if all(job["job"] != name for job in self._client.overview()["jobs"]):

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from elastic.dashboard.thinned_series import ThinnedSeries
-from elastic.dashboard.time_spent import TimeSpent
+from elastic.metrics.time_spent import TimeSpent
 from elastic.records import problems, story
 from elastic.records.journal import Line, Recoveries
 from elastic.records.ledger_tail import samples_of
@@ -240,7 +240,7 @@ class JobHistory:
                 "last_step": self._steps.last,
                 "recoveries": self._recovery_count,
                 "troubles": [asdict(problem) for problem in self._problems.now],
-                "time": self._spent.document(self._now(now_wall)),
+                "time": self._spent.document(self._now(now_wall), self._applied),
             }
 
     def _now(self, now_wall: float) -> float:

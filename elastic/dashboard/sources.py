@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 from elastic.dashboard.job_history import JobHistory
-from elastic.fleet.remote_logs import LogSource
+from elastic.fleet.findings import Finding
+from elastic.fleet.remote_logs import LogSource, stacks
 from elastic.records.journal import Line
 
 BECAUSE = "asked for on the dashboard"
@@ -20,6 +21,15 @@ class Action(StrEnum):
     SCALE = "scale"
     STACKS = "stacks"
     KILL = "kill"
+
+
+def act_on_worker(action: Action, worker: str, logs: LogSource, signal: Callable[[bool], None]) -> str:
+    """STACKS and KILL. signal: has the worker's agent kill it, or else have it show its stacks. Returns and raises as
+    JobSource.act."""
+    if action is Action.STACKS:
+        return stacks(logs, worker, lambda: signal(False))
+    signal(True)
+    return f"the agent of {worker} kills it"
 
 
 class JobSource(Protocol):
@@ -61,6 +71,10 @@ class FleetSource(Protocol):
 
     def overview(self) -> Mapping[str, Any]:
         """As `elastic jobs --json` shows it. Raises ElasticError if nobody leads the fleet."""
+        ...
+
+    def findings(self) -> list[Finding]:
+        """As `elastic doctor --rendezvous` finds them; that takes some seconds."""
         ...
 
     def job(self, name: str) -> JobSource:

@@ -55,6 +55,12 @@ CATALOGUE = (
         (JOB, "rank"),
         "1 for each rank that the others wait for, or that gets nowhere as all do; no value for other ranks",
     ),
+    Metric(
+        "elastic_job_hangs_total",
+        _COUNTER,
+        (JOB, "rank"),
+        "Members that stood still and were given up, by the rank that they had: stopped, without a beat, or stuck",
+    ),
     Metric("elastic_leader", _GAUGE, (JOB,), "1 where a leader of the job answers this process, or is this process"),
     Metric("elastic_job_step", _GAUGE, (JOB,), "Number of the newest applied step; also after a resume"),
     Metric("elastic_job_steps_total", _COUNTER, (JOB,), "Applied steps, each once"),
@@ -85,7 +91,8 @@ CATALOGUE = (
         "elastic_job_goodput_ratio",
         _GAUGE,
         (JOB,),
-        "Part of the time since the first step seen that went neither into recoveries nor into steps done again",
+        "Part of the time since the job first trained, without times between runs, that went neither into losses, "
+        "pauses and resumes nor into steps done again",
     ),
     Metric(
         "elastic_checkpoints_total",

@@ -8,13 +8,14 @@ from typing import Any
 
 from elastic.metrics.catalogue import CHECKPOINT_KINDS, CHECKPOINT_OUTCOMES, JOB_STATES, RECOVERY_KINDS
 from elastic.metrics.metric_registry import MetricRegistry
+from elastic.metrics.time_spent import TimeSpent
 from elastic.records.journal import PHASES, Line, Recoveries
 from elastic.records.ledger_tail import samples_of
 
 EVENTS = (
     *("fault_injected", "fault_ended", "worker_dying", "worker_exited", "worker_frozen", "worker_started"),
     *("member_lost", "quiesce_started", "quiesce_complete", "committed", "published", "ring_up", "running"),
-    *("result_copied", "redo_started", "entered", "op_complete"),
+    *("result_copied", "redo_started", "entered", "op_complete", "state"),
     *("checkpoint_complete", "checkpoint_failed", "checkpoint_skipped"),
     *("snapshot_complete", "snapshot_failed", "snapshot_skipped"),
     *("notice", "notice_over", "refused"),
@@ -62,9 +63,9 @@ class JobFold:
         """Kind -> wall-clock time of its newest complete checkpoint."""
         self._notices: dict[tuple[str, str], float] = {}
         """(who, source) -> wall-clock time at which this machine goes."""
-        self._began_s: float | None = None
+        self._spent = TimeSpent()
+        self._applied = 0
         self._stepped_s: float | None = None
-        self._lost_s = 0.0
         self._resumed = False
 
     def begin(self) -> None:
@@ -86,6 +87,11 @@ class JobFold:
                     kind = "resume" if kind == "form" else kind
                     self._registry.add("elastic_recoveries_total", 1, self._job, kind)
                 self._generation = number
+            case {"event": "committed", "members": list(members)}:
+                for rank in range(len(members)):
+                    self._registry.add("elastic_job_hangs_total", 0, self._job, str(rank))
+            case {"event": "member_lost", "hung": True, "rank": int(rank)}:
+                self._registry.add("elastic_job_hangs_total", 1, self._job, str(rank))
             case {"event": "worker_started"}:
                 self._registry.add("elastic_workers_started_total", 1, self._job)
             case {"event": "worker_exited"}:
@@ -98,10 +104,11 @@ class JobFold:
                 self._see_checkpoint(line, *event.split("_", 1))
             case {"event": "refused", "at": str()}:
                 show_refusal(self._registry, line)
-        if (told := self._recoveries.see(line)) is not None:
+        told = self._recoveries.see(line)
+        self._spent.see(line, told)
+        if told is not None:
             for phase in self._phases:
                 self._registry.observe("elastic_recovery_seconds", told[f"{phase}_ms"] / 1e3, 1, self._job, phase)
-            self._lost_s += (told["recovery_ms"] + told["redo_ms"]) / 1e3
 
     def _see_checkpoint(self, line: Line, kind: str, outcome: str) -> None:
         self._registry.add("elastic_checkpoints_total", 1, self._job, kind, outcome)
@@ -114,6 +121,8 @@ class JobFold:
         self._registry.add("elastic_recoveries_total", 1, self._job, "resume")
         if redone is not None:
             self._registry.add("elastic_steps_redone_total", redone[1] - redone[0] + 1, self._job)
+        self._spent.run_begins(0 if redone is None else redone[1] - redone[0] + 1)
+        self._recoveries.end()
         self._generation, self._resumed = 0, True
 
     def applied(self, lines: Iterable[Line], now_s: float) -> None:
@@ -121,14 +130,11 @@ class JobFold:
         steps = list(lines)
         if not steps:
             return
-        if self._stepped_s is not None:
-            took_s = now_s - self._stepped_s
-            if self._resumed:
-                self._lost_s += took_s
-            else:
-                self._registry.observe("elastic_job_step_seconds", took_s / len(steps), len(steps), self._job)
+        if self._stepped_s is not None and not self._resumed:
+            took_s = (now_s - self._stepped_s) / len(steps)
+            self._registry.observe("elastic_job_step_seconds", took_s, len(steps), self._job)
         self._stepped_s, self._resumed = now_s, False
-        self._began_s = now_s if self._began_s is None else self._began_s
+        self._applied += len(steps)
         self._registry.add("elastic_job_steps_total", len(steps), self._job)
         self._registry.add("elastic_job_samples_total", sum(map(samples_of, steps)), self._job)
         self._registry.put("elastic_job_step", steps[-1]["step"], self._job)
@@ -142,9 +148,9 @@ class JobFold:
             self._registry.put("elastic_notice_seconds_left", left_s, self._job)
         else:
             self._registry.take_back("elastic_notice_seconds_left", self._job)
-        if self._began_s is not None and now_s > self._began_s:
-            used = 1 - self._lost_s / (now_s - self._began_s)
-            self._registry.put("elastic_job_goodput_ratio", min(1.0, max(0.0, used)), self._job)
+        goodput = self._spent.document(now_wall, self._applied)["goodput"]
+        if goodput is not None and self._phases is PHASES:
+            self._registry.put("elastic_job_goodput_ratio", goodput, self._job)
 
 
 def show_refusal(registry: MetricRegistry, line: Line) -> None:

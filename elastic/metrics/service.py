@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 STATUS_S = 2.0
 """Most seconds for one answer of a job's leader."""
 
+ASK_S = 5.0
+"""Seconds between two questions to the leader of a job that runs, as often as scrapers come; else each look asks. A
+question takes more than all else that a look does."""
+
 Look = Callable[[int, float], object]
 
 
@@ -103,9 +107,13 @@ class _AskedStatus:
         self._registry = registry
         self._dir = job_dir
         self._job = job
+        self._asked_ns = 0
         self.problem = "the job is being started"
 
     def look(self, now_ns: int, now_wall: float) -> None:
+        if not self.problem and now_ns - self._asked_ns < ASK_S * 1e9:
+            return
+        self._asked_ns = now_ns
         status = self._status()
         show_status(self._registry, self._job, status)
         state = status["state"] if status is not None else "unknown"

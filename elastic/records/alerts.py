@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from elastic.records.job_directory import is_removed, removal
+from elastic.records.job_follower import Growing
 from elastic.records.journal import Line, Recoveries, parse
 from elastic.records.problems import Problems
 
@@ -19,7 +20,7 @@ class Alerts:
 
     def __init__(self, job_dir: Path, *, members: bool = False) -> None:
         self._journals = job_dir / "journal"
-        self._offsets: dict[Path, int] = {}
+        self._tails: dict[Path, Growing] = {}
         self._troubles = Problems()
         self._recoveries = Recoveries() if members else None
         self._words: set[str] = set()
@@ -80,12 +81,8 @@ class Alerts:
         return f"{sentence}\n{words}"
 
     def _new_lines(self, path: Path) -> list[Line]:
-        with path.open("rb") as file:
-            file.seek(self._offsets.get(path, 0))
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-        return [line for text in whole.splitlines() if (line := parse(text)) is not None]
+        tail = self._tails.setdefault(path, Growing(path, from_end=False))
+        return list(filter(None, map(parse, tail.all_lines())))
 
 
 def notice(line: Line) -> str | None:

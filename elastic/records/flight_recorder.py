@@ -77,6 +77,10 @@ class Flight:
     notes: tuple[FlightNote, ...]
 
 
+def path_of(job_dir: Path, worker_id: str) -> Path:
+    return job_dir / "flight" / f"{worker_id}.ring"
+
+
 class FlightRecorder:
     """The writer. Any thread may call `note`."""
 
@@ -89,7 +93,7 @@ class FlightRecorder:
         self._lock = threading.Lock()
         self._number = 0
         size = _HEADER.size + RECORDS * _PLACE
-        file = file_modes.opener(str(directory / f"{worker_id}.ring"), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        file = file_modes.opener(str(path_of(job_dir, worker_id)), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             os.posix_fallocate(file, 0, size)  # a page that cannot be had later would end the process (SIGBUS)
             self._memory = mmap.mmap(file, size)

@@ -60,7 +60,13 @@ class Growing:
                 facts = path.stat()
                 self._offset, self._inode = facts.st_size, facts.st_ino
 
+    def all_lines(self) -> Iterator[bytes]:
+        """The new lines to the end of the file, however many."""
+        while found := self.lines():
+            yield from found
+
     def lines(self) -> list[bytes]:
+        """At most READ_BYTES of them."""
         try:
             facts = self._path.stat()
             if (facts.st_ino, facts.st_size) == (self._inode, self._offset):
@@ -157,7 +163,7 @@ class JobFiles:
             return []
 
 
-def parsed_steps(texts: list[bytes]) -> Iterator[dict[str, Any]]:
+def parsed_steps(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The lines of a ledger among these; torn ones are left out."""
     for text in texts:
         with contextlib.suppress(ValueError, RecursionError):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elastic.records.flight_recorder import Flight, FlightEvent, FlightNote
+from elastic.records.journal import Line
 
 
 @dataclass(frozen=True, slots=True)
 class LastNote:
-    """What a worker did last. since_s: seconds since that note. awaited: others wait for it."""
+    """What a worker did last. rank: in that generation; None: not known. since_s: seconds since that note. awaited:
+    others wait for it."""
 
     worker_id: str
+    rank: int | None
     pid: int
     generation: int
     operation: int
@@ -20,9 +23,20 @@ class LastNote:
     since_s: float
     awaited: bool
 
+    @property
+    def who(self) -> str:
+        return self.worker_id if self.rank is None else f"rank {self.rank} ({self.worker_id})"
 
-def last_notes(flights: Iterable[Flight], now_ns: int | None) -> list[LastNote]:
+
+def ranks(lines: Iterable[Line]) -> dict[tuple[str, int], int]:
+    """(worker id, generation) -> rank, by the lines `entered` of journals."""
+    known = (line for line in lines if line["event"] == "entered" and "rank" in line)
+    return {(line["worker_id"], line["generation"]): line["rank"] for line in known}
+
+
+def last_notes(flights: Iterable[Flight], now_ns: int | None, ranks: Mapping[tuple[str, int], int]) -> list[LastNote]:
     """Of the newest worker of each slot, by worker id. now_ns: since 1970; None: when the last note of all was made.
+    ranks: see there.
 
     A worker is waited for if it is in the generation of those that wait, and has not come as far as they: it is in an
     earlier operation, or in the same one and still computes its part. One in an earlier generation was lost.
@@ -40,6 +54,7 @@ def last_notes(flights: Iterable[Flight], now_ns: int | None) -> list[LastNote]:
     return [
         LastNote(
             flight.worker_id,
+            ranks.get((flight.worker_id, note.generation)),
             flight.pid,
             note.generation,
             note.operation,
@@ -55,9 +70,9 @@ def last_notes(flights: Iterable[Flight], now_ns: int | None) -> list[LastNote]:
 def text(lasts: Iterable[LastNote]) -> str:
     """A line for each worker, and one for what holds them up."""
     told = list(lasts)
-    width = max((len(last.worker_id) for last in told), default=0)
+    width = max((len(last.who) for last in told), default=0)
     lines = [
-        f"{last.worker_id:<{width}}  generation {last.generation}, operation {last.operation}: {last.said}, for "
+        f"{last.who:<{width}}  generation {last.generation}, operation {last.operation}: {last.said}, for "
         f"{last.since_s:.3g} s"
         for last in told
     ]
@@ -65,8 +80,8 @@ def text(lasts: Iterable[LastNote]) -> str:
     if late:
         first = min(late, key=lambda last: (last.operation, -last.since_s))
         lines.append(
-            f"the others wait for {', '.join(last.worker_id for last in late)}; the first to look at is "
-            f"{first.worker_id}: it {first.said}, for {first.since_s:.3g} s"
+            f"the others wait for {', '.join(last.who for last in late)}; the first to look at is {first.who}: it "
+            f"{first.said}, for {first.since_s:.3g} s"
         )
     return "\n".join(lines)
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from pathlib import Path
 from typing import Any
+
+from elastic.records.job_follower import Growing, parsed_steps
 
 RATE_WINDOW_S = 10.0
 LONG_WINDOW_S = 300.0
 """The window for steps that take seconds."""
 FEW_STEPS = 3
 """With fewer steps in the short window, the long window is used."""
-MAX_READ = 4 * 2**20
-"""Bytes of the ledger that are read at once, so that a long ledger does not hold up the display."""
 
 
 class StepsTail:
     """Follows a ledger that another process writes."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._torn = b""
+        self._lines = Growing(path, from_end=False)
         self._window: deque[tuple[float, int, int]] = deque()
         self._idle: tuple[float, int, int] | None = None
         """The last poll before the first new step."""
@@ -32,12 +29,10 @@ class StepsTail:
 
     def poll(self, now_s: float) -> None:
         """Take in what was written since the last call."""
-        while data := self._read():
-            *lines, self._torn = (self._torn + data).split(b"\n")
-            for text in lines:
-                self.last = json.loads(text)
-                self.steps += 1
-                self.samples += samples_of(self.last)
+        for step in parsed_steps(self._lines.all_lines()):
+            self.last = step
+            self.steps += 1
+            self.samples += samples_of(self.last)
         self._window.append((now_s, self.steps, self.samples))
         if self._idle is None or self._idle[1] == self.steps:
             self._idle = self._window[-1]
@@ -64,16 +59,6 @@ class StepsTail:
         begun_s = self._window[-1][0] - window_s
         begins = max((poll for poll in self._window if poll[0] <= begun_s), default=self._window[0])
         return max(begins, self._idle or begins)
-
-    def _read(self) -> bytes:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read(MAX_READ)
-        except FileNotFoundError:
-            return b""
-        self._offset += len(data)
-        return data
 
 
 def samples_of(line: dict[str, Any]) -> int:

@@ -47,7 +47,7 @@ SENTENCES = {
     "worker_frozen": "{worker_id} is frozen",
     "worker_thawed": "{worker_id} is alive again",
     "worker_signalled": "{worker_id} is sent {signal}",
-    "member_lost": "{worker_id} is lost to the job",
+    "member_lost": "{worker_id}, rank {rank}, is lost to the job",
     "stuck": "{worker_id} lives and gets nowhere",
     "stacks_asked": "{worker_id} is asked for the stacks of its threads",
     "expelled": "{worker_id} is expelled",

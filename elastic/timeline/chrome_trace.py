@@ -1,6 +1,7 @@
 """The trace event format (JSON object form), which Perfetto's interface, chrome://tracing and Speedscope open.
 
-Format: "Trace Event Format", Google, section "JSON Object Format"; phases X (complete), i (instant), M (metadata).
+Format: "Trace Event Format", Google, section "JSON Object Format"; phases X (complete), B (begun), i (instant),
+M (metadata).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def document(found: Iterable[Span | Instant], job: str) -> dict[str, Any]:
         pid = nodes.setdefault(it.node, len(nodes))
         tid = tracks.setdefault((it.node, it.track), len(tracks))
         common = {"name": it.name, "cat": it.kind, "pid": pid, "tid": tid, "args": it.about}
-        if isinstance(it, Span):
+        if isinstance(it, Span) and it.open:
+            events.append({"ph": "B", "ts": it.start_ns / 1e3, **common})  # its E has not come yet
+        elif isinstance(it, Span):
             events.append({"ph": "X", "ts": it.start_ns / 1e3, "dur": (it.end_ns - it.start_ns) / 1e3, **common})
         else:
             events.append({"ph": "i", "s": "p" if it.node else "g", "ts": it.at_ns / 1e3, **common})

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from elastic.cli.options import EXIT_CODES, job_dirs_here
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import flight_recorder, journal
-from elastic.records.job_directory import read_json
+from elastic.records.job_directory import is_live, read_json
 from elastic.timeline import chrome_trace, spans
 
 EXAMPLES = """\
@@ -23,6 +26,8 @@ examples:
 Generations, recoveries with their phases, copies, checkpoints and faults are those of the whole job, told from the
 journals. Shards, waits and exchanges are those of the last 4096 notes of each worker, some 500 steps.
 """
+
+_LIVES = ("worker_started", "worker_exited")
 
 
 def add(verbs: Any) -> None:
@@ -52,10 +57,11 @@ def _trace(options: argparse.Namespace) -> int:
             raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
     if options.otlp and options.output:
         raise ConfigError("--otlp sends the trace, and --output writes it; give one of them")
-    lines = [line for job_dir in job_dirs for line in journal.read_all(job_dir)]
-    lines.sort(key=lambda line: float(line["t_wall"]))
+    by_dir = {job_dir: journal.read_all(job_dir) for job_dir in job_dirs}
+    living = {worker for job_dir, lines in by_dir.items() if is_live(job_dir) for worker in _living(lines)}
     flights = [flight for job_dir in job_dirs for flight in flight_recorder.read_all(job_dir)]
-    found = spans.of_job(lines, flights)
+    lines = sorted(chain(*by_dir.values()), key=lambda line: float(line["t_wall"]))
+    found = spans.of_job(lines, flights, living, time.time_ns())
     job = str((read_json(job_dirs[0] / "job.json") or {}).get("name", ""))
     if options.otlp:
         from elastic.timeline import otlp
@@ -70,3 +76,9 @@ def _trace(options: argparse.Namespace) -> int:
         options.output.write_text(text + "\n", encoding="utf-8")
         print(f"elastic: {len(found)} events in {options.output}; open it in ui.perfetto.dev", file=sys.stderr)
     return ExitCode.DONE
+
+
+def _living(lines: Sequence[journal.Line]) -> set[str]:
+    """The workers that were started and have not ended."""
+    of = {event: {line["worker_id"] for line in lines if line["event"] == event} for event in _LIVES}
+    return of["worker_started"] - of["worker_exited"]

@@ -15,8 +15,8 @@ TIMEOUT_S = 10
 
 
 def export(found: Sequence[Span | Instant], job: str, url: str) -> int:
-    """Send one trace: a span of the job, and in it all others; instants are its events. Returns how many spans were
-    sent.
+    """Send one trace: a span of the job, and in it all others; instants are its events. OTLP has no open span: one ends
+    when it was looked at, and has the attribute `open`. Returns how many spans were sent.
 
     url: of the collector, such as http://127.0.0.1:4318. Raises ConfigError if the extra is not installed or the url is
     none, ElasticError if the collector does not take the spans.
@@ -41,10 +41,16 @@ def export(found: Sequence[Span | Instant], job: str, url: str) -> int:
     whole = tracer.start_span(f"job {job}", start_time=min(times, default=0))
     inside = set_span_in_context(whole)
     for it in found:
-        about = {"node": it.node, "track": it.track, "kind": it.kind, **{key: str(of) for key, of in it.about.items()}}
+        about: dict[str, str | bool] = {
+            "node": it.node,
+            "track": it.track,
+            "kind": it.kind,
+            **{key: str(of) for key, of in it.about.items()},
+        }
         if isinstance(it, Instant):
             whole.add_event(it.name, about, timestamp=it.at_ns)
         else:
+            about |= {"open": True} if it.open else {}
             tracer.start_span(it.name, inside, attributes=about, start_time=it.start_ns).end(it.end_ns)
     whole.end(max(times, default=0))
     exporter = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)

@@ -6,15 +6,16 @@ clocks agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from elastic.protocol.worker_id import node_of
 from elastic.records.flight_recorder import Flight, FlightEvent, FlightNote
 from elastic.records.journal import PHASES, Line, recoveries
-from elastic.records.last_notes import said
+from elastic.records.last_notes import LastNote, last_notes, ranks, said
 from elastic.records.story import HIDDEN, SENTENCES, Known
 
 JOB = "job"
@@ -27,13 +28,14 @@ _INSTANTS = frozenset(
     }
 )
 _WRITTEN = frozenset({"checkpoint_part_written", "snapshot_part_written"})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _COPY_ENDS = frozenset({"state_copied", "copy_failed", "worker_exited"})
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Something that took time. track: JOB, or a worker. node: of the worker; "" of the job's. kind: for colours and
-    filters."""
+    filters. open: it goes on, and end_ns is when it was looked at."""
 
     node: str
     track: str
@@ -42,6 +44,7 @@ class Span:
     start_ns: int
     end_ns: int
     about: dict[str, Any] = field(default_factory=dict)
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,22 @@ class Instant:
     about: dict[str, Any] = field(default_factory=dict)
 
 
-def of_job(lines: Sequence[Line], flights: Iterable[Flight]) -> list[Span | Instant]:
-    """By time. lines: of all journals, by time."""
-    found: list[Span | Instant] = [*_generations(lines), *_recoveries(lines), *_copies(lines), *_written(lines)]
-    found += _instants(lines)
+def of_job(
+    lines: Sequence[Line], flights: Sequence[Flight], living: Collection[str] = (), now_ns: int = 0
+) -> list[Span | Instant]:
+    """By time. lines: of all journals, by time. living: the workers whose processes live at now_ns, since 1970: what
+    they do then is open."""
+    found: list[Span | Instant] = [*_recoveries(lines), *_written(lines), *_instants(lines)]
+    found += [*_generations(lines, now_ns if living else None), *_copies(lines, living, now_ns)]
+    lasts = last_notes([flight for flight in flights if flight.worker_id in living], now_ns, ranks(lines))
+    found += _awaited(lasts, now_ns)
+    exits = {line["worker_id"]: _at(line) for line in lines if line["event"] == "worker_exited"}
     for flight in flights:
-        found += of_flight(flight)
+        if flight.worker_id in living:
+            last = next((one for one in lasts if one.worker_id == flight.worker_id), None)
+            found += of_flight(flight, now_ns, _relations(last, lasts), open=True)
+        else:
+            found += of_flight(flight, exits.get(flight.worker_id))
     return sorted(found, key=lambda it: it.start_ns if isinstance(it, Span) else it.at_ns)
 
 
@@ -76,24 +89,25 @@ def _track(worker_id: str) -> tuple[str, str]:
     return (node_of(worker_id), worker_id) if worker_id else ("", JOB)
 
 
-def _generations(lines: Sequence[Line]) -> Iterator[Span]:
-    """From the moment at which the first member enters a generation until one enters a later one, or the job ends."""
+def _generations(lines: Sequence[Line], now_ns: int | None) -> Iterator[Span]:
+    """From the moment at which the first member enters a generation until one enters a later one, or the job ends.
+    now_ns: of a job that goes on."""
     begun: Line | None = None
     for line in lines:
         later = line["event"] == "entered" and (begun is None or line["generation"] > begun["generation"])
         if begun is not None and (later or line["event"] == "job_ended"):
-            yield _generation(begun, line)
+            yield _generation(begun, _at(line), open=False)
             begun = None
         if later:
             begun = line
     if begun is not None:
-        yield _generation(begun, lines[-1])
+        yield _generation(begun, now_ns or _at(lines[-1]), open=now_ns is not None)
 
 
-def _generation(begun: Line, end: Line) -> Span:
+def _generation(begun: Line, end_ns: int, *, open: bool) -> Span:
     members = list(begun.get("members", ()))
     name = f"generation {begun['generation']}, {len(members)} workers"
-    return Span("", JOB, "generation", name, _at(begun), _at(end), {"members": members})
+    return Span("", JOB, "generation", name, _at(begun), end_ns, {"members": members}, open)
 
 
 def _recoveries(lines: Sequence[Line]) -> Iterator[Span]:
@@ -114,7 +128,7 @@ def _recoveries(lines: Sequence[Line]) -> Iterator[Span]:
             at_ns += spent_ns
 
 
-def _copies(lines: Iterable[Line]) -> Iterator[Span]:
+def _copies(lines: Iterable[Line], living: Collection[str], now_ns: int) -> Iterator[Span]:
     """A newcomer's way from its invitation to the state."""
     invited: dict[str, Line] = {}
     for line in lines:
@@ -124,6 +138,8 @@ def _copies(lines: Iterable[Line]) -> Iterator[Span]:
         elif line["event"] in _COPY_ENDS and worker in invited:
             how = {"event": line["event"], "because": line.get("because", "")}
             yield Span(*_track(worker), "copy", "copies the state", _at(invited.pop(worker)), _at(line), how)
+    for worker in invited.keys() & set(living):
+        yield Span(*_track(worker), "copy", "copies the state", _at(invited[worker]), now_ns, open=True)
 
 
 def _written(lines: Iterable[Line]) -> Iterator[Span]:
@@ -156,18 +172,44 @@ _ENDS = {
 """Moments that begin a span which the next note ends -> its kind."""
 
 
-def of_flight(flight: Flight) -> Iterator[Span | Instant]:
-    """What a worker did, from note to note. What its last note has begun has no end, and is an instant."""
+def of_flight(
+    flight: Flight, end_ns: int | None = None, about: Mapping[str, Any] = _NOTHING, *, open: bool = False
+) -> Iterator[Span | Instant]:
+    """What a worker did, from note to note. What its last note has begun lasts until end_ns, when the worker ended or,
+    if it is open, was looked at; None: nobody knows for how long, so that it is an instant. about: more about that."""
     node, track = _track(flight.worker_id)
     for note, after in pairwise(flight.notes):
         if note.event is FlightEvent.BROKEN:
             yield Instant(node, track, "broken", note.text, note.t_ns + flight.offset_ns, _about(note))
         elif (kind := _ENDS.get(note.event)) is not None:
-            start_ns, end_ns = note.t_ns + flight.offset_ns, after.t_ns + flight.offset_ns
-            yield Span(node, track, kind, said(note), start_ns, end_ns, _about(note))
+            start_ns, after_ns = note.t_ns + flight.offset_ns, after.t_ns + flight.offset_ns
+            yield Span(node, track, kind, said(note), start_ns, after_ns, _about(note))
     if flight.notes:
         last = flight.notes[-1]
-        yield Instant(node, track, "last", f"last note: {said(last)}", last.t_ns + flight.offset_ns, _about(last))
+        start_ns, kind = last.t_ns + flight.offset_ns, _ENDS.get(last.event, "last")
+        if end_ns is None:
+            yield Instant(node, track, "last", f"last note: {said(last)}", start_ns, _about(last))
+        else:
+            more = {**_about(last), **about}
+            yield Span(node, track, kind, said(last), start_ns, max(start_ns, end_ns), more, open)
+
+
+def _relations(last: LastNote | None, lasts: Sequence[LastNote]) -> dict[str, Any]:
+    """Who waits for whom, as far as it concerns this worker. None: another worker has its slot."""
+    if last is None:
+        return {}
+    late = [one.who for one in lasts if one.awaited]
+    of_others: dict[str, Any] = {"awaited": True} if last.awaited else {"waits_for": late} if late else {}
+    return {"rank": last.rank, **of_others}
+
+
+def _awaited(lasts: Iterable[LastNote], now_ns: int) -> Iterator[Span]:
+    """Members for which the others wait, on a track of their own, so that nobody has to look for them."""
+    for last in lasts:
+        if last.awaited:
+            about = {"generation": last.generation, "operation": last.operation, "rank": last.rank}
+            start_ns = now_ns - int(last.since_s * 1e9)
+            yield Span("", "awaited", "awaited", f"{last.who} {last.said}", start_ns, now_ns, about, open=True)
 
 
 def _about(note: FlightNote) -> dict[str, Any]:

@@ -94,6 +94,10 @@ class Contender:
         """Seconds of processors that its living processes, and those that they have waited for, have used so far."""
         return sum(_cpu_s(pid) for command in self._commands for pid in living(command.mark))
 
+    def workers_cpu_s(self) -> float:
+        """The part of it that its present workers have used."""
+        return sum(map(_cpu_s, self.gate.workers.values()))
+
     def memory(self) -> dict[int, tuple[int, int]]:
         """(resident now, resident at most so far) in bytes, by pid of a worker."""
         return {pid: (_memory(pid, "VmRSS"), _memory(pid, "VmHWM")) for pid in self.gate.workers.values()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,12 +22,21 @@ from tests.browser.chromium import BROWSER, DRIVER, Chromium
 pytestmark = pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no chromium here; `make test-browser`")
 
 
+ABOUT_AND_WHERE = """
+return [...document.querySelectorAll("#findings tr.finding")].map(
+  (row) => [row.children[1].textContent, row.children[2].textContent]
+);
+"""
+
+
 def test_jobs_nodes_kills_a_scale_and_a_drain(tmp_path: Path) -> None:
     with Fleet(tmp_path, replicas=1, nodes=("a", "b", "c"), certs=True) as fleet:
         name = fleet.train("small", workers=3, min_workers=1, max_workers=3)
         waiting = fleet.train("waits", workers=30)
-        words = [sys.executable, "-m", "elastic.cli", "dashboard", "--listen", "0"]
-        words += ["--certs", str(fleet.home / "certs" / "ann"), "--rendezvous", ",".join(fleet.client.replicas)]
+        of_fleet = ["--certs", str(fleet.home / "certs" / "ann"), "--rendezvous", ",".join(fleet.client.replicas)]
+        words = [sys.executable, "-m", "elastic.cli", "dashboard", "--listen", "0", *of_fleet]
+        doctor = [sys.executable, "-m", "elastic.cli", "doctor", *of_fleet, "--json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with (
             Command(words, tmp_path / "page.out", environment={"PYTHONPATH": str(ROOT)}) as command,
             Chromium() as page,
@@ -33,6 +45,14 @@ def test_jobs_nodes_kills_a_scale_and_a_drain(tmp_path: Path) -> None:
             page.until("both jobs", lambda: name in page.text("main") and waiting in page.text("main"))
             page.until("it is placed", lambda: "placed" in page.text(f"tr[data-job='{name}']"))
             fleet.until("a world that trains", lambda: fleet.status(name)["state"] == "running")
+            page.click("#examine")
+            page.until("the findings", lambda: page.all("#findings tr.finding"))
+            rows = page.all("#findings tr.finding")
+            assert any(row.startswith("OKnodec") for row in rows) and any("answers in" in row for row in rows)
+            told = subprocess.run(doctor, env=environment, capture_output=True, text=True, check=False).stdout
+            assert {(f["about"], f["where"]) for f in json.loads(told)["findings"]} == {
+                tuple(cells) for cells in page.run(ABOUT_AND_WHERE)
+            }
             page.screenshot("fleet")
             page.click(f"tr[data-job='{name}'] a")
             page.count("#members tr[data-worker]", 3)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaos_tests.support.processes import Command
+from elastic.records import flight_recorder, journal, last_notes
 from tests.live.dashboard_page import address_in
-from tests.live.jobs import ROOT, TRAINER, Job
+from tests.live.jobs import ROOT, TRAINER, Job, run_alone
 from tests.unit.elastic.dashboard.test_app import write_job
 
 pytest.importorskip("selenium", reason="`make test-browser` installs it")
@@ -45,6 +52,12 @@ requestAnimationFrame(tick);
 
 def lost(page: Chromium) -> int:
     return len(page.all("#moments [data-event=member_lost]"))
+
+
+def step_of(page: Chromium) -> int:
+    """The step that the page shows; -1 before the first one."""
+    shown = page.all("#tiles dd")[0]
+    return int(shown) if shown.isdecimal() else -1
 
 
 def kill(page: Chromium, worker: str) -> None:
@@ -95,6 +108,36 @@ def test_two_kills_by_the_pages_own_button_are_watched_to_the_end_of_the_job(
         page.until("the digest", lambda: job.result["digest"] in page.text("#top"))
         assert page.foreign() == [] and [one for one in page.console() if "net::ERR" not in one] == []
         assert job.left_behind() == {}
+
+
+def test_the_documented_example_is_watched_from_its_start_to_its_end_through_two_kills(tmp_path: Path) -> None:
+    """The command of the README, with its dashboard."""
+    example = ROOT / "docs" / "examples" / "train_gpt.py"
+    with Chromium() as page, Job(tmp_path, "--workers", "3", "--dashboard", str(example)) as job:
+        page.open(job.until("its address", lambda: address_in(job.output)))
+        page.run(NOTE_LOSSES)
+        page.count("#members tr[data-worker]", 3)
+        page.until("the first steps", lambda: step_of(page) > 5)
+        for number in (1, 2):
+            victim = page.all("#members td button.link")[number]
+            kill(page, victim)
+            page.count("#recoveries tr button", number)
+            assert victim in page.text("#recoveries")
+            page.count("#moments [data-event=joined]", number)
+            page.count("#members tr[data-worker]", 3)
+        at_the_second = step_of(page)
+        page.until("the end", lambda: page.text("#state") == "closed")
+        page.until("the digest", lambda: job.result["digest"] in page.text("#top"))
+        assert "exit 0" in page.text("#top") and job.wait() == 0
+        assert step_of(page) == 199 and at_the_second < 190
+        assert len(page.run("return window.seen")) == lost(page) == 2
+        assert [step["step"] for step in job.steps()] == list(range(200))
+        page.screenshot("example")
+        assert page.foreign() == [] and [one for one in page.console() if "net::ERR" not in one] == []
+        assert job.left_behind() == {}
+    assert f"digest {job.result['digest']}" in run_alone(tmp_path, example), (
+        "the bits of a run in which nothing happened"
+    )
 
 
 def test_a_page_that_was_away_and_one_that_is_loaded_anew_show_what_a_third_has_seen(tmp_path: Path) -> None:
@@ -148,11 +191,75 @@ def test_what_a_script_says_is_text_on_the_page(tmp_path: Path) -> None:
         assert page.console() == []
 
 
-def test_a_worker_that_gets_nowhere_is_named_with_its_place(tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job, Chromium() as page:
+def metrics(job: Job) -> str:
+    """What a scraper gets."""
+    found = job.until("the address of its metrics", lambda: re.search(r"metrics at (http://\S+)", job.output))
+    with urllib.request.urlopen(found[1], timeout=60) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def trace(job: Job) -> list[dict[str, Any]]:
+    words = [sys.executable, "-m", "elastic.cli", "trace", "--job-dir", str(job.dir)]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    events: list[dict[str, Any]] = json.loads(told)["traceEvents"]
+    return events
+
+
+def last_note(job: Job, worker: str) -> last_notes.LastNote:
+    """By the flight recorder."""
+    ranks = last_notes.ranks(journal.read_all(job.dir, ("entered",)))
+    told = last_notes.last_notes(flight_recorder.read_all(job.dir), time.time_ns(), ranks)
+    return next(one for one in told if one.worker_id == worker)
+
+
+HANGS = ("--workers", "3", "--dashboard", "--metrics", "0")
+
+
+def test_a_member_that_a_signal_has_stopped_is_told_by_page_metrics_trace_and_flight_recorder(tmp_path: Path) -> None:
+    with Job(tmp_path, *HANGS, str(TRAINER)) as job, Chromium() as page:
         job.shut("end")
         page.open(job.until("its address", lambda: address_in(job.output)))
-        _, second = job.await_world(2)
+        stopped = job.await_world(3)[1]
+        page.count("#members tr[data-worker]", 3)
+        job.send(stopped, signal.SIGSTOP)
+        frozen = job.await_event("worker_frozen", worker_id=stopped)
+        last = last_note(job, stopped)
+        place = f"in operation {last.operation} it {last.said}"
+        assert last.rank == 1
+        assert "stopped by a signal" in frozen["because"] and frozen["because"].endswith(place)
+        page.count("#moments [data-event=member_lost]", 1)
+        for event, sentence in (
+            ("worker_frozen", f"{stopped} is frozen"),
+            ("member_lost", f"{stopped}, rank 1, is lost"),
+        ):
+            (said,) = page.all(f"#moments [data-event={event}]")
+            assert sentence in said and place in said
+        page.count("#recoveries tr button", 1)
+        page.screenshot("stopped")
+        counted = 'elastic_job_hangs_total{elastic_job="trainer",rank="1"} 1.0'
+        job.until("the count of its rank", lambda: counted in metrics(job))
+        assert metrics(job).count("elastic_job_hangs_total{") == 3
+        job.await_event("worker_exited", worker_id=stopped)
+        job.await_world(3)
+        traced = trace(job)
+        (track,) = {event["tid"] for event in traced if event.get("args", {}).get("name") == stopped}
+        *_, hang = [event for event in traced if event["ph"] == "X" and event["tid"] == track]
+        assert hang["name"] == last.said and hang["dur"] > 5e6, "until it was killed"
+        assert (hang["args"]["generation"], hang["args"]["operation"]) == (last.generation, last.operation)
+        told = {event["cat"]: event for event in traced if event["ph"] == "i" and event["tid"] == track}
+        assert "rank 1" in told["member_lost"]["name"] and told["member_lost"]["args"]["because"].endswith(place)
+        job.open("end")
+        assert job.wait() == 0
+
+
+def test_a_worker_that_gets_nowhere_is_named_with_its_place_by_page_metrics_trace_and_flight_recorder(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, *HANGS, str(TRAINER)) as job, Chromium() as page:
+        job.shut("end")
+        page.open(job.until("its address", lambda: address_in(job.output)))
+        _, second, _ = job.await_world(3)
         (job.gates / "shard.new").write_text(second)
         (job.gates / "shard.new").rename(job.gates / "shard")
         job.await_held("shard")
@@ -161,7 +268,15 @@ def test_a_worker_that_gets_nowhere_is_named_with_its_place(tmp_path: Path) -> N
         assert "in pass 0 of step" in row
         page.screenshot("hang")
         page.click("#members-card .head button.push")
-        page.until("who waits", lambda: f"the first to look at is {second}" in page.text("#panel"))
+        page.until("who waits", lambda: f"the first to look at is rank 1 ({second})" in page.text("#panel"))
+        last = last_note(job, second)
+        assert last.awaited and last.said.removeprefix("computes ") in row and last.said in page.text("#panel")
+        job.until("its rank", lambda: 'elastic_job_awaited_rank{elastic_job="trainer",rank="1"} 1.0' in metrics(job))
+        assert metrics(job).count("elastic_job_awaited_rank{") == 1
+        traced = [event for event in trace(job) if event["ph"] == "B"]
+        (shown,) = [event for event in traced if event["cat"] == "awaited"]
+        assert shown["name"] == f"rank 1 ({second}) {last.said}" and shown["args"]["operation"] == last.operation
+        assert [event["args"].get("waits_for") for event in traced].count([f"rank 1 ({second})"]) == 2
         (job.gates / "shard").unlink()
         job.open("end")
         assert job.wait() == 0
@@ -214,7 +329,7 @@ def test_everything_is_reached_by_the_keyboard_and_the_focus_comes_back(tmp_path
         assert page.focused() == f"Kill {first}"
         steps = len(job.steps())
         job.await_steps(steps + 5)
-        page.until("the page has moved on", lambda: int(page.all("#tiles dd")[0] or 0) > steps)
+        page.until("the page has moved on", lambda: step_of(page) > steps)
         assert page.focused() == f"Kill {first}", "what is drawn anew must not take the focus"
         assert set(job.members()) == {first, job.members()[1]} and not job.events("member_lost")
         job.open("end")

@@ -57,9 +57,10 @@ def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_p
             def sizes() -> list[int]:
                 return [entry["members"] for entry in page.job()["generations"]]
 
-            # The page is a look behind the leader whom await_world has asked.
-            job.until("both losses and joins on the page", lambda: sizes().count(1) == 2 and sizes()[-1] == 2)
-            assert sizes()[0] == 2 and sizes().count(1) == 2
+            # The page is a look behind the leader whom await_world has asked. A newcomer that has not copied the state
+            # when an epoch ends is planned out again, which is one more generation without it.
+            job.until("both losses and joins on the page", lambda: sizes().count(1) >= 2 and sizes()[-1] == 2)
+            assert sizes()[0] == 2
             document = page.job()
             assert document["summary"]["time"]["goodput"] > 0
             log = page.get(f"{page.path()}/workers/{second}/log")
@@ -105,6 +106,22 @@ def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_
         assert page.post(f"{page.path()}/actions", action="stop")[0] == 409
         command.process.send_signal(signal.SIGINT)
         assert command.process.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.long
+def test_training_goes_on_without_a_dashboard_that_hangs_or_fails_at_its_start(tmp_path: Path) -> None:
+    for name, does, said in (
+        ("hangs", "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); time.sleep(3600)", "did not listen within"),
+        ("fails", "os._exit(3)", "has ended; see logs/dashboard.log"),
+    ):
+        site = tmp_path / name
+        site.mkdir()
+        words = "import os, signal, sys, time\nif 'elastic.dashboard' in sys.orig_argv:\n    " + does
+        (site / "sitecustomize.py").write_text(words)
+        with Job(tmp_path, "--workers", "1", "--dashboard", str(TRAINER), name=f"job-{name}", site=site) as job:
+            assert job.wait() == 0
+            assert f"there is no dashboard: it {said}" in job.output and "Training goes on" in job.output
+            assert job.left_behind() == {}
 
 
 def job_until(command: Command) -> str:

@@ -43,6 +43,7 @@ def test_a_death_and_a_worker_that_gets_nowhere_are_told(tmp_path: Path) -> None
         job.send(lost)
         job.until("its replacement", lambda: len(job.members()) == 3 and lost not in job.members())
         *_, late = job.members()
+        job.await_event("entered", worker_id=late)  # before that it computes a shard for nothing, which is no operation
         (job.dir.parent / f"hold-{late}").touch()
 
         def awaited() -> list[Any]:
@@ -52,6 +53,19 @@ def test_a_death_and_a_worker_that_gets_nowhere_are_told(tmp_path: Path) -> None
         (found,) = job.until("the one that is waited for", lambda: [it for it in awaited() if it["since_s"] > 0.5])
         assert (found["worker_id"], found["pid"]) == (late, job.workers()[late])
         assert found["said"].startswith("computes shard ")
+        assert (found["rank"], job.members()[found["rank"]]) == (2, late)
+        held = json.loads(elastic("trace", "--job-dir", str(job.dir)))["traceEvents"]
+        place = {"generation": found["generation"], "operation": found["operation"]}
+        (shown,) = [event for event in held if event.get("cat") == "awaited"]
+        assert shown["name"] == f"rank 2 ({late}) {found['said']}"
+        assert (shown["ph"], shown["args"]) == ("B", {**place, "rank": 2})
+        working = [event for event in held if event["ph"] == "B" and event["cat"] in ("computes", "waits", "exchange")]
+        assert [event["args"] for event in working if "waits_for" not in event["args"]] == [
+            {**place, "rank": 2, "awaited": True}
+        ]
+        assert [event["args"]["waits_for"] for event in working if "waits_for" in event["args"]] == 2 * [
+            [f"rank 2 ({late})"]
+        ]
         (job.dir.parent / f"hold-{late}").unlink()
         job.await_steps(len(job.steps()) + 3)
         (job.dir.parent / "end").touch()
@@ -60,8 +74,9 @@ def test_a_death_and_a_worker_that_gets_nowhere_are_told(tmp_path: Path) -> None
     (recovery,) = [event for event in trace if event.get("cat") == "recovery"]
     assert recovery["args"]["lost"] == [lost]
     tracks = {event["args"]["name"]: event["tid"] for event in trace if event["name"] == "thread_name"}
-    (last,) = [event for event in trace if event.get("cat") == "last" and event["tid"] == tracks[lost]]
+    last = [event for event in trace if event["ph"] == "X" and event["tid"] == tracks[lost]][-1]
     assert last["ts"] < recovery["ts"] + recovery["dur"], "what the killed worker noted last is kept"
+    assert not [event for event in trace if event["ph"] == "B"], "the job is over"
     computed = [event for event in trace if event.get("cat") == "computes" and event["ts"] > recovery["ts"]]
     assert {event["tid"] for event in computed} >= {tracks[worker] for worker in tracks if worker.count(".") == 2} - {
         tracks[lost]

@@ -17,8 +17,8 @@ from elastic.errors import ConfigError
 MODULE = "elastic.dashboard"
 LOG = "dashboard.log"
 
-START_S = 60.0
-"""Seconds in which the dashboard has to listen; on a busy machine its imports take some."""
+START_S = 15.0
+"""Seconds in which the dashboard has to listen; training waits so long. It takes one, and some on a busy machine."""
 
 END_S = 5.0
 """Seconds for the pages to get the job's end."""
@@ -35,8 +35,8 @@ def check_installed() -> None:
 
 @contextmanager
 def beside(job_dir: Path) -> Iterator[str]:
-    """A dashboard of the job until the end of the context. Yields the address to open, or "" if the dashboard could not
-    be started; its log in the job's directory says why."""
+    """A dashboard of the job until the end of the context. Yields a sentence with the address to open, or why there is
+    none: then training goes on without it."""
     with open(job_dir / "logs" / LOG, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, "--job-dir", str(job_dir)],
@@ -47,7 +47,7 @@ def beside(job_dir: Path) -> Iterator[str]:
             process_group=0,  # Ctrl-C reaches `elastic run` alone
         )
     try:
-        yield _address(process)
+        yield _how_it_started(process)
     finally:
         process.send_signal(stop_signals.order_to(process.pid, stop_signals.HELD[0]))
         try:
@@ -59,8 +59,16 @@ def beside(job_dir: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def _address(process: subprocess.Popen[bytes]) -> str:
+def _how_it_started(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        return process.stdout.readline().decode().strip() if selector.select(START_S) else ""
+        in_time = selector.select(START_S)
+    if not in_time:
+        process.kill()  # nobody would hear of an address that comes later
+        because = f"it did not listen within {START_S:g} s and was ended"
+    elif address := process.stdout.readline().decode().strip():
+        return f"dashboard at {address}"
+    else:
+        because = f"it has ended; see logs/{LOG}"
+    return f"there is no dashboard: {because}. Training goes on; `elastic dashboard` shows the job, too"

@@ -3,7 +3,7 @@
 
 import { forget, lineChart, short, worldChart } from "./charts.js";
 
-const PARTS = ["detect", "abort", "decide", "build", "sync", "redo", "paused", "resuming"];
+const PARTS = ["detect", "abort", "decide", "build", "sync", "redo", "paused", "resuming", "repeating"];
 const SHOWN_MEMBERS = 200;
 const SHOWN_MOMENTS = 300;
 const REREAD_STEPS = 2000; // more live points than these, and the document is read anew: the server thins it
@@ -603,7 +603,25 @@ class FleetPage {
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, h("table", {}, h("caption", {}, title),
         h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), h("tbody", { id }))));
     $("main").replaceChildren(h("dl", { class: "tiles", id: "tiles" }), h("section", { class: "card", id: "troubles", "aria-label": "Troubles", hidden: true }),
-      card("jobs", "Jobs", "Job", "State", "Workers", "Where", "Why"), card("nodes", "Nodes", "Node", "State", "Slots", "Labels", "Why", ""));
+      card("jobs", "Jobs", "Job", "State", "Workers", "Where", "Why"), card("nodes", "Nodes", "Node", "State", "Slots", "Labels", "Why", ""),
+      card("findings", "Doctor", "", "About", "Where", "Found", "To do"));
+    $("findings").append(emptyRow("not examined yet; nothing is changed by it"));
+    const button = h("button", { id: "examine", class: "push", onclick: () => this.examine(button) }, "Examine the fleet");
+    document.querySelector("[aria-label=Doctor] .head").append(button);
+  }
+
+  async examine(button) {
+    button.disabled = true;
+    text(button, "Examining…");
+    const told = await tried(get("/api/fleet/findings"));
+    button.disabled = false;
+    text(button, "Examine the fleet");
+    if (told === null) return;
+    $("findings").replaceChildren(...told.findings.map((one) => h("tr", { class: "finding" },
+      h("td", {}, h("span", { class: `pill ${one.advice ? "warn" : "good"}` }, one.advice ? "to do" : "OK")), h("td", {}, one.about), h("td", {}, one.where),
+      h("td", { class: "wide" }, one.said), h("td", { class: "wide" }, one.advice))));
+    const todo = told.findings.filter((one) => one.advice).length;
+    toast(todo ? `${todo} of ${told.findings.length} findings are to do` : "all is well", todo ? "warn" : "good");
   }
 
   draw(seen) {

@@ -31,7 +31,11 @@ def lost(
     because += f" at {raised}" if dead and raised else ""
     if worker not in g.dead:
         event = "worker_gone" if seen.stage is Stage.LEFT else "member_lost" if g.lists(worker) else "worker_lost"
-        do.append(Note(event, {"worker_id": worker, "because": because}))
+        about: dict[str, object] = {"worker_id": worker, "because": because}
+        if event == "member_lost":
+            hung = worker in g.hung if dead else not is_absence(because, seen.member.node)
+            about |= {"rank": _rank(g, worker), "hung": hung}
+        do.append(Note(event, about))
     if dead:
         if seen.entered and now_s - seen.heard_s > g.timing.evict_s:
             g.applied = -1  # what it has done since then is not known
@@ -68,6 +72,12 @@ def lost(
             decide(g, now_s, do)  # if it was the last, no word of another worker follows
         else:
             plan_change(g, now_s, do)
+
+
+def _rank(g: Group, worker: str) -> int:
+    """In the running generation; of a worker that is in a later one only, in that."""
+    records = [record for record in (g.running, *reversed(g.chain)) if record is not None and worker in record.ids]
+    return records[0].ids.index(worker)
 
 
 def _in_effect(g: Group, worker: str) -> bool:

@@ -18,7 +18,7 @@ def a_loss(at_s: float, generation: int, lost: str, members: list[str]) -> list[
     new = generation + 1
     return [
         line("worker_dying", at_s, lost),
-        line("member_lost", at_s + 0.1, lost, because="it was ended by SIGKILL"),
+        line("member_lost", at_s + 0.1, lost, because="it was ended by SIGKILL", rank=1, hung=False),
         line("quiesce_started", at_s + 0.1, "", generation, because=f"{lost} was lost"),
         line("state", at_s + 0.1, "", generation, state="quiescing", because=""),
         line("quiesce_complete", at_s + 0.2),

@@ -20,6 +20,8 @@ from elastic.dashboard.access import HEADERS, Access, hosts_at
 from elastic.dashboard.app import FILES, STATIC, Dashboard
 from elastic.dashboard.directory_source import DirectorySource
 from elastic.dashboard.feeds import FleetFeed, JobFeed
+from elastic.errors import ElasticError
+from elastic.fleet.findings import Finding
 from elastic.records.journal import Journal, journal_path
 from elastic.wire import codec
 
@@ -332,7 +334,8 @@ def test_only_the_files_of_the_page_are_served(browser: Browser) -> None:
 
 def test_another_job_or_a_fleet_is_not_found_here(browser: Browser) -> None:
     async def main() -> None:
-        for path in ("/api/jobs/other", "/api/jobs/other/events", "/api/fleet", "/api/fleet/events"):
+        of_fleet = ("/api/fleet", "/api/fleet/events", "/api/fleet/findings")
+        for path in ("/api/jobs/other", "/api/jobs/other/events", *of_fleet):
             assert (await browser.ask(path)).status == 404
         drain = await browser.ask("/api/nodes/n/drain", "POST", b'{"over": false}', **browser.acting)
         assert drain.status == 409
@@ -471,11 +474,37 @@ class OneJobFleet:
     def overview(self) -> dict[str, Any]:
         return {"leader": "here", "jobs": [{"job": self._dir.name, "state": "running"}], "nodes": []}
 
+    def findings(self) -> list[Finding]:
+        raise ElasticError("nobody answers")
+
     def job(self, name: str) -> DirectorySource:
         return DirectorySource(self._dir, None)
 
     def drain(self, node: str, *, over: bool) -> str:
         raise AssertionError(node)
+
+
+def test_findings_are_told_as_they_are_and_a_fleet_that_does_not_answer_is_said(browser: Browser) -> None:
+    class Examined(OneJobFleet):
+        def findings(self) -> list[Finding]:
+            return [Finding("node", "a", "is away", "start it"), Finding("etcd", "b", "version 3.4")]
+
+    for fleet, status, told in (
+        (OneJobFleet(browser.dir), 503, {"error": "nobody answers"}),
+        (
+            Examined(browser.dir),
+            200,
+            {
+                "findings": [
+                    {"about": "node", "where": "a", "said": "is away", "advice": "start it"},
+                    {"about": "etcd", "where": "b", "said": "version 3.4", "advice": ""},
+                ]
+            },
+        ),
+    ):
+        browser.app = Dashboard(browser.access, None, FleetFeed(fleet, 0.01), "fleet").app()
+        answer = asyncio.run(browser.ask("/api/fleet/findings"))
+        assert (answer.status, json.loads(answer.body)) == (status, told)
 
 
 def test_the_page_of_a_job_of_a_fleet_is_told_of_the_end_of_the_dashboard(browser: Browser) -> None:

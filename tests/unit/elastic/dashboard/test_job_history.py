@@ -61,7 +61,7 @@ def test_a_job_with_a_loss_in_it_is_told() -> None:
     (recovery,) = document["recoveries"]
     assert recovery["lost"] == ["n.1.0"] and recovery["recovery_ms"] == pytest.approx(400)
     said = [one["said"] for one in document["moments"]]
-    assert "n.1.0 is lost to the job" in said and "generation 2 trains" in said
+    assert "n.1.0, rank 1, is lost to the job" in said and "generation 2 trains" in said
     assert document["plan"] == {"total": 100, "shards": 4}
     assert document["checkpoints"][0]["step"] == 4 and document["faults"][0]["fault"] == "kill"
     assert history.summary(START_S + 11.1)["time"]["goodput"] == pytest.approx(0.94)

@@ -61,6 +61,7 @@ def steps(first: int, end: int) -> list[Line]:
 def test_a_loss_is_counted_with_its_phases_and_taken_from_the_goodput() -> None:
     registry = MetricRegistry()
     fold = JobFold(registry, "j")
+    fold.see(line(0, "running", "", 1))
     fold.applied(steps(0, 1), 0.0)
     for found in LOSS:
         fold.see(found)
@@ -71,6 +72,16 @@ def test_a_loss_is_counted_with_its_phases_and_taken_from_the_goodput() -> None:
     spent = {key[2]: round(1e3 * value) for key, value in seen.items() if key[0] == "elastic_recovery_seconds_sum"}
     assert spent == {"detect": 10, "abort": 20, "decide": 10, "build": 20, "sync": 0, "redo": 100}
     assert round(seen["elastic_job_goodput_ratio", "j"], 6) == 0.9
+
+
+def test_a_member_that_hung_is_counted_by_its_rank_and_one_that_died_is_none() -> None:
+    registry = MetricRegistry()
+    fold = JobFold(registry, "j", leader_only=True)
+    fold.see(line(0, "committed", "", 1, kind="form", members=["a", "b", "c"]))
+    fold.see(line(5, "member_lost", "b", rank=1, hung=True, because="no beat"))
+    fold.see(line(6, "member_lost", "c", rank=2, hung=False, because="killed by SIGKILL"))
+    counts = {key[2]: value for key, value in shown(registry).items() if key[0] == "elastic_job_hangs_total"}
+    assert counts == {"0": 0, "1": 1, "2": 0}
 
 
 def test_a_replica_sees_of_a_loss_what_leaders_write_and_no_other_phase() -> None:
@@ -99,13 +110,16 @@ def test_a_resume_counts_the_steps_done_again_once_and_its_gap_is_no_steps_time(
     registry = MetricRegistry()
     fold = JobFold(registry, "j")
     fold.see(line(0, "published", "", 1, kind="form"))
+    fold.see(line(0, "running", "", 1))
+    fold.see(line(2000, "state_lost", "", 1))
     fold.applied(steps(0, 10), 1.0)
     fold.applied(steps(10, 20), 2.0)
     fold.resumed([15, 19])
-    fold.see(line(5, "published", "", 1, kind="form"))  # the new run has an etcd of its own
+    fold.see(line(5000, "published", "", 1, kind="form"))  # the new run has an etcd of its own
+    fold.see(line(7000, "running", "", 1))
     fold.applied(steps(20, 22), 12.0)
     fold.applied(steps(22, 23), 13.0)
-    fold.tick(21.0, 1000.0)
+    fold.tick(21.0, 1014.0)
     seen = shown(registry)
     assert seen["elastic_recoveries_total", "j", "resume"] == 1
     assert seen["elastic_steps_redone_total", "j"] == 5
@@ -114,7 +128,21 @@ def test_a_resume_counts_the_steps_done_again_once_and_its_gap_is_no_steps_time(
     assert seen["elastic_job_step", "j"] == 22
     assert seen["elastic_job_step_seconds_count", "j"] == 11
     assert seen["elastic_job_step_seconds_sum", "j"] == 2.0
-    assert seen["elastic_job_goodput_ratio", "j"] == 0.5
+    # 2 s, 3 s in which nothing ran, 2 s until it trained again, and 7 s; 5 of the 28 steps were done again.
+    assert round(seen["elastic_job_goodput_ratio", "j"], 6) == round((2 + 7) * 23 / 28 / 11, 6)
+
+
+def test_a_pause_is_lost_and_a_replica_and_an_agent_alone_show_no_goodput() -> None:
+    told = [line(0, "running", "", 1), line(1000, "state", "", 1, state="paused", because="1 of 2")]
+    whole, replica, agent = MetricRegistry(), MetricRegistry(), MetricRegistry()
+    for registry, lines, leader_only in ((whole, told, False), (replica, told, True), (agent, [], False)):
+        fold = JobFold(registry, "j", leader_only=leader_only)
+        for one in lines:
+            fold.see(one)
+        fold.applied(steps(0, 4), 0.5)
+        fold.tick(4.0, 1004.0)
+    assert shown(whole)["elastic_job_goodput_ratio", "j"] == 0.25
+    assert not any(("elastic_job_goodput_ratio", "j") in shown(registry) for registry in (replica, agent))
 
 
 def test_checkpoints_have_an_age_and_a_size_and_failures_make_no_age() -> None:

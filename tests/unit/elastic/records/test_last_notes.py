@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.records.flight_recorder import Flight, FlightEvent, FlightNote
-from elastic.records.last_notes import last_notes, text
+from elastic.records.last_notes import last_notes, ranks, text
 
 S = 1_000_000_000
 
@@ -14,8 +14,12 @@ def flight(
     return Flight(worker, 7, 100 * S, (FlightNote(1, at_s * S, generation, operation, -1, event, words),))
 
 
+def entered(worker: str, generation: int, rank: int) -> dict[str, object]:
+    return {"event": "entered", "worker_id": worker, "generation": generation, "rank": rank}
+
+
 def awaited(*flights: Flight) -> list[str]:
-    return [last.worker_id for last in last_notes(flights, 130 * S) if last.awaited]
+    return [last.worker_id for last in last_notes(flights, 130 * S, {}) if last.awaited]
 
 
 def test_those_who_compute_are_waited_for_by_those_who_wait() -> None:
@@ -50,13 +54,14 @@ def test_it_is_told_in_words() -> None:
                 flight("c.0.0", FlightEvent.DONE, 4, at_s=7),
             ],
             None,
+            ranks([entered("a.0.0", 2, 0), entered("b.0.0", 1, 0), entered("b.0.0", 2, 1)]),
         )
     )
     assert told.splitlines() == [
-        "a.0.0  generation 2, operation 5: waits for the others in pass 0 of step 4, for 0 s",
-        "b.0.0  generation 2, operation 5: computes shard 3 in pass 0 of step 4, for 5 s",
-        "c.0.0  generation 2, operation 4: runs the script between two operations, for 3 s",
-        "the others wait for b.0.0, c.0.0; the first to look at is c.0.0: it runs the script between two operations, "
-        "for 3 s",
+        "rank 0 (a.0.0)  generation 2, operation 5: waits for the others in pass 0 of step 4, for 0 s",
+        "rank 1 (b.0.0)  generation 2, operation 5: computes shard 3 in pass 0 of step 4, for 5 s",
+        "c.0.0           generation 2, operation 4: runs the script between two operations, for 3 s",
+        "the others wait for rank 1 (b.0.0), c.0.0; the first to look at is c.0.0: it runs the script between two "
+        "operations, for 3 s",
     ]
-    assert text(last_notes([], None)) == ""
+    assert text(last_notes([], None, {})) == ""

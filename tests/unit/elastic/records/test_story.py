@@ -35,7 +35,7 @@ JOB = lines(
     ("op_complete", 1, "a.0.0", {"op": 1}),
     ("checkpoint_complete", 1, "b.0.0", {"step": 1}),
     ("worker_dying", 0, "b.0.0", KILLED),
-    ("member_lost", 0, "b.0.0", KILLED),
+    ("member_lost", 0, "b.0.0", {**KILLED, "rank": 1}),
     ("quiesce_started", 1, "", {"because": "b.0.0 lost: killed by SIGKILL"}),
     ("reported", 1, "a.0.0", {"reduced": 2}),
     ("committed", 2, "", {"kind": "loss", "members": ["a.0.0"], "because": "b.0.0 lost: killed by SIGKILL"}),
@@ -62,7 +62,7 @@ def test_the_story_of_a_worker_begins_with_its_start_and_says_why_it_ended() -> 
         "b.0.0 becomes a member with generation 1",
         "b.0.0 enters generation 1 as rank 1",
         "the main thread of b.0.0 has ended",
-        "b.0.0 is lost to the job",
+        "b.0.0, rank 1, is lost to the job",
         "b.0.0 is no member any more with generation 2",
     ]
     assert moments[-1].because == "b.0.0 lost: killed by SIGKILL"
@@ -72,7 +72,7 @@ def test_the_story_of_a_generation_after_a_loss_has_the_cause_first_and_ends_wit
     moments = story.of_generation(JOB, 2)
     assert said(moments) == [
         "the main thread of b.0.0 has ended",
-        "b.0.0 is lost to the job",
+        "b.0.0, rank 1, is lost to the job",
         "the members of generation 1 are told to leave its ring",
         "a.0.0 reports how far it is: 2 operations",
         "generation 2 (loss) is durable, with a.0.0",

@@ -129,6 +129,49 @@ def test_a_flight_is_told_from_note_to_note() -> None:
     ]
 
 
+WAITING = Flight("b.0.0", 8, int(WALL_S * 1e9), (note(1, 24, FlightEvent.WAITS, "pass 0 of step 3"),))
+HUNG = Flight("b.1.0", 9, int(WALL_S * 1e9), (note(1, 12, FlightEvent.COMPUTES, "shard 2 in pass 0 of step 3"),))
+RUNNING = [
+    line(0, "entered", one, 1, members=["b.0.0", "b.1.0"], rank=rank) for rank, one in enumerate(("b.0.0", "b.1.0"))
+]
+
+
+def at(ms_: int) -> int:
+    return int(WALL_S * 1e9) + ms_ * MS
+
+
+def test_what_lasts_when_it_is_looked_at_is_open_and_says_who_is_waited_for() -> None:
+    found = spans.of_job(RUNNING, [WAITING, HUNG], {"b.0.0", "b.1.0"}, at(500))
+    told = {(it.track, it.kind): it for it in found if isinstance(it, Span)}
+    assert all(it.open and ms(it.end_ns) == 500 for it in told.values())
+    assert told.keys() == {("job", "generation"), ("awaited", "awaited"), ("b.0.0", "waits"), ("b.1.0", "computes")}
+    awaited = told["awaited", "awaited"]
+    assert (awaited.name, ms(awaited.start_ns)) == ("rank 1 (b.1.0) computes shard 2 in pass 0 of step 3", 12)
+    place = {"generation": 1, "operation": 4}
+    assert told["b.1.0", "computes"].about == {**place, "rank": 1, "awaited": True}
+    assert told["b.0.0", "waits"].about == {**place, "rank": 0, "waits_for": ["rank 1 (b.1.0)"]}
+    events = chrome_trace.document(found, "gpt")["traceEvents"]
+    assert {it["ph"] for it in events} == {"M", "B"} and not any("dur" in it for it in events)
+
+
+def test_what_a_worker_did_when_it_ended_lasts_until_then_and_nobody_waits_for_it() -> None:
+    ended = [*RUNNING, line(90, "worker_exited", "b.1.0")]
+    found = spans.of_job(ended, [WAITING, HUNG], {"b.0.0"}, at(500))
+    (hung,) = of_kind("computes", found)
+    assert (ms(hung.start_ns), ms(hung.end_ns), hung.open) == (12, 90, False)
+    assert of_kind("awaited", found) == []
+    (waits,) = of_kind("waits", found)
+    assert waits.open and "waits_for" not in waits.about
+    assert {it.kind for it in spans.of_job(RUNNING, [WAITING, HUNG])} == {"generation", "last"}, (
+        "nobody knows for how long"
+    )
+
+
+def test_a_copy_that_lasts_is_open() -> None:
+    (copy,) = of_kind("copy", spans.of_job(JOB[:15], [], {"a.1.1"}, at(170)))
+    assert (copy.open, ms(copy.start_ns), ms(copy.end_ns)) == (True, 140, 170)
+
+
 def test_the_document_names_every_track_and_ends_no_span_before_it_begins() -> None:
     document = json.loads(json.dumps(chrome_trace.document(spans.of_job(JOB, [FLIGHT]), "gpt")))
     events = document["traceEvents"]
@@ -197,6 +240,15 @@ def test_a_collector_has_one_trace_with_the_times_of_the_job(
     assert ms(recovery.end_time_unix_nano) - ms(recovery.start_time_unix_nano) == 30
     named = {it.key: it.value.string_value for it in resources[0].resource.attributes}
     assert (named["service.name"], named["elastic.job"]) == ("elastic", "gpt")
+
+
+def test_a_collector_has_an_open_span_until_now_and_hears_that_it_is_open(collector: Collector) -> None:
+    otlp.export(spans.of_job(RUNNING, [WAITING, HUNG], {"b.0.0", "b.1.0"}, at(500)), "gpt", collector.url)
+    resources = [of for request in collector.requests for of in request.resource_spans]
+    received = [span for of in resources for scope in of.scope_spans for span in scope.spans]
+    (hung,) = [span for span in received if span.name == "computes shard 2 in pass 0 of step 3"]
+    about = {it.key: it.value for it in hung.attributes}
+    assert (ms(hung.end_time_unix_nano), about["open"].bool_value, about["rank"].string_value) == (500, True, "1")
 
 
 def test_a_collector_that_refuses_is_an_error() -> None:

@@ -1,12 +1,17 @@
-"""Where the time of a job went: into training, or into what losses, pauses and resumes cost. Pure."""
+"""Where the time of a job went: into training, or into what losses, pauses and resumes cost. Pure.
+
+The one definition of the goodput: the metric and the dashboard show what is computed here.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from elastic.records.journal import PHASES, Line
 
-PARTS = (*PHASES, "paused", "resuming")
+PARTS = (*PHASES, "paused", "resuming", "repeating")
 """detect to redo: the phases of losses (elastic/records/journal.py). paused: below the quorum, or for a newcomer.
-resuming: from the start of a resumed run until it trains."""
+resuming: from the start of a resumed run until it trains. repeating: steps that a resume does again."""
 
 
 class TimeSpent:
@@ -54,16 +59,23 @@ class TimeSpent:
             for phase in PHASES:
                 self._parts[phase] += recovery[f"{phase}_ms"] / 1e3
 
-    def document(self, now_s: float) -> dict[str, object]:
+    def document(self, now_s: float, applied: int) -> dict[str, Any]:
         """{"total_s", "training_s", "goodput", "redone_steps", "parts": {part: seconds}} since the job has first
-        trained, without times between runs. goodput: None before that. now_s: the job's end, or now."""
+        trained, without times between runs. goodput, the part of training in it: None before that.
+
+        now_s: the job's end, or now. applied: the steps of that time, each once. No file says when a step was done
+        again, so those take the part of the steps' time that is theirs by number.
+        """
         if self._began_s is None:
             return {"total_s": 0.0, "training_s": 0.0, "goodput": None, "redone_steps": 0, "parts": {}}
         parts = {name: max(0.0, spent_s) for name, spent_s in self._parts.items()}
         if self._paused_s is not None:
             parts["paused"] += max(0.0, now_s - self._paused_s)
         total_s = max(0.0, now_s - self._began_s - self._away_s)
-        training_s = max(0.0, total_s - sum(parts.values()))
+        stepping_s = max(0.0, total_s - sum(parts.values()))
+        if self.redone_steps:
+            parts["repeating"] = stepping_s * self.redone_steps / (self.redone_steps + applied)
+        training_s = stepping_s - parts["repeating"]
         return {
             "total_s": total_s,
             "training_s": training_s,
