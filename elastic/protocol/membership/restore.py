@@ -162,7 +162,7 @@ def founders(g: Group, present: Iterable[WorkerView]) -> tuple[Member, ...]:
     """The members of a form generation, in rank order. Devices go by slot, so spares come last."""
     chosen = sorted(present, key=lambda seen: (is_spare(g, seen), seen.member.node, seen.slot))[: g.wanted_workers]
     ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
-    members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
+    members = tuple(replace(seen.member, seniority=rank, home=rank) for rank, seen in enumerate(ordered))
     for member in members:
         g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)
     return members

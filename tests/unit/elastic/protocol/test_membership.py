@@ -42,6 +42,7 @@ from elastic.protocol.messages import (
     Failed,
     Finished,
     Generation,
+    Home,
     Invite,
     Kill,
     Kind,
@@ -141,6 +142,7 @@ class Job:
                 return Announce(
                     worker, node_of(worker), 0, 1, "host", 1, numerics, entered, ring, reduced,
                     ready="ready" in plain, invited="invited" in plain, snapshot=options.get("snapshot", ""),
+                    home=int(options.get("home", -1)),
                 )  # fmt: skip
             case "report":
                 return Report(
@@ -240,6 +242,8 @@ def tell(action: Action) -> str:
                     said = f"publish {record.number}"
                 case Quiesce(_, _, up_to):
                     said = f"quiesce up to {up_to}"
+                case Home(_, _, home):
+                    said = f"home {home}"
                 case Close(_, because, exit_code):
                     said = f"close {exit_code}: {because}".split("\n")[0]
                 case _:
