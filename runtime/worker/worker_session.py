@@ -282,6 +282,10 @@ class WorkerSession(OperationLoop):
     def copy_anew(self) -> Copy:
         return self._admission.copy_anew()
 
+    def script_does(self, what: str) -> None:
+        """What `elastic status` shows of the script that this worker runs beside itself."""
+        self._gauge.script = what
+
     def loop_over(self) -> None:
         self._gauge.loop_over()
 
