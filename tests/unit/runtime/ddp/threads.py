@@ -44,7 +44,7 @@ def seams() -> Iterator[None]:
         found.replace(ThreadLocalWorld, "comms", [])
     for name in ("_register_process_group", "_unregister_process_group"):  # by name, one for all threads
         found.replace(distributed_c10d, name, lambda *args: None)
-    threads = torch.get_num_threads()
+    threads, variables = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(1)
     try:
         with torch.autograd.set_multithreading_enabled(False):
@@ -52,6 +52,8 @@ def seams() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         found.restore()
+        os.environ.clear()
+        os.environ.update(variables)
         RankScript._here.script = None
 
 
