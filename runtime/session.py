@@ -133,6 +133,19 @@ class LoopPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class HomeRank:
+    """What the environment of a script for torchrun says of this worker; it stays for the life of the process.
+
+    rank: a number that no other living worker of the job has. node: the same of the node, among nodes: the node whose
+    workers have the lowest number is 0.
+    """
+
+    rank: int
+    node: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DrainNotice:
     """This worker's node has to go by until_s, a time of time.monotonic(). signalled: SIGTERM has told its agent."""
 
@@ -152,6 +165,8 @@ class Session(Protocol):
     def world_size(self) -> int: ...
     @property
     def local_rank(self) -> int: ...
+    @property
+    def home(self) -> HomeRank: ...
     @property
     def generation(self) -> int: ...
     def owned(self, units: int) -> tuple[int, ...] | None:

@@ -30,7 +30,7 @@ from elastic.checkpoints.series import newest_in_memory
 from elastic.daemon import log
 from elastic.errors import ElasticError, ExitCode
 from elastic.protocol import worker_slot
-from elastic.protocol.messages import Close, Fence, Invite, Kill, Order, Publish, Quiesce, Release
+from elastic.protocol.messages import Close, Fence, Home, Invite, Kill, Order, Publish, Quiesce, Release
 from elastic.records.job_directory import JobLock, read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.ledger import Ledger
@@ -226,6 +226,8 @@ class Agent:
                     self._workers.supervise_worker(worker_id, worker_slot.WorkerReleased())
                 case Invite():
                     self._standing.invited(worker_id)
+                case Home():
+                    self._standing.at_home(worker_id, order.home)
                 case Close():
                     self._workers.supervise_worker(worker_id, worker_slot.JobOver(complete=order.exit_code == 0))
             if isinstance(order, Fence):

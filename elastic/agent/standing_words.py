@@ -119,6 +119,11 @@ class StandingWords:
         if (known := self._announced.get(worker_id)) is not None:
             self._announced[worker_id] = replace(known, invited=True)
 
+    def at_home(self, worker_id: str, home: int) -> None:
+        """A leader has given the worker this number, which it keeps under later leaders."""
+        if (known := self._announced.get(worker_id)) is not None:
+            self._announced[worker_id] = replace(known, home=home)
+
     def published(self, generation: Generation) -> None:
         """Note a record that a leader has published to the workers."""
         self._records[generation.number] = generation

@@ -74,8 +74,7 @@ def known_replicas() -> str | None:
 
 
 def job_dir_of(options: argparse.Namespace) -> Path | None:
-    """As given, or the newest here; None if a job of a fleet is meant. Of several it is said which one was taken.
-    Raises ConfigError if there is none."""
+    """As given, or the newest here, as `newest_job_dir`; None if a job of a fleet is meant."""
     if options.job_dir is not None or options.rendezvous:
         job_dir: Path | None = options.job_dir
         return job_dir
@@ -84,6 +83,12 @@ def job_dir_of(options: argparse.Namespace) -> Path | None:
         return job_dir
     if options.job is not None:
         raise ConfigError(f"{options.job}: say with --rendezvous of which fleet, or give --job-dir")
+    return newest_job_dir()
+
+
+def newest_job_dir() -> Path:
+    """In ./elastic-jobs, of a job that runs if one does; of several it is said which one was taken. Raises ConfigError
+    if there is none."""
     found, live = job_dirs_here()
     if len(found) > 1:
         of = f"{live} that run" if live > 1 else "the jobs here that runs" if live else f"{len(found)}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import Field, fields
 from enum import StrEnum
@@ -93,7 +94,7 @@ def add(verbs: Any) -> None:
     run.add_argument(
         "script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the training script, and its arguments"
     )
-    run.set_defaults(verb=_run)
+    run.set_defaults(verb=_run, known=frozenset(run._option_string_actions))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -128,6 +129,9 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         workers=workers,
         **chosen(options),
     )
+    if not options.quiet and not options.module and (names := misplaced(words[2:], options.known, Path(program))):
+        said = f"behind {program} is given to the script; options of `elastic run` come before it"
+        print(f"elastic: {', '.join(names)} {said}", file=sys.stderr, flush=True)
     worker_process.check_descriptors(spec.workers + spec.spares, etcd=True)
     if spec.ring is RingKind.MPI:
         mpirun.find()
@@ -161,6 +165,17 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
                 quiet=options.quiet,
                 as_json=options.json,
             )
+
+
+def misplaced(arguments: Sequence[str], known: Collection[str], script: Path) -> list[str]:
+    """Options of this command that stand behind the script, and that the script does not seem to have itself: its text
+    has neither the option as a string nor its name before `:` or `=`, as a field or an argument."""
+    found = [name for word in arguments if (name := word.partition("=")[0]).startswith("--") and name in known]
+    if not found or not script.is_file():
+        return []
+    text = script.read_text(errors="replace")
+    names = {name: re.escape(name[2:].replace("-", "_")) for name in found if name != "--help"}
+    return [name for name, word in names.items() if not re.search(rf"[\"']{name}[\"']|\b{word}\s*[:=]", text)]
 
 
 def _metrics(chosen: str | None) -> AbstractContextManager[Callable[[Path, JobSpec], str]]:

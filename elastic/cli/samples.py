@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic.cli.options import newest_job_dir
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import ledger
 
@@ -19,6 +20,7 @@ FINDINGS_SHOWN_MAX = 20
 
 EXAMPLES = """\
 examples:
+  elastic samples                                     of the newest job in ./elastic-jobs
   elastic samples --job-dir elastic-jobs/train-1
   elastic samples --job-dir elastic-jobs/train-1 --json | jq .proved
 
@@ -44,11 +46,11 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--job-dir",
         type=Path,
-        required=True,
         action="append",
         dest="job_dirs",
         metavar="DIR",
-        help="of a job of several machines: those of all its nodes, one after the other",
+        help="of a job of several machines: those of all its nodes, one after the other (default: the newest in "
+        "./elastic-jobs, of a job that runs if one does)",
     )
     verb.add_argument("--json", action="store_true", help="as one JSON object")
     verb.set_defaults(verb=_run)
@@ -57,7 +59,8 @@ def add(verbs: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from elastic.records.exactly_once import prove  # with numpy, which the other verbs do without
 
-    parts = [_part(job_dir) for job_dir in options.job_dirs]
+    job_dirs = options.job_dirs or [newest_job_dir()]
+    parts = [_part(job_dir) for job_dir in job_dirs]
     try:
         epochs = prove(ledger.lines(parts[0]) if len(parts) == 1 else ledger.merged(parts))
     except FileNotFoundError as error:
@@ -71,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{_named(parts)} is damaged: {type(error).__name__} {error}") from error
     if not epochs:
-        raise ConfigError(f"{_named(options.job_dirs)} has no applied step yet, so there is nothing to prove")
+        raise ConfigError(f"{_named(job_dirs)} has no applied step yet, so there is nothing to prove")
     proved = all(epoch.proved for epoch in epochs)
     print(json.dumps(_document(epochs, proved)) if options.json else "\n".join(_table(epochs, proved)))
     return ExitCode.DONE if proved else ExitCode.SCRIPT_FAILED

@@ -71,7 +71,7 @@ def status_text(document: dict[str, Any]) -> str:
         lines.append(f"newest checkpoint {document['checkpoint']}")
     lines += [
         f"  rank {member['rank']}  {member['worker_id']}  on {member['node']}  pid {member['pid']}"
-        + ("" if rounds else f"  {member['applied']} steps{_speed_text(member)}")
+        + (f"  {member['phase']}" if rounds else f"  {member['applied']} steps{_speed_text(member)}")
         for member in document["members"]
     ]
     lines += [f"  straggler {worker_id}: {because}" for worker_id, because in document.get("stragglers", {}).items()]

@@ -28,13 +28,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What ring peers know of a worker. A smaller seniority is older; ranks follow it."""
+    """What ring peers know of a worker. A smaller seniority is older; ranks follow it.
+
+    home: a number that no other living worker of the job has, the lowest that was free; -1: none was given yet. It
+    stays for the life of the process. A script for torchrun sees it as RANK.
+    """
 
     worker_id: str
     node: str
     host: str
     port: int
     seniority: int
+    home: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +177,7 @@ class Announce:
     entered: the generation that the worker has entered; 0: it is a newcomer. numerics: fingerprint of what decides the
     bits (torch version, threads, capability); it ends with "ring:" and what carries the gradients. ready: the newcomer
     has rehearsed and asks to be admitted. invited: a leader had a place for the newcomer; until then it is a spare.
-    snapshot: the newest whole snapshot in its machine's memory when the worker started, or "".
+    snapshot: the newest whole snapshot in its machine's memory when the worker started, or "". home: as in Member.
     """
 
     worker_id: str
@@ -188,6 +193,7 @@ class Announce:
     ready: bool = False
     invited: bool = False
     snapshot: str = ""
+    home: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,6 +491,15 @@ class Invite:
 
 
 @dataclass(frozen=True, slots=True)
+class Home:
+    """The number that a newcomer has from now on; see Member. Members find theirs in the list of members."""
+
+    term: int
+    worker_id: str
+    home: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pointed:
     """Answer to CheckpointComplete. holds: the pointer names that entry, written by this worker, which may now remove
     older entries. Else a newer checkpoint is known, or another worker has completed this one."""
@@ -496,4 +511,4 @@ class Pointed:
     holds: bool
 
 
-Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite | Pointed
+Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite | Home | Pointed

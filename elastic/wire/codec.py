@@ -45,7 +45,7 @@ WORD_LIMIT = 8 * 2**20
 
 _IDENTIFIERS = frozenset({"worker_id", "node", "host"})
 _OPTIONAL_IDENTIFIERS = frozenset({"source"})
-_FROM_MINUS_ONE = frozenset({"kept", "copied", "copied_step", "op"})
+_FROM_MINUS_ONE = frozenset({"kept", "copied", "copied_step", "op", "home"})
 _ANY_SIGN = frozenset({"exit_code"})
 
 _CUT = "(the beginning is cut)\n"

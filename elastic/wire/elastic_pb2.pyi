@@ -521,18 +521,20 @@ class TreeNode(_message.Message):
     def __init__(self, lo: _Optional[int] = ..., hi: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker_id", "node", "host", "port", "seniority")
+    __slots__ = ("worker_id", "node", "host", "port", "seniority", "home")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     SENIORITY_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     node: str
     host: str
     port: int
     seniority: int
-    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., seniority: _Optional[int] = ...) -> None: ...
+    home: int
+    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., seniority: _Optional[int] = ..., home: _Optional[int] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("worker_id", "keep", "units")
@@ -645,7 +647,7 @@ class Word(_message.Message):
     def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ...) -> None: ...
 
 class Announce(_message.Message):
-    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited", "snapshot")
+    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited", "snapshot", "home")
     class RingState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RING_STATE_UNKNOWN: _ClassVar[Announce.RingState]
@@ -671,6 +673,7 @@ class Announce(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     INVITED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     node: str
     slot: int
@@ -684,7 +687,8 @@ class Announce(_message.Message):
     ready: bool
     invited: bool
     snapshot: str
-    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ...) -> None: ...
+    home: int
+    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ..., home: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied", "copied_step", "began", "closed")
@@ -903,7 +907,7 @@ class Unreadable(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., entry: _Optional[str] = ..., because: _Optional[str] = ..., memory: bool = ..., instead: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite", "pointed")
+    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite", "pointed", "home")
     QUIESCE_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -913,6 +917,7 @@ class Order(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     POINTED_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
     quiesce: Quiesce
     publish: Publish
     fence: Fence
@@ -922,7 +927,8 @@ class Order(_message.Message):
     drain: Drain
     invite: Invite
     pointed: Pointed
-    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., pointed: _Optional[_Union[Pointed, _Mapping]] = ...) -> None: ...
+    home: Home
+    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., pointed: _Optional[_Union[Pointed, _Mapping]] = ..., home: _Optional[_Union[Home, _Mapping]] = ...) -> None: ...
 
 class Quiesce(_message.Message):
     __slots__ = ("term", "round", "up_to")
@@ -999,6 +1005,16 @@ class Invite(_message.Message):
     term: int
     worker_id: str
     def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class Home(_message.Message):
+    __slots__ = ("term", "worker_id", "home")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    home: int
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., home: _Optional[int] = ...) -> None: ...
 
 class Pointed(_message.Message):
     __slots__ = ("term", "worker_id", "series", "entry", "holds")

@@ -12,14 +12,14 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader
 
-from elastic.agent.worker.environment import AGENT_SOCKET, RANKS, RESTART, SLOT
+from elastic.agent.worker.environment import AGENT_SOCKET, RANKS, RESTART
 from elastic.errors import ConfigError
 from runtime.data.loader import check_count
 from runtime.data.random_state import seed_all
 from runtime.ddp import batches, held_back, process_group, wrapper
 from runtime.ddp.rank_script import RankScript, watched_backward
 from runtime.ddp.seams import Seams
-from runtime.job import process_start
+from runtime.job.job import begin
 
 SEED = 0
 """Of what a script draws that seeds nothing itself."""
@@ -44,9 +44,9 @@ def enable(ranks: int | None = None) -> None:
         raise ConfigError("ddp.enable(): say how many ranks, by ddp.enable(ranks=8) or by `elastic run --ranks 8`")
     if RankScript.current() is not None:
         return
-    script = RankScript(number, min(int(os.environ.get(SLOT) or "0"), number - 1))
-    torch.set_num_threads(process_start.threads(None))
-    os.environ.update(environment(number, script.home))
+    script = RankScript(number)
+    script.connect(begin(close=script.close))  # before the script's first line, which may ask for its rank
+    os.environ.update(environment(script))
     install(Seams())
     script.enter()
     seed_all(SEED, "script")
@@ -63,18 +63,21 @@ def install(seams: Seams) -> None:
     seams.replace(builtins, "enumerate", batches.Counted)
 
 
-def environment(ranks: int, home: int) -> dict[str, str]:
-    """The variables that torchrun sets, of one node with all ranks. Nobody listens at the address."""
+def environment(script: RankScript) -> dict[str, str]:
+    """The variables that torchrun sets. RANK, LOCAL_RANK and GROUP_RANK are what no other worker of the job, worker of
+    the node, and node has, as far as there are ranks. Each node may compute all ranks, so LOCAL_WORLD_SIZE is constant
+    too. Nobody listens at the address."""
+    session, home, ranks = script.training.session, str(script.home), str(script.ranks)
     return {
-        "RANK": str(home),
-        "LOCAL_RANK": str(home),
-        "ROLE_RANK": str(home),
-        "GROUP_RANK": "0",
+        "RANK": home,
+        "LOCAL_RANK": str(min(session.local_rank, script.ranks - 1)),
+        "ROLE_RANK": home,
+        "GROUP_RANK": str(session.home.node),
         "ROLE_NAME": "default",
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "ROLE_WORLD_SIZE": str(ranks),
-        "GROUP_WORLD_SIZE": "1",
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "ROLE_WORLD_SIZE": ranks,
+        "GROUP_WORLD_SIZE": str(session.home.nodes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RESTART_COUNT": "0",

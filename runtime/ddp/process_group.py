@@ -209,7 +209,6 @@ def _init(original: Any) -> Any:
                 f"init_process_group(world_size={world_size}), and the job has {script.ranks} ranks: start the script "
                 f"with --ranks {world_size}"
             )
-        script.connect()
         original(NAME, store=HashStore(), rank=script.home, world_size=script.ranks)
 
     return init_process_group

@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -30,7 +31,7 @@ from runtime.ddp.rank_values import RankValue
 from runtime.ddp.sampler_source import SamplerSource
 from runtime.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
-from runtime.job.job import Job, begin
+from runtime.job.job import Job
 from runtime.job.loops import Extent, Steps
 from runtime.job.passes import PassWork
 from runtime.job.training import Loop, Training
@@ -62,12 +63,13 @@ class RankScript:
 
     _here: ClassVar[threading.local] = threading.local()
 
-    def __init__(self, ranks: int, home: int, below: FrameType | None = None) -> None:
-        """home: the rank that the script sees in its environment, 0..ranks-1. below: of the frames that stand when the
-        script begins, the innermost one that is not the script's."""
+    job: Job
+    home: int
+    """The rank that the script sees in its environment, 0..ranks-1."""
+
+    def __init__(self, ranks: int, below: FrameType | None = None) -> None:
+        """below: of the frames that stand when the script begins, the innermost one that is not the script's."""
         self.ranks = ranks
-        self.home = home
-        self.job: Job | None = None
         self.seen: dict[str, list[Any]] = {}
         """What the script has made, by kind ("model", "optimizer", ...), in the order in which it was made."""
         self.modules: list[nn.Module] = []
@@ -147,13 +149,13 @@ class RankScript:
         """Become the current script of this thread."""
         self._here.script = self
 
-    def connect(self) -> None:
-        """Become a worker of the job, which ends with the script."""
-        self.job = begin(close=self.close)
+    def connect(self, job: Job) -> None:
+        """Become the script of this job's worker."""
+        self.job = job
+        self.home = min(self.training.session.home.rank, self.ranks - 1)
 
     @property
     def training(self) -> Training:
-        assert self.job is not None
         return self.job._training
 
     # What the script makes
@@ -170,8 +172,6 @@ class RankScript:
     @property
     def rank_now(self) -> int:
         """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn."""
-        if self.job is None:
-            return self.home
         return self.ranks if self.silent or self.training.session.joining else self.job.rank
 
     @property
@@ -294,7 +294,6 @@ class RankScript:
         self._steps = Steps(training, work, Extent(first, self._epoch, None, None, None))
 
     def _begin(self) -> None:
-        assert self.job is not None
         self.begun = True
         if not self.seen.get("model"):
             raise ConfigError("the training loop began without a DistributedDataParallel model; wrap the model before")
@@ -340,7 +339,7 @@ class RankScript:
         match self.turn:
             case Turn.OUTSIDE:
                 assert self._asked is not None
-                if self.job is None:
+                if not dist.is_initialized():
                     raise ConfigError("the training loop began before dist.init_process_group(); call that first")
                 return self._offer(self._asked(self._position), 0)
             case Turn.OFFERED | Turn.OPEN:
@@ -527,7 +526,7 @@ class RankScript:
             return
         self.evaluated = True
         found: list[dict[str, float]] = []
-        if self.job is None or not self.begun:
+        if not self.begun:
             for rank in range(self.ranks):
                 start.put_back(objects=False)
                 yield from source.of_rank(rank)
@@ -554,7 +553,7 @@ class RankScript:
 
     def leave(self) -> None:
         """The script's process group is destroyed, or the script has ended: there are no more steps."""
-        if self.job is None or not self.begun or self.training.loop is Loop.OVER:
+        if not self.begun or self.training.loop is Loop.OVER:
             return
         if self.training.session.joining:
             raise JoinMissed(f"the script was over in epoch {self._epoch}, and the job is in epoch {self._entry}")
@@ -565,7 +564,6 @@ class RankScript:
 
     def close(self) -> None:
         """The script has ended."""
-        assert self.job is not None
         if not self.begun and self.job.world_size > 1:
             raise mistakes.never_trained()
         self.leave()
@@ -578,7 +576,7 @@ def watched_backward(original: Any) -> Any:
 
     def backward(*args: Any, **kwargs: Any) -> None:
         script = RankScript.current()
-        if script is None or script.job is None or script.in_backward:
+        if script is None or script.in_backward:
             original(*args, **kwargs)
             return
         script.before_backward()

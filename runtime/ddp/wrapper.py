@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,7 +49,7 @@ def _init(
     **kwargs: Any,
 ) -> None:
     script = RankScript.running()
-    if script.job is None:
+    if not dist.is_initialized():
         raise ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
     nn.Module.__init__(self)
     self.module = module

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from elastic.agent.worker.environment import RANKS
 from elastic.agent.worker.examination import EPOCH_STEPS
 from elastic.checkpoints.settings import Settings
 from elastic.errors import CheckpointError, ConfigError, UsageError
@@ -69,7 +70,12 @@ def begin(
     (default: the job's own `close`)."""
     global _current
     if _current is not None:
-        raise ConfigError("elastic.join() was called twice; call it once and pass the job on")
+        ranks = os.environ.get(RANKS, "0") != "0"
+        raise ConfigError(
+            "elastic.join() was called in a script that was started with --ranks; leave --ranks out"
+            if ranks
+            else "elastic.join() was called twice; call it once and pass the job on"
+        )
     threads = process_start.threads(threads)
     check_seed(seed)
     chosen = process_start.device(device)

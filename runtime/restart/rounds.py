@@ -14,6 +14,9 @@ from typing import Any, Self, TypeAlias
 from elastic.protocol.worker_id import node_of
 from runtime.reduction.partial_sum import Json
 
+IDLE_SHOWN_S = 10.0
+"""After so many seconds without a processor `elastic status` says that a script is idle."""
+
 _CALL = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
 
@@ -81,6 +84,11 @@ class ScriptReport:
     failure: Failure | None = None
     idle_s: float = 0.0
     """Seconds for which neither the running script nor a process below it has used a processor, see script_watch.py."""
+
+    def said(self, hang_s: float) -> str:
+        """What `elastic status` shows of the script. hang_s: as of `decide`."""
+        idle = f", idle for {self.idle_s:.0f} s of {hang_s:.0f} s" if self.idle_s >= IDLE_SHOWN_S else ""
+        return f"script {self.state}{idle}"
 
     def to_json(self) -> dict[str, Json]:
         return asdict(self)

@@ -125,6 +125,7 @@ class Supervisor:
         self._step = op.step
         self._follow_generation()
         report = self._at.report(self._address(), self._seen.idle_s if self._seen is not None else 0.0)
+        session.script_does(report.said(self._told.timing.hang_s))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         reports = {worker: ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()}

@@ -15,6 +15,7 @@ from elastic.protocol.messages import (
     Drain,
     Fence,
     Generation,
+    Home,
     Invite,
     Kind,
     Order,
@@ -43,6 +44,8 @@ class LeaderOrders:
     ) -> None:
         self.invited = False
         """Whether the world has a place for this newcomer."""
+        self.home = -1
+        """The number that a leader has given this newcomer."""
         self.ready = False
         """Whether this newcomer has rehearsed: it says so again to every leader, and after every loss."""
         self._outdated = 0
@@ -77,6 +80,8 @@ class LeaderOrders:
                 case Invite():
                     self.invited = True
                     self._standing.changed.notify_all()
+                case Home(_, _, home):
+                    self.home = home
                 case Pointed(_, _, series, entry, holds):
                     answer = self.pointed.pop((series, entry), None)
                 case Drain(_, _, left_ms, because, signalled):

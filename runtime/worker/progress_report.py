@@ -28,6 +28,8 @@ class ProgressReporter:
         self._speed = Speed(on_host=on_host)
         self._shards = 0
         self._loop_over = False
+        self.script = ""
+        """What the script does that this worker runs beside itself; "": the worker is the script."""
         self.at("starting")
 
     def at(self, what: str) -> None:
@@ -95,7 +97,7 @@ class ProgressReporter:
             p.entered,
             p.reduced,
             applied,
-            phase=(fresh and joining) or seen.what,
+            phase=(fresh and joining) or self.script or seen.what,
             shards=self._shards,
             shard_us=self._speed.shard_us,
             exchange_us=self._speed.exchange_us,

@@ -16,7 +16,7 @@ from elastic.checkpoints.naming import EntryName
 from elastic.protocol.reduction_tree import next_fold
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.session import Copy, JoinMeta, LoopPlace, Op, OpKind, StepRecord
+from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
 
@@ -27,6 +27,7 @@ class SingleSession:
     rank = 0
     world_size = 1
     local_rank = 0
+    home = HomeRank(0, 0, 1)
     generation = 1
     restarted = False
     because = "a job of one"

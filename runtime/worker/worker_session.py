@@ -36,6 +36,7 @@ from elastic.protocol.messages import (
     Word,
 )
 from elastic.protocol.recovery_plan import default_units_of
+from elastic.protocol.worker_id import node_of
 from elastic.protocol.worker_state import Phase
 from elastic.records import ledger
 from elastic.records.flight_recorder import FlightRecorder
@@ -50,7 +51,7 @@ from runtime.ring.process_group import meeting
 from runtime.ring.ring_set import Rings
 from runtime.ring.tls import TlsContexts
 from runtime.script_end import raised_at
-from runtime.session import Copy, DrainNotice, JoinMeta, LoopPlace, StepRecord
+from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, StepRecord
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
@@ -164,6 +165,18 @@ class WorkerSession(OperationLoop):
     def world_size(self) -> int:
         return len(self._record.members)
 
+    @property
+    def home(self) -> HomeRank:
+        member = self._record.member(self.worker_id)
+        rank = self._orders.home if member is None else member.home
+        if rank < 0:
+            rank = self.local_rank  # an older leader gives no numbers
+        node = node_of(self.worker_id)
+        lowest = {node: rank}
+        for other in self._record.members:
+            lowest[other.node] = min(other.home, lowest.get(other.node, other.home))
+        return HomeRank(rank, sum(first < lowest[node] for first in lowest.values()), len(lowest))
+
     def owned(self, units: int) -> tuple[int, ...] | None:
         record = self._record
         return default_units_of(self.worker_id, record, units) if record.member(self.worker_id) else None
@@ -268,6 +281,10 @@ class WorkerSession(OperationLoop):
 
     def copy_anew(self) -> Copy:
         return self._admission.copy_anew()
+
+    def script_does(self, what: str) -> None:
+        """What `elastic status` shows of the script that this worker runs beside itself."""
+        self._gauge.script = what
 
     def loop_over(self) -> None:
         self._gauge.loop_over()

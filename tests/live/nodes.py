@@ -49,10 +49,10 @@ class Worker:
 class Node:
     """What of an agent starts workers, with a journal. Everything runs on the loop of the fixture."""
 
-    def __init__(self, home: Path, command: tuple[str, ...], fork: bool = True) -> None:
+    def __init__(self, home: Path, command: tuple[str, ...], fork: bool = True, ranks: int = 0) -> None:
         self.home = home
         self.journal_path = home / "journal.jsonl"
-        self.spec = JobSpec(name="job", command=command, workers=2, fork=fork)
+        self.spec = JobSpec(name="job", command=command, workers=2, fork=fork, ranks=ranks)
         self.journal = Journal(self.journal_path, "job", "agent-a", "a")
         self.starter = Launcher(self.spec, home, "a", self.journal)
         self.started = 0
@@ -63,6 +63,7 @@ class Node:
 
     async def ended(self, **settings: str) -> Worker:
         worker = self.start(**settings)
+        await asyncio.wait_for(asyncio.shield(worker.process), PATIENCE_S)
         await asyncio.wait_for(worker.status, PATIENCE_S)
         return worker
 

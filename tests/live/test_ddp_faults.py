@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from elastic.records import ledger
+from elastic.records.exactly_once import prove
 from elastic.store.embedded import EmbeddedEtcd
 from tests.live.jobs import DEADLINE_S, Job, Line
 from tests.live.spread import Spread
@@ -64,6 +65,13 @@ def test_every_world_has_the_digest_of_one_worker(name: str, workers: int, quiet
     found, steps = world(tmp_path, name, workers)
     assert found == quiet(name)[0]
     assert ledger.compare(steps, quiet(name)[1]) is None
+    assert proved(steps)
+
+
+def proved(steps: list[Line]) -> bool:
+    """Whether the ledger proves that each rank had what its DistributedSampler gives it, once, as far as it goes."""
+    epochs = prove(steps)
+    return all(epoch.proved and epoch.order == "sampler" for epoch in epochs) and bool(epochs)
 
 
 @pytest.mark.parametrize("number", range(20), ids=lambda number: f"faults{number}")
@@ -103,6 +111,7 @@ def test_random_faults_change_no_bit(
         # A node's file ends before a step that it had no members in, so the last steps may be on no file.
         on_file = job.steps()
         assert ledger.compare(on_file, [lines[line["step"]] for line in on_file]) is None
+        assert proved(on_file)
 
 
 class Faults:

@@ -41,10 +41,10 @@ def do() -> Iterator[Do[Any]]:
 
 @contextmanager
 def node_of(
-    home: Path, command: tuple[str, ...], do: Do[Any], *, fork: bool = True, cwd: Path = ROOT
+    home: Path, command: tuple[str, ...], do: Do[Any], *, fork: bool = True, ranks: int = 0, cwd: Path = ROOT
 ) -> Iterator[Node]:
     async def make() -> Node:
-        return Node(home, command, fork)
+        return Node(home, command, fork, ranks)
 
     home.mkdir(exist_ok=True)
     with chdir(cwd):
@@ -160,6 +160,19 @@ def test_what_cannot_be_forked_starts_cold_and_says_why(
     with node_of(tmp_path, command, do, cwd=tmp_path) as node:
         worker = do(node.ended())
     assert (worker.cold, worker.status.result()) == (because, 3)
+
+
+def test_what_is_no_script_of_this_interpreter_is_refused_with_ranks(tmp_path: Path, do: Do[Any]) -> None:
+    """It would begin without its ranks, and fail for want of RANK or train alone."""
+    (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
+    with (
+        node_of(tmp_path, ("sh", "-c", "exit 3"), do, ranks=4, cwd=tmp_path) as node,
+        pytest.raises(AssertionError, match="sh runs no script of Python in the agent's interpreter"),
+    ):
+        do(node.ended())
+    roundabout = str(Path(sys.executable).parent / ".." / "bin" / Path(sys.executable).name)
+    with node_of(tmp_path, (roundabout, "train.py"), do, cwd=tmp_path) as node:
+        assert do(node.ended()).cold == ""
 
 
 def test_a_module_that_starts_a_thread_when_it_is_imported_is_left_to_the_workers(

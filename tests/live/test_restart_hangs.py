@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic.cli.status import status_text
 from elastic.records.journal import read_all
 from elastic.records.story import of_generation
 from tests.live.jobs import ROOT, SLACK_S, Job
@@ -125,6 +126,7 @@ def test_four_ranks_that_end_at_once_are_a_job(how: str, tmp_path: Path) -> None
 def test_scripts_that_get_nowhere_are_shown_and_ended(how: str, tmp_path: Path) -> None:
     """Also where one of them has ended well, and the others wait for it."""
     with job(tmp_path, how, "--hang-limit", "30", workers=3) as running:
+        running.until("a script is said to be idle", lambda: "s of 30 s" in status_text(running.status()))
         hang = running.await_event("scripts_hang")
         assert running.wait() == 0, running.output
         (failed,) = [line for line in running.events("script_failed") if "message" in line]  # of the leader

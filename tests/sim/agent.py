@@ -22,6 +22,7 @@ from elastic.protocol.messages import (
     DrainWish,
     Failed,
     Finished,
+    Home,
     Invite,
     Kill,
     Order,
@@ -348,6 +349,8 @@ class Agent:
                     self.supervise_worker(name, worker_slot.WorkerReleased())
                 case Invite():
                     self._standing.invited(name)
+                case Home():
+                    self._standing.at_home(name, order.home)
                 case Close():
                     self.supervise_worker(name, worker_slot.JobOver(complete=order.exit_code == 0))
             if (worker := self.workers.get(name)) is not None:

@@ -197,6 +197,12 @@ class Judge:
         later = [r for n, r in sorted(self.world.records.all.items()) if n > number and r.kind is not Kind.PLANNED]
         return -1 if any(r.kind is Kind.FORM for r in later) else later[0].plan.op
 
+    def listed(self, worker: Worker, record: Generation) -> None:
+        """Scripts have read their home when they began, so it is the same in every list."""
+        if (member := record.member(worker.me)) is not None:
+            require(worker.home in (-1, member.home), f"{worker.me} had the home {worker.home}, and now {member.home}")
+            worker.home = member.home
+
     def told_to_close(self, worker: Worker) -> bool:
         """Whether a member that is told that the job is complete may believe it: it waits in the very last operation.
         Whoever was cut off or expelled stands elsewhere, and only ends."""

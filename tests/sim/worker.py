@@ -20,6 +20,7 @@ from elastic.protocol.messages import (
     Doing,
     Failed,
     Finished,
+    Home,
     Invite,
     Kind,
     Order,
@@ -95,6 +96,7 @@ class Worker:
         self.raises = ""
         """Where its script is about to raise."""
         self.fenced = False
+        self.home = -1
         self.drifted = False
         """Its state is not what it should be, and the sums do not show it."""
         self.state = 0
@@ -220,9 +222,13 @@ class Worker:
             return
         match order:
             case Publish() | Quiesce():
+                if isinstance(order, Publish):
+                    self.world.judge.listed(self, order.generation)
                 self.post(order)
             case Invite():
                 self.newcomer.invited = True
+            case Home(_, _, home):
+                self.home = home
             case Close(_, _, exit_code):
                 finishes = exit_code == 0 and self.p.phase is not Phase.FRESH and not self.p.leaving
                 if finishes and self.world.judge.told_to_close(self):

@@ -18,7 +18,7 @@ from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.reduction_tree import next_fold
 from runtime.guards import checks
 from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.session import Copy, DrainNotice, JoinMeta, LoopPlace, Op, OpKind, StepRecord
+from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
 WAIT_S = 100.0
@@ -214,6 +214,10 @@ class FakeMember:
     @property
     def rank(self) -> int:
         return self.world.members.index(self.worker_id) if self.worker_id in self.world.members else 99
+
+    @property
+    def home(self) -> HomeRank:
+        return HomeRank(int(self.worker_id[1:]), 0, 1)
 
     @property
     def world_size(self) -> int:

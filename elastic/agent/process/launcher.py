@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,12 @@ class Launcher:
             return start.failed(str(error))
         try:
             command = self._cold_command()
+            if command is self._command and (self._spec.ranks or self._spec.restart):
+                raise ConfigError(
+                    f"{command[0]} runs no script of Python in the agent's interpreter, as --ranks and --restart "
+                    f"need it: write `{sys.executable} SCRIPT.py` or `... -m MODULE`; or, instead of --ranks, "
+                    "`elastic.ddp.enable(ranks=N)` in the script"
+                )
             environment = stop_signals.environment({**self._environment, **start.settings})
             pid = start_cold(command, environment, outlets, holds=command is not self._command)
         except (ConfigError, OSError) as error:

@@ -167,5 +167,7 @@ def start_fork_server(command: Sequence[str], variables: Mapping[str, str], logs
 def is_this_interpreter(program: str | None) -> bool:
     """Whether the program is this interpreter, maybe by another name in the same directory: in another directory it may
     belong to another virtual environment."""
-    mine = Path(sys.executable)
-    return program is not None and Path(program).parent == mine.parent and Path(program).resolve() == mine.resolve()
+    if program is None:
+        return False
+    mine, other = Path(os.path.abspath(sys.executable)), Path(os.path.abspath(program))
+    return other.parent == mine.parent and other.resolve() == mine.resolve()

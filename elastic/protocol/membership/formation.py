@@ -15,6 +15,7 @@ from elastic.protocol.membership.transitions import (
     commit,
     dismiss,
     fence,
+    give_home,
     heard_to_be,
     told,
 )
@@ -42,7 +43,8 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     known, running = g.workers.get(word.worker_id), g.running
     seniority = known.member.seniority if known else g.take_seniority()
     listed = next((r.member(word.worker_id) for r in g.chain if r.member(word.worker_id)), None)
-    member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority)
+    home = known.member.home if known else word.home
+    member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority, home)
     seen = WorkerView(
         member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, moved_s=now_s,
         stage=_stage_of(word, known), expelled_s=known.expelled_s if known else 0.0, snapshot=word.snapshot,
@@ -74,6 +76,8 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
             turn_out(g, word.worker_id, now_s, do)  # it was invited before the loss; nobody has been since
         form(g, now_s, do)
         return
+    if listed is None:
+        give_home(g, word.worker_id, do)
     do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in told(g))
     if g.state is State.QUIESCING:
         assert g.top is not None

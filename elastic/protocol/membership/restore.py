@@ -19,6 +19,7 @@ This module also decides who may move the pointer to the newest checkpoint.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -159,10 +160,16 @@ def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bo
 
 
 def founders(g: Group, present: Iterable[WorkerView]) -> tuple[Member, ...]:
-    """The members of a form generation, in rank order. Devices go by slot, so spares come last."""
+    """The members of a form generation, in rank order. Devices go by slot, so spares come last. A newcomer from before
+    a loss keeps its home, because its script knows it."""
     chosen = sorted(present, key=lambda seen: (is_spare(g, seen), seen.member.node, seen.slot))[: g.wanted_workers]
     ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
-    members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
+    taken = {seen.member.home for seen in ordered}
+    free = (number for number in itertools.count() if number not in taken)
+    members = tuple(
+        replace(seen.member, seniority=rank, home=seen.member.home if seen.member.home >= 0 else next(free))
+        for rank, seen in enumerate(ordered)
+    )
     for member in members:
         g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)
     return members

@@ -6,6 +6,7 @@ This module also commits and publishes generations. Workers that one leaves out 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,21 @@ from elastic.config import Reduction
 from elastic.protocol import shard_assignment
 from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
 from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
-from elastic.protocol.messages import Close, Fence, Generation, Kill, Kind, Member, Plan, Publish, Quiesce, Release
+from elastic.protocol.messages import (
+    Close,
+    Fence,
+    Generation,
+    Home,
+    Kill,
+    Kind,
+    Member,
+    Plan,
+    Publish,
+    Quiesce,
+    Release,
+)
+
+_AWAY = (Stage.REFUSED, Stage.FINISHED, Stage.LEFT, Stage.EXPELLED, Stage.KILLED)
 
 
 def move_on(g: Group, worker: str, stage: Stage, **also: Any) -> None:
@@ -123,7 +138,23 @@ def commit(
     do.append(Commit(g.committing))
 
 
+def give_home(g: Group, worker: str, do: list[Action]) -> None:
+    """Give a newcomer the lowest number that is free, before it hears of a generation: then its script begins. What a
+    worker that leaves has is free already, so that its successor begins with it."""
+    seen = g.workers[worker]
+    home = seen.member.home
+    if home < 0:
+        gone = {*g.dead, *g.given_up, *g.drains, *g.workers.at(*_AWAY)}
+        taken = {other.member.home for name, other in g.workers.items() if name not in gone}
+        home = next(number for number in itertools.count() if number not in taken)
+        g.workers[worker] = replace(seen, member=replace(seen.member, home=home))
+    do.append(Tell((worker,), Home(g.term, worker, home)))
+
+
 def publish(g: Group, record: Generation, do: list[Action]) -> None:
+    if record.kind is Kind.FORM:
+        for spare in sorted(g.newcomers - {*record.ids, *g.dead}):
+            give_home(g, spare, do)
     do.append(Tell(tuple(sorted(worker for worker in g.workers if worker not in g.dead)), Publish(g.term, record)))
     do.append(Note("published", {"generation": record.number, "kind": str(record.kind), "because": record.because}))
 

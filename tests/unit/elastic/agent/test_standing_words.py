@@ -54,6 +54,14 @@ def test_an_invited_newcomer_is_announced_as_such() -> None:
     assert standing.words() == (replace(ANNOUNCE, invited=True, ready=True),)
 
 
+def test_a_newcomer_keeps_the_number_that_a_leader_gave_it() -> None:
+    standing = StandingWords()
+    standing.heard(ANNOUNCE)
+    for worker_id in ("a.0.0", "a.1.0"):
+        standing.at_home(worker_id, 3)
+    assert standing.words() == (replace(ANNOUNCE, home=3),)
+
+
 def test_a_stepping_worker_is_announced_where_it_stands() -> None:
     live = replace(ANNOUNCE, entered=2, ring=RingState.LIVE, reduced=9)
     assert after(RingUp("a.0.0", 2), Progress("a.0.0", 2, 7), Progress("a.0.0", 2, 9, 8)) == (live,)

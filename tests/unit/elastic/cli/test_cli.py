@@ -22,7 +22,7 @@ import elastic
 from elastic import cli
 from elastic.checkpoints.storage import Storage, put
 from elastic.cli.local import job_run
-from elastic.cli.run import add_job_options, chosen, in_a_file
+from elastic.cli.run import add_job_options, chosen, in_a_file, misplaced
 from elastic.cli.status import job_status, status_text
 from elastic.config import JobSpec, Stragglers, Timing, job_from_toml
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -325,14 +325,30 @@ def test_no_etcd_is_said_before_anything_is_made(
     assert not (here / "elastic-jobs").exists()
 
 
+def test_options_behind_a_script_that_does_not_know_them_are_named(tmp_path: Path) -> None:
+    """A script may have options of the same name, spelled in one of several ways."""
+    script, known = tmp_path / "train.py", frozenset(("--ranks", "--workers", "--min-workers", "--help"))
+    words = ["--ranks", "4", "--lr=3", "--min-workers=2", "--help", "workers"]
+    for text, wanted in {
+        '"""elastic run --ranks 4 train.py"""': ["--ranks", "--min-workers"],
+        'parser.add_argument("--ranks", type=int)': ["--min-workers"],
+        "class Options:\n    ranks: int = 2\n    min_workers: int = 1": [],
+        "def main(ranks=2, num_workers=1): ...": ["--min-workers"],
+    }.items():
+        script.write_text(text)
+        assert misplaced(words, known, script) == wanted
+    assert misplaced(["4"], known, tmp_path / "no-file") == misplaced(words, known, tmp_path) == []
+
+
 def test_status_counts_spares_apart_from_members() -> None:
     member = {"worker_id": "local.0.0", "node": "local", "pid": 7, "rank": 0, "applied": 9}
     facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": [member]}
     assert "spare" not in status_text(facts)
-    assert status_text({**facts, "restart": True}).splitlines() == [
+    in_rounds = {**member, "phase": "script running, idle for 40 s of 300 s"}
+    assert status_text({**facts, "members": [in_rounds], "restart": True}).splitlines() == [
         "train: running, round 3",
         "because fine",
-        "  rank 0  local.0.0  on local  pid 7",
+        "  rank 0  local.0.0  on local  pid 7  script running, idle for 40 s of 300 s",
     ]
     assert "shard" not in status_text(facts), "nobody knows yet how fast it is"
     assert status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]

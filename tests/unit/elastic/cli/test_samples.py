@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -178,6 +179,22 @@ def test_the_command_shows_a_table_and_says_that_it_is_proved(
         "    1 shuffled           2/3           32         0         0  each sample once so far",
         "proved: each sample of each epoch's plan was used exactly once",
     ]
+
+
+def test_without_a_directory_it_is_the_newest_job_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["samples"]) == ExitCode.BAD_INPUT
+    assert "there is no job in" in " ".join(capsys.readouterr().err.split())
+    for number, lines in enumerate((ledger("in order")[:1], ledger("shuffled"))):
+        directory = tmp_path / "elastic-jobs" / f"train-{number}"
+        directory.mkdir(parents=True)
+        write(directory, lines)
+        os.utime(directory / "job.json", (number, number))
+    assert cli.main(["samples", "--json"]) == ExitCode.DONE
+    said = capsys.readouterr()
+    assert json.loads(said.out)["epochs"][0]["order"] == "shuffled" and "train-1, the newest of 2" in said.err
 
 
 def test_the_command_fails_with_the_step_and_the_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

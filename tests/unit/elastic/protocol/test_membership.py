@@ -30,7 +30,8 @@ from elastic.protocol.membership import (
     Stopped,
     Tell,
 )
-from elastic.protocol.membership.group import Stage
+from elastic.protocol.membership.group import Stage, WorkerView
+from elastic.protocol.membership.restore import founders
 from elastic.protocol.messages import (
     Announce,
     BuildFailedReport,
@@ -42,6 +43,7 @@ from elastic.protocol.messages import (
     Failed,
     Finished,
     Generation,
+    Home,
     Invite,
     Kill,
     Kind,
@@ -141,6 +143,7 @@ class Job:
                 return Announce(
                     worker, node_of(worker), 0, 1, "host", 1, numerics, entered, ring, reduced,
                     ready="ready" in plain, invited="invited" in plain, snapshot=options.get("snapshot", ""),
+                    home=int(options.get("home", -1)),
                 )  # fmt: skip
             case "report":
                 return Report(
@@ -240,6 +243,8 @@ def tell(action: Action) -> str:
                     said = f"publish {record.number}"
                 case Quiesce(_, _, up_to):
                     said = f"quiesce up to {up_to}"
+                case Home(_, _, home):
+                    said = f"home {home}"
                 case Close(_, because, exit_code):
                     said = f"close {exit_code}: {because}".split("\n")[0]
                 case _:
@@ -387,6 +392,16 @@ def test_a_job_that_is_to_be_smaller_forms_with_as_many_and_leaves_places_empty(
     group, actions = membership.step(group, Resized(3), 0.0)
     invited = [action.to for action in actions if isinstance(action, Tell) and isinstance(action.order, Invite)]
     assert invited == [("a.1.0",)], "now there is one more"
+
+
+def test_a_founder_that_was_a_newcomer_before_a_loss_keeps_its_home() -> None:
+    group = membership.new(JobSpec(name="job", command=("train",), workers=3), seed="seed")
+    for slot, home in enumerate((-1, 0, -1)):
+        member = Member(f"n.{slot}.0", "n", "host", 1, slot, home)
+        group.workers[member.worker_id] = WorkerView(member, slot=slot, pid=1, numerics="same")
+    members = founders(group, group.workers.values())
+    assert [member.home for member in members] == [1, 0, 2]
+    assert [group.workers[member.worker_id].member for member in members] == list(members)
 
 
 def test_a_set_up_that_is_only_slow_gets_its_time_from_a_longer_pause_limit() -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,18 +26,7 @@ RANKS = 4
 Main = Callable[[], object]
 
 
-class ThreadScript(RankScript):
-    """On a session that the test has made."""
-
-    def __init__(self, session: Session, ranks: int, home: int, below: FrameType) -> None:
-        super().__init__(ranks, home, below)
-        self._session = session
-
-    def connect(self) -> None:
-        self.job = make_job(self._session)
-
-
-class WrongGuess(ThreadScript):
+class WrongGuess(RankScript):
     """Each step begins with the batch of a rank whose turn it is not, as if a worker had been lost meanwhile."""
 
     def _first_rank(self, owned: tuple[int, ...] | None) -> int:
@@ -56,7 +44,7 @@ def seams() -> Iterator[None]:
         found.replace(ThreadLocalWorld, "comms", [])
     for name in ("_register_process_group", "_unregister_process_group"):  # by name, one for all threads
         found.replace(distributed_c10d, name, lambda *args: None)
-    threads = torch.get_num_threads()
+    threads, variables = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(1)
     try:
         with torch.autograd.set_multithreading_enabled(False):
@@ -64,25 +52,25 @@ def seams() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         found.restore()
+        os.environ.clear()
+        os.environ.update(variables)
         RankScript._here.script = None
 
 
-def run(
-    session: Session, main: Main, ranks: int = RANKS, home: int = 0, kind: type[ThreadScript] = ThreadScript
-) -> str:
+def run(session: Session, main: Main, ranks: int = RANKS, kind: type[RankScript] = RankScript) -> str:
     """The script's digest."""
-    script = kind(session, ranks, home, sys._getframe())
+    script = kind(ranks, sys._getframe())
+    script.connect(make_job(session))
     script.enter()
     if hasattr(ThreadLocalWorld._world, "world"):
         del ThreadLocalWorld._world.world
     torch.manual_seed(0)
-    os.environ.update(environment(ranks, home))
+    os.environ.update(environment(script))
     try:
         main()
     finally:
         script.release()
     script.leave()
-    assert script.job is not None
     digest = script.job.digest()
     script.job.close()
     return digest
@@ -96,7 +84,7 @@ class Outcome:
     joined: dict[str, int]
 
 
-def alone(main: Main, ranks: int = RANKS, kind: type[ThreadScript] = ThreadScript) -> tuple[str, list[Any]]:
+def alone(main: Main, ranks: int = RANKS, kind: type[RankScript] = RankScript) -> tuple[str, list[Any]]:
     """Digest and ledger of a job of one."""
     session = Recorded()
     return run(session, main, ranks, kind=kind), ledger(session.records)
@@ -112,14 +100,13 @@ def together(
     main: Main,
     kills: Mapping[str, tuple[int, int]] | None = None,
     ranks: int = RANKS,
-    kind: type[ThreadScript] = ThreadScript,
+    kind: type[RankScript] = RankScript,
     **newcomers: int,
 ) -> Outcome:
     world = World(workers, kills=kills)
 
     def one(session: Any) -> str:
-        number = int(session.worker_id[1:])
-        return run(session, main, ranks, min(number, ranks - 1), kind)
+        return run(session, main, ranks, kind)
 
     world.run(one, **newcomers)
     errors = {name: error for name, error in world.errors.items() if not isinstance(error, Killed)}

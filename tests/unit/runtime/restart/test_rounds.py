@@ -31,6 +31,12 @@ EARLY, LATE, KILLED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0)
 HANG_S = 30.0
 
 
+def test_a_script_that_is_idle_is_said_to_be_so() -> None:
+    said = [ScriptReport(4, 3, RUNNING, idle_s=idle_s).said(300.0) for idle_s in (0.0, 9.9, 40.4)]
+    assert said == ["script running", "script running", "script running, idle for 40 s of 300 s"]
+    assert ScriptReport(4, 3, DONE).said(300.0) == "script done"
+
+
 def reports(
     *states: ScriptState,
     store: bool = True,
