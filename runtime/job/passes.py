@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-import torch
-
 from runtime.data.loader import Loader
 from runtime.data.prefetcher import Wanted
+from runtime.data.random_state import ShardRandom
 from runtime.data.stream import Stream
 from runtime.guards import checks
 from runtime.job.control_scalars import RESERVED
@@ -84,8 +82,8 @@ class PassWork:
         return [] if self.loader is None else self.loader.samples(place.epoch, place.position)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+@dataclass(frozen=True)
+class Shard(ShardRandom):
     """The shard that the inner loop's body computes now: `step.shard`.
 
     seed, generator (torch, CPU) and numpy depend on (seed, step, pass, shard) only; the global RNGs of torch, numpy
@@ -93,9 +91,6 @@ class Shard:
     """
 
     index: int
-    seed: int
-    generator: torch.Generator
-    numpy: np.random.Generator
 
 
 @dataclass(slots=True)
@@ -268,8 +263,7 @@ class Pass(Iterator[Any]):
                 batch = loader.batch(wanted, training.session.owned(running.work.shards))
             except StopIteration as error:  # it would end the inner loop as if all shards were done
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
-        random = training.harvest().before(shard)
-        running.shard = Shard(shard, random.seed, random.generator, random.numpy)
+        running.shard = Shard(training.harvest().before(shard), shard)
         running.contribution = Contribution()
         running.cached.begin_shard()
         return running.shard if loader is None else batch

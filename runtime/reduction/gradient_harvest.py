@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from elastic.errors import NotCarried
-from runtime.data.random_state import ShardRandom, own_random, seed_all, seed_shard
+from runtime.data.random_state import seed_all, seed_shard
 from runtime.reduction.buffers import Buffer, Modes
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.layout import FlatGroup
@@ -96,12 +96,12 @@ class Harvest:
         self._clear_gradients()
         seed_all(*self._at, "begin")
 
-    def before(self, shard: int) -> ShardRandom:
-        """Reset everything that a shard may read to the start of the pass, and seed its random numbers."""
+    def before(self, shard: int) -> int:
+        """Reset everything that a shard may read to the start of the pass, and seed its random numbers. Returns the
+        seed."""
         self._restore()
         self._clear_gradients()
-        seed = seed_shard(*self._at, shard)
-        return own_random(seed)
+        return seed_shard(*self._at, shard)
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
