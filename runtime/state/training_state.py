@@ -68,7 +68,10 @@ class Carrier:
         self._floats: list[Buffer] = []
         self._integers: list[Buffer] = []
         self._buffers: list[tuple[nn.Module, str]] = []
-        self.modes = Modes(lambda: self.modules().values())
+        self._parts: list[tuple[str, nn.Module]] = []
+        self._children: list[list[nn.Module | None]] = []
+        """Of each of the parts, when they were found."""
+        self.modes = Modes(lambda: (part for _, part in self._named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
 
     # Registered objects
@@ -91,6 +94,7 @@ class Carrier:
             known[id(thing)] = name
             check_registrable(name, thing)
         self._objects |= things
+        self._parts = []
         self._declared |= dict(buffers or {})
 
     def leave_undigested(self, name: str) -> None:
@@ -239,19 +243,30 @@ class Carrier:
         """The device of a tensor here that was on a device of this type at its donor."""
         return device_for(kind, self._device)
 
+    def _named_modules(self) -> list[tuple[str, nn.Module]]:
+        """(name, module) of the registered modules and all their parts. The search, which takes torch a microsecond a
+        module, is repeated if a module has got other children since the last one."""
+        if not self._parts or self._children != _children(self._parts):
+            self._parts = [
+                (_plain_name(path), part)
+                for name, module in self.modules().items()
+                for path, part in module.named_modules(prefix=name)
+            ]
+            self._children = _children(self._parts)
+        return self._parts
+
     def _named_buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
-        for name, module in self.modules().items():
-            for path, owner in module.named_modules(prefix=name):
+        for name, owner in self._named_modules():
+            if owner._buffers:
                 for key, tensor in owner.named_buffers(recurse=False):
-                    yield f"{_plain_name(path)}.{key}", owner, key, tensor
+                    yield f"{name}.{key}", owner, key, tensor
 
     def _frozen_parameters(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
         """As `_named_buffers`, for frozen parameters: some libraries keep running statistics in them."""
-        for name, module in self.modules().items():
-            for path, owner in module.named_modules(prefix=name):
-                for key, parameter in owner.named_parameters(recurse=False):
-                    if not parameter.requires_grad:
-                        yield f"{_plain_name(path)}.{key}", owner, key, parameter
+        for name, owner in self._named_modules():
+            for key, parameter in owner.named_parameters(recurse=False):
+                if not parameter.requires_grad:
+                    yield f"{name}.{key}", owner, key, parameter
 
     # A copy
 
@@ -489,6 +504,10 @@ def _nothing(nbytes: int) -> torch.Tensor:
 
 def _plain_name(path: str) -> str:
     return path.replace(_COMPILED, "").removesuffix(_COMPILED[:-1]).rstrip(".")
+
+
+def _children(parts: list[tuple[str, nn.Module]]) -> list[list[nn.Module | None]]:
+    return [list(part._modules.values()) for _, part in parts]
 
 
 def _unique(pairs: Iterator[NamedParameter]) -> Iterator[NamedParameter]:
