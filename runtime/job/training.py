@@ -690,10 +690,6 @@ class Training:
             )
         return self._harvest
 
-    def has_gradient(self) -> bool:
-        """Whether a trainable parameter has a gradient now."""
-        return any(parameter.grad is not None for _, parameter in self.carrier.parameters())
-
     def watch_losses(self, look: Callable[[torch.Tensor], None]) -> None:
         """Show every loss to `look` before its backward(), until `cleanup` is closed."""
         self.cleanup.enter_context(checks.backward_watched(look))

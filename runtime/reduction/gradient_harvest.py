@@ -103,6 +103,10 @@ class Harvest:
         self._clear_gradients()
         return seed_shard(*self._at, shard)
 
+    def has_gradient(self) -> bool:
+        """Whether any parameter has a gradient now."""
+        return any(parameter.grad is not None for parameter in self._parameters)
+
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
         self._restore()

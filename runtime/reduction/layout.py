@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -11,30 +12,31 @@ from runtime.reduction.buffers import Buffer
 from runtime.reduction.unpacked_leaf import owns_its_gradient
 
 
-@dataclass(slots=True)
+@dataclass
 class FlatGroup:
-    """The layout of one flat tensor. parameters: with their index among all. buffers: "mean" before "first"."""
+    """The layout of one flat tensor, complete when one of its numbers is asked for. parameters: with their index among
+    all. buffers: "mean" before "first"."""
 
     dtype: torch.dtype
     parameters: list[tuple[int, nn.Parameter]] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
 
-    @property
+    @cached_property
     def gradients(self) -> int:
         """Number of elements that are gradients; they come first."""
         return sum(parameter.numel() for _, parameter in self.parameters)
 
-    @property
+    @cached_property
     def weighted(self) -> int:
         """Number of elements that are multiplied by the weight: the gradients, and the "mean" buffers after them."""
         return self.gradients + sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
 
-    @property
+    @cached_property
     def elements(self) -> int:
         firsts = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "first")
         return self.weighted + firsts + len(self.buffers)
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Partial.has_grad if each of the group's parameters has a gradient."""
         return sum(1 << i for i, _ in self.parameters)
