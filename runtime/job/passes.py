@@ -327,7 +327,7 @@ class Pass(Iterator[Any]):
 
     def _install(self, result: Partial) -> None:
         """Install the result. Raises NonFinite. All workers have the same result, so all decide alike."""
-        training, running = self._training, self._running
+        running = self._running
         policy = running.work.nonfinite
 
         def accept(nonfinite: list[str]) -> bool:

@@ -65,7 +65,7 @@ class Harvest:
         self._staged = device.type == "cpu" and any(parameter.is_cuda for parameter in self._parameters)
         """Whether gradients of GPUs are summed on the CPU, through pinned memory."""
         self._flats = {
-            name: Flats(group.dtype, group.elements, device=device, pinned=self._staged)
+            name: Flats(group.dtype, group.elements, like=group.like, device=device, pinned=self._staged)
             for name, group in self._groups.items()
         }
         self._at = (0, 0, 0)
@@ -130,7 +130,7 @@ class Harvest:
                     leaf.has_grad |= group.bits
                 else:
                     leaf.flats[name] = flat = self._flats[name].take()
-                    leaf.has_grad |= self._fill(group, flat, shard, weight)
+                    leaf.has_grad |= self._fill(group, flat, self._flats[name].parts(flat), shard, weight)
         leaf.note = self._changed_integers() if weight else None
         self._clear_gradients()
         return leaf
@@ -172,28 +172,26 @@ class Harvest:
         self._fill_buffers(group, rest, shard, weight)
         return Loose([*gradients, rest], self._flats[name])
 
-    def _fill(self, group: FlatGroup, flat: torch.Tensor, shard: int, weight: float) -> int:
+    def _fill(self, group: FlatGroup, flat: torch.Tensor, parts: list[torch.Tensor], shard: int, weight: float) -> int:
         """Fill a flat tensor. Returns which parameters have a gradient, as in Partial.has_grad."""
         if weight == 0:
             flat.zero_()
             return 0
-        targets: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        absent: list[torch.Tensor] = []
-        has_grad = 0
-        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
-            if parameter.grad is None:
-                absent.append(part)
-                continue
-            has_grad |= 1 << i
-            targets.append(part)
-            sources.append(parameter.grad if parameter.grad.layout == torch.strided else parameter.grad.to_dense())
-        self._copy(targets, sources)
-        if absent:
-            torch._foreach_zero_(absent)
+        *targets, rest = parts
+        sources = [parameter.grad for _, parameter in group.parameters]
+        has_grad = group.bits
+        present = [source is not None for source in sources]
+        if not all(present):
+            torch._foreach_zero_([target for target, here in zip(targets, present, strict=True) if not here])
+            targets = list(compress(targets, present))
+            has_grad = sum(1 << i for i, _ in compress(group.parameters, present))
+        dense = [
+            source if source.layout == torch.strided else source.to_dense() for source in sources if source is not None
+        ]
+        self._copy(targets, dense)
         if weight != 1:
             flat[: group.gradients].mul_(weight)
-        self._fill_buffers(group, flat[group.gradients :], shard, weight)
+        self._fill_buffers(group, rest, shard, weight)
         return has_grad
 
     def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -11,6 +11,10 @@ from torch import nn
 from runtime.reduction.buffers import Buffer
 from runtime.reduction.unpacked_leaf import owns_its_gradient
 
+LOOSE_ELEMENTS = 4096
+"""Of a group's parameters, on average, from which on gradients are not copied before they are added: with smaller ones
+it takes longer to find out whether they may stay where they are."""
+
 
 @dataclass
 class FlatGroup:
@@ -37,13 +41,20 @@ class FlatGroup:
         return self.weighted + firsts + len(self.buffers)
 
     @cached_property
+    def like(self) -> list[torch.Tensor]:
+        """Tensors with the shapes of a flat tensor's parts: each parameter, and what follows the gradients."""
+        rest = torch.empty(self.elements - self.gradients, dtype=self.dtype)
+        return [*(parameter for _, parameter in self.parameters), rest]
+
+    @cached_property
     def bits(self) -> int:
         """Partial.has_grad if each of the group's parameters has a gradient."""
         return sum(1 << i for i, _ in self.parameters)
 
     def may_stay_loose(self) -> bool:
-        """Whether the gradients can be added without a copy: all exist, in this dtype, and are not shared."""
-        return all(
+        """Whether the gradients are best added without a copy, and can be: all exist, in this dtype, and are not
+        shared."""
+        return self.gradients >= LOOSE_ELEMENTS * len(self.parameters) and all(
             parameter.grad is not None
             and parameter.grad.dtype == self.dtype
             and parameter.grad.layout == torch.strided
