@@ -274,11 +274,10 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parame
         yield from group["params"]
 
 
-def _addresses(parameters: Iterable[torch.nn.Parameter]) -> Iterator[int]:
+def _addresses(parameters: Iterable[torch.nn.Parameter]) -> list[int]:
     """The addresses of the gradients. No references: zero_grad() must be able to free the memory."""
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.layout == torch.strided:
-            yield parameter.grad.data_ptr()
+    gradients = [parameter.grad for parameter in parameters]
+    return [grad.data_ptr() for grad in gradients if grad is not None and grad.layout is torch.strided]
 
 
 @contextmanager

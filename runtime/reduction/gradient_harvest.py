@@ -9,6 +9,7 @@ operation; a leaf may still be in parts (see unpacked_leaf.py):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Literal, cast
@@ -178,17 +179,18 @@ class Harvest:
             flat.zero_()
             return 0
         *targets, rest = parts
-        sources = [parameter.grad for _, parameter in group.parameters]
+        sources = [
+            gradient if gradient.layout is torch.strided else gradient.to_dense()
+            for _, parameter in group.parameters
+            if (gradient := parameter.grad) is not None
+        ]
         has_grad = group.bits
-        present = [source is not None for source in sources]
-        if not all(present):
+        if len(sources) < len(targets):
+            present = [parameter.grad is not None for _, parameter in group.parameters]
             torch._foreach_zero_([target for target, here in zip(targets, present, strict=True) if not here])
             targets = list(compress(targets, present))
             has_grad = sum(1 << i for i, _ in compress(group.parameters, present))
-        dense = [
-            source if source.layout == torch.strided else source.to_dense() for source in sources if source is not None
-        ]
-        self._copy(targets, dense)
+        self._copy(targets, sources)
         if weight != 1:
             flat[: group.gradients].mul_(weight)
         self._fill_buffers(group, rest, shard, weight)
@@ -226,8 +228,8 @@ class Harvest:
         found: list[str] = []
         for name, group in self._groups.items():
             flat = self._here(result, name)
-            if not bool(flat[: group.gradients].sum().isfinite()):
-                parts = zip(group.parameters, group.parts(flat)[0], strict=True)
+            if not math.isfinite(flat[: group.gradients].sum().item()):
+                parts = zip(group.parameters, group.gradient_parts(flat), strict=True)
                 found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
         return found
 
@@ -238,10 +240,14 @@ class Harvest:
             torch.div(self._here(result, name), _divisor(result, flat), out=flat)
         else:
             flat.copy_(result.flats[name])
-        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
+        for (i, parameter), part in zip(group.parameters, group.gradient_parts(flat), strict=True):
             if not result.has_grad >> i & 1:
                 parameter.grad = None
-            elif parameter.dtype == part.dtype and parameter.device == part.device and parameter.is_contiguous():
+            elif (
+                parameter.dtype is part.dtype
+                and parameter.get_device() == part.get_device()
+                and parameter.is_contiguous()
+            ):
                 parameter.grad = part.detach()
             else:
                 # With the parameter's strides: optimizers are slow on a gradient with other strides.
@@ -249,8 +255,10 @@ class Harvest:
 
     def _install_buffers(self, name: str, result: Partial) -> None:
         group = self._groups[name]
+        if not group.buffers:
+            return
         flat = self._here(result, name)
-        _, parts, flags = group.parts(flat)
+        parts, flags = group.buffer_parts(flat[group.gradients :])
         for buffer, part, changed in zip(group.buffers, parts, flags.tolist(), strict=True):
             merged = part / _divisor(result, flat) if buffer.merge == "mean" else part
             _quietly(buffer.live).copy_(merged if changed else _base(buffer))
@@ -282,6 +290,8 @@ class Harvest:
 
     def _restore(self) -> None:
         self._modes.restore()
+        if not (self._floats or self._integers):
+            return
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
                 _quietly(buffer.live).copy_(_base(buffer))

@@ -64,11 +64,9 @@ class FlatGroup:
             for _, parameter in self.parameters
         )
 
-    def parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-        """(a view per parameter, a view per buffer, the changed flags) of a flat tensor."""
-        shapes: list[torch.Tensor] = [parameter for _, parameter in self.parameters]
-        gradients = list(torch._C._nn.unflatten_dense_tensors(flat[: self.gradients], shapes))
-        return gradients, *self.buffer_parts(flat[self.gradients :])
+    def gradient_parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """A view per parameter of a flat tensor."""
+        return list(torch._C._nn.unflatten_dense_tensors(flat, self.like))[:-1]
 
     def buffer_parts(self, rest: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         """(a view per buffer, the changed flags) of the part of a flat tensor after the gradients."""

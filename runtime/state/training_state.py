@@ -22,7 +22,7 @@ from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.reduction.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json
-from runtime.state.change_detection import StateMarks, differences, tensor_mark
+from runtime.state.change_detection import StateMarks, differences, tensor_mark, value_sum
 from runtime.state.encoding import (
     NamedTensor,
     decode,
@@ -64,6 +64,8 @@ class Carrier:
         self._frozen = False
         self._parameters: list[NamedParameter] = []
         self._kinds: list[Kind] = []
+        self._watched: list[NamedParameter] = []
+        """The parameters that must not change inside a pass, under the names of their marks."""
         self._owned: set[int] = set()
         self._floats: list[Buffer] = []
         self._integers: list[Buffer] = []
@@ -125,23 +127,33 @@ class Carrier:
         self._floats, self._integers = self._find_buffers()
         self._buffers = [(owner, key) for _, owner, key, _ in self._named_buffers()]
         self._parameters = parameters
-        self._kinds = [(parameter.dtype, parameter.shape) for _, parameter in parameters]
+        self._kinds = self._kinds_now()
+        merged = self._merged()
+        self._watched = [(f"parameter {name}", parameter) for name, parameter in parameters if name not in merged]
         self._frozen = True
         self.capture()
 
     def check_kinds(self) -> None:
         """Raise NotCarried if a parameter, or a buffer that a pass changes, has another dtype or shape than in the
         first step, and Unregistered if an optimizer has got a new parameter."""
-        for (name, parameter), (dtype, shape) in zip(self._parameters, self._kinds, strict=True):
-            if parameter.dtype != dtype or parameter.shape != shape:
-                raise NotCarried(
-                    f"{name} is {_kind(parameter)}, and was {described(dtype, shape)} when the loop began; gradients "
-                    "are summed, and newcomers copy, as it was then. Change dtypes and shapes before the loop; for "
-                    "mixed precision use torch.autocast"
-                )
+        if (kinds := self._kinds_now()) != self._kinds:
+            pairs = zip(self._parameters, kinds, self._kinds, strict=True)
+            name, now, then = next((name, now, then) for (name, _), now, then in pairs if now != then)
+            raise NotCarried(
+                f"{name} is {described(*now)}, and was {described(*then)} when the loop began; gradients are summed, "
+                "and newcomers copy, as it was then. Change dtypes and shapes before the loop; for mixed precision use "
+                "torch.autocast"
+            )
         for buffer in (*self._floats, *self._integers):
             buffer.check_kind()
         self._check_groups()
+
+    def _kinds_now(self) -> list[Kind]:
+        return [(parameter.dtype, parameter.shape) for _, parameter in self._parameters]
+
+    def _merged(self) -> set[str]:
+        """Names of what a pass may change."""
+        return {buffer.name for buffer in (*self._floats, *self._integers)}
 
     def _check_groups(self) -> None:
         for name, optimizer in self.optimizers().items():
@@ -460,11 +472,15 @@ class Carrier:
 
     def watch(self, *, full: bool = False) -> StateMarks:
         """Marks of all that must not change inside a pass. full: with a checksum of all values, which reads them."""
-        merged = {buffer.name for buffer in (*self._floats, *self._integers)}
+        merged = self._merged()
         marks: dict[str, object] = {
-            f"parameter {name}": (parameter.requires_grad, tensor_mark(parameter, full))
-            for name, parameter in self._parameters
-            if name not in merged
+            name: (
+                parameter.requires_grad,
+                parameter._version,
+                parameter.data_ptr(),
+                value_sum(parameter) if full else 0,
+            )
+            for name, parameter in self._watched
         }
         for name, _, _, tensor in self._named_buffers():
             if name not in merged:
@@ -587,7 +603,7 @@ def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: i
     for place in range(step * share, (step + 1) * share):
         turn, at = divmod(place, count)
         tensor = tensors[at].detach().contiguous() if rows else tensors[at]
-        hashed.update(to_blob(_window(tensor, turn)).numpy().data)
+        hashed.update(_window(tensor, turn).cpu().view(torch.uint8).numpy().data)
 
 
 def _window(parameter: torch.Tensor, turn: int) -> torch.Tensor:
