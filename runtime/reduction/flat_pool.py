@@ -13,6 +13,7 @@ import mmap
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -58,11 +59,13 @@ KEPT_MAX = 16
 
 
 class _Memory:
-    """Of one flat tensor after another. parts: views of it, made once."""
+    """Of one flat tensor after another. parts: views of it, made once. lease: tells when the flat tensor is gone."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+        self.address = tensor.data_ptr()
         self.parts: list[torch.Tensor] = []
+        self.lease: weakref.ref[object] | None = None
 
 
 class Flats:
@@ -87,7 +90,7 @@ class Flats:
         self._device = device
         self._pinned = pinned
         self._free: deque[_Memory] = deque(maxlen=KEPT_MAX)
-        self._living: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()
+        self._lent: dict[int, _Memory] = {}
         """By address."""
 
     def take(self) -> torch.Tensor:
@@ -98,15 +101,19 @@ class Flats:
             memory = self._free.pop()
         except IndexError:
             memory = _Memory(torch.empty(self._elements, dtype=self._dtype, pin_memory=self._pinned))
-            self._living[memory.tensor.data_ptr()] = memory
+        self._lent[memory.address] = memory
         lease = memory.tensor.numpy()
-        weakref.finalize(lease, self._free.append, memory).atexit = False
+        memory.lease = weakref.ref(lease, partial(self._return, memory))
         return torch.from_numpy(lease)
+
+    def _return(self, memory: _Memory, lease: object) -> None:
+        self._lent.pop(memory.address, None)
+        self._free.append(memory)
 
     def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of the parts of such a tensor, for use while the caller holds it: they do not keep its memory from
         being used again. Making them takes longer than a copy into them, if they are small."""
-        memory = self._living.get(flat.data_ptr())
+        memory = self._lent.get(flat.data_ptr())
         if memory is None:  # a flat tensor of another member, or on a GPU
             return list(torch._C._nn.unflatten_dense_tensors(flat, self._like))
         if not memory.parts:

@@ -106,7 +106,10 @@ class Harvest:
 
     def has_gradient(self) -> bool:
         """Whether any parameter has a gradient now."""
-        return any(parameter.grad is not None for parameter in self._parameters)
+        for parameter in self._parameters:  # in most cases the first one has
+            if parameter.grad is not None:
+                return True
+        return False
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
@@ -179,8 +182,9 @@ class Harvest:
             flat.zero_()
             return 0
         *targets, rest = parts
+        strided = torch.strided
         sources = [
-            gradient if gradient.layout is torch.strided else gradient.to_dense()
+            gradient if gradient.layout is strided else gradient.to_dense()
             for _, parameter in group.parameters
             if (gradient := parameter.grad) is not None
         ]
