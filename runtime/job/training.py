@@ -453,7 +453,10 @@ class Training:
         return deepcopy(self._replies[key])
 
     def fingerprint(self) -> dict[str, str]:
-        """What all workers must have in common now: readable parts, and hashes over some weights and buffers."""
+        """What all workers must have in common now: readable parts, and hashes over some weights and buffers. {}: there
+        are no others."""
+        if self.session.alone:
+            return {}
         return {
             "data": json.dumps(self.data, sort_keys=True),
             **self.where(),
