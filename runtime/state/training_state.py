@@ -59,6 +59,8 @@ class Carrier:
         self.values = values
         self._device = device
         self._objects: dict[str, Any] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._schedulers: dict[str, Any] = {}
         self._declared: dict[str, str] = {}
         self._undigested: set[str] = set()
         self._frozen = False
@@ -71,7 +73,7 @@ class Carrier:
         self._integers: list[Buffer] = []
         self._buffers: list[tuple[nn.Module, str]] = []
         self._parts: list[tuple[str, nn.Module]] = []
-        self._children: list[list[nn.Module | None]] = []
+        self._children: list[dict[str, nn.Module | None]] = []
         """Of each of the parts, when they were found."""
         self.modes = Modes(lambda: (part for _, part in self._named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
@@ -96,6 +98,11 @@ class Carrier:
             known[id(thing)] = name
             check_registrable(name, thing)
         self._objects |= things
+        for name, thing in things.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                self._optimizers[name] = thing
+            if hasattr(thing, "last_epoch"):
+                self._schedulers[name] = thing
         self._parts = []
         self._declared |= dict(buffers or {})
 
@@ -181,11 +188,11 @@ class Carrier:
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Registered optimizers by name."""
-        return {name: thing for name, thing in self._objects.items() if isinstance(thing, torch.optim.Optimizer)}
+        return self._optimizers
 
     def schedulers(self) -> dict[str, Any]:
         """Registered learning rate schedulers by name: objects that count epochs in `last_epoch`."""
-        return {name: thing for name, thing in self._objects.items() if hasattr(thing, "last_epoch")}
+        return self._schedulers
 
     def parameters(self) -> list[NamedParameter]:
         """The trainable parameters, each once, in the order of registration.
@@ -258,13 +265,13 @@ class Carrier:
     def _named_modules(self) -> list[tuple[str, nn.Module]]:
         """(name, module) of the registered modules and all their parts. The search, which takes torch a microsecond a
         module, is repeated if a module has got other children since the last one."""
-        if not self._parts or self._children != _children(self._parts):
+        if not self._parts or self._children != [part._modules for _, part in self._parts]:
             self._parts = [
                 (_plain_name(path), part)
                 for name, module in self.modules().items()
                 for path, part in module.named_modules(prefix=name)
             ]
-            self._children = _children(self._parts)
+            self._children = [dict(part._modules) for _, part in self._parts]
         return self._parts
 
     def _named_buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
@@ -520,10 +527,6 @@ def _nothing(nbytes: int) -> torch.Tensor:
 
 def _plain_name(path: str) -> str:
     return path.replace(_COMPILED, "").removesuffix(_COMPILED[:-1]).rstrip(".")
-
-
-def _children(parts: list[tuple[str, nn.Module]]) -> list[list[nn.Module | None]]:
-    return [list(part._modules.values()) for _, part in parts]
 
 
 def _unique(pairs: Iterator[NamedParameter]) -> Iterator[NamedParameter]:
