@@ -106,10 +106,7 @@ class Harvest:
 
     def has_gradient(self) -> bool:
         """Whether any parameter has a gradient now."""
-        for parameter in self._parameters:  # in most cases the first one has
-            if parameter.grad is not None:
-                return True
-        return False
+        return any(parameter.grad is not None for parameter in self._parameters)
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
