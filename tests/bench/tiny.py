@@ -79,7 +79,7 @@ def plain(model: str) -> Iterator[float]:
 
 
 def ddp(model: str) -> Iterator[float]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", f"file://{os.getcwd()}/store-{os.getpid()}", rank=0, world_size=1)
     module, optimizer, inputs = build(model)
     wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True)
     while True:
