@@ -17,7 +17,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,6 +135,9 @@ bench-state: setup ## measure what moving the state costs: join, copy, replaceme
 
 bench-step: setup ## measure a step without faults against torch DDP: time, memory, bytes
 	$(PY) -m tests.bench.step
+
+bench-tiny: setup ## measure what a shard and a tensor cost beside torch DDP, on models that compute nearly nothing: 2 minutes
+	$(PY) -m tests.bench.tiny
 
 bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 80 minutes
 	$(PY) -m tests.bench.goodput

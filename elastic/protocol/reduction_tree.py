@@ -57,13 +57,10 @@ def leaves(nodes: Iterable[Node]) -> tuple[int, ...]:
 
 def next_fold(nodes: Iterable[Node], units: int) -> tuple[Node, Node, Node] | None:
     """A pair of held siblings as (left, right, parent), or None when the nodes are all roots."""
-    held = set(nodes)
-    for node in sorted(held):
-        above = parent(node, units)
-        if above is None:
-            continue
-        left, right = split(above)
-        if left in held and right in held:
+    held, parents = set(nodes), _parents(units)
+    for left in sorted(held):
+        above = parents.get(left)
+        if above is not None and left[0] == above[0] and (right := (left[1], above[1])) in held:
             return left, right, above
     return None
 

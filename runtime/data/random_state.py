@@ -7,26 +7,29 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardRandom:
-    """A shard's own sources of random numbers, the same in every worker."""
+    """A shard's own sources of random numbers, the same in every worker. They depend on the seed only and share nothing
+    with the global generators. Each is made when it is asked for: most shards need neither."""
 
     seed: int
-    generator: torch.Generator
-    numpy: np.random.Generator
 
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """Of the CPU."""
+        generator = torch.Generator()
+        generator.manual_seed(self.seed)
+        return generator
 
-def own_random(seed: int) -> ShardRandom:
-    """Generators that depend on the seed only and share nothing with the global generators."""
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return ShardRandom(seed, generator, np.random.default_rng(seed))
+    @cached_property
+    def numpy(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
 
 
 @cache

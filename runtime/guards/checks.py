@@ -203,7 +203,7 @@ class OptimizerGuard:
     """
 
     def __init__(self) -> None:
-        self._names: dict[torch.nn.Parameter, str] = {}
+        self._parameters: Sequence[tuple[str, torch.nn.Parameter]] = ()
         self._open: str | None = None
         self._allow: frozenset[str] = frozenset()
         self._known: set[int] = set()
@@ -217,13 +217,13 @@ class OptimizerGuard:
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
     def begin_pass(
-        self, where: str, parameters: Iterable[tuple[str, torch.nn.Parameter]], allow: frozenset[str]
+        self, where: str, parameters: Sequence[tuple[str, torch.nn.Parameter]], allow: frozenset[str]
     ) -> None:
         """Check the gradients that are left over from before. Raises StrayGradient. where: "pass 0 of step 7"."""
         self._allow = allow
-        self._names = {parameter: name for name, parameter in parameters}
+        self._parameters = parameters
         self._left_over.clear()
-        for parameter, name in self._names.items():
+        for name, parameter in parameters:
             grad = parameter.grad
             if grad is None or not bool(grad.detach().any()):
                 continue
@@ -240,7 +240,7 @@ class OptimizerGuard:
     def end_pass(self) -> None:
         """The reduced gradients are in place, so optimizers may step."""
         self._open = None
-        self._known.update(_addresses(self._names))
+        self._known.update(_addresses(parameter for _, parameter in self._parameters))
 
     def close(self) -> None:
         """Remove the hooks from the optimizers."""
@@ -254,12 +254,13 @@ class OptimizerGuard:
                 "gradient clipping, scheduler.step() and zero_grad()) behind the inner `for batch in step` loop, and "
                 "do not leave that loop with `break`."
             )
-        if "StrayGradient" in self._allow:
+        if "StrayGradient" in self._allow or not self._left_over:
             return
         for parameter in _parameters_of(optimizer):
             if parameter in self._left_over and parameter.grad is not None:
+                left = next(known for known, one in self._parameters if one is parameter)
                 raise StrayGradient(
-                    f"{name}.step(): {self._names[parameter]} still had a gradient when the last pass began, so plain "
+                    f"{name}.step(): {left} still had a gradient when the last pass began, so plain "
                     "PyTorch would have added to it, and here only the last pass counts. Call "
                     f"{name}.zero_grad() after each {name}.step(). To accumulate over more samples, raise the "
                     "loader's batch_size and shards: a step has as many shards as you want."
@@ -274,11 +275,10 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parame
         yield from group["params"]
 
 
-def _addresses(parameters: Iterable[torch.nn.Parameter]) -> Iterator[int]:
+def _addresses(parameters: Iterable[torch.nn.Parameter]) -> list[int]:
     """The addresses of the gradients. No references: zero_grad() must be able to free the memory."""
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.layout == torch.strided:
-            yield parameter.grad.data_ptr()
+    gradients = [parameter.grad for parameter in parameters]
+    return [grad.data_ptr() for grad in gradients if grad is not None and grad.layout is torch.strided]
 
 
 @contextmanager

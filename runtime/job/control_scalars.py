@@ -47,7 +47,7 @@ class ControlScalars:
         because = self.stopped or self._stopping  # again, for newcomers that copy the state only now
         if because is not None:
             riding.append(_STOP + because)
-        return {**scalars, **{name: ("sum", 1.0, 0.0) for name in riding}}
+        return {**scalars, **{name: ("sum", 1.0, 0.0) for name in riding}} if riding else scalars
 
     def arrive(self, scalars: Scalars) -> dict[str, float]:
         """The values of a result's scalars. A stop() or a wish among them is now known to all workers."""

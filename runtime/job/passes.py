@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-import torch
-
 from runtime.data.loader import Loader
 from runtime.data.prefetcher import Wanted
+from runtime.data.random_state import ShardRandom
 from runtime.data.stream import Stream
 from runtime.guards import checks
 from runtime.job.control_scalars import RESERVED
 from runtime.job.step_cache import Cached
 from runtime.job.training import Training
+from runtime.reduction.gradient_harvest import Harvest
 from runtime.reduction.partial_sum import Json, Partial, Scalars
 from runtime.session import Op, OpKind, StepRecord
 from runtime.state.change_detection import StateMarks
@@ -84,8 +83,8 @@ class PassWork:
         return [] if self.loader is None else self.loader.samples(place.epoch, place.position)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+@dataclass(frozen=True)
+class Shard(ShardRandom):
     """The shard that the inner loop's body computes now: `step.shard`.
 
     seed, generator (torch, CPU) and numpy depend on (seed, step, pass, shard) only; the global RNGs of torch, numpy
@@ -93,9 +92,6 @@ class Shard:
     """
 
     index: int
-    seed: int
-    generator: torch.Generator
-    numpy: np.random.Generator
 
 
 @dataclass(slots=True)
@@ -151,6 +147,8 @@ class Pass(Iterator[Any]):
         """The fingerprint when the pass began, if the script may change it in a rehearsal."""
         self._snapshot: StateMarks | None = None
         self._checksums: StateMarks | None = None
+        self._harvest: Harvest
+        """For the parameters that are trained when the pass begins."""
 
     @property
     def _where(self) -> str:
@@ -213,7 +211,8 @@ class Pass(Iterator[Any]):
         self._snapshot = training.carrier.watch()
         if first or place.index % CHECKSUM_STEPS == 0:
             self._checksums = training.carrier.watch(full=True)
-        training.harvest().begin_pass(training.seed, place.index, self._number)
+        self._harvest = training.harvest()
+        self._harvest.begin_pass(training.seed, place.index, self._number)
         self._phase = "rehearsing"
         shards = self._running.work.shards
         if (rehearsals := self._rehearsals_due(first)) > 0:
@@ -244,13 +243,14 @@ class Pass(Iterator[Any]):
             training.astray = training.session.astray
             self._running.place = place = self._running.locate(op.step)
             training.adopt(place.index, place.epoch)
-            training.harvest().begin_pass(training.seed, place.index, self._number)
+            self._harvest = training.harvest()
+            self._harvest.begin_pass(training.seed, place.index, self._number)
             if result is not None:
                 self._end(result)
                 return
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
         fingerprint = self._fingerprint or training.fingerprint()
-        training.session.begin(self._op(place), fingerprint, training.harvest().groups())
+        training.session.begin(self._op(place), fingerprint, self._harvest.groups())
         self._phase = "collecting"
 
     def _op(self, place: Place) -> Op:
@@ -268,8 +268,7 @@ class Pass(Iterator[Any]):
                 batch = loader.batch(wanted, training.session.owned(running.work.shards))
             except StopIteration as error:  # it would end the inner loop as if all shards were done
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
-        random = training.harvest().before(shard)
-        running.shard = Shard(shard, random.seed, random.generator, random.numpy)
+        running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
         running.cached.begin_shard()
         return running.shard if loader is None else batch
@@ -277,7 +276,7 @@ class Pass(Iterator[Any]):
     def _end_shard(self, shard: Shard) -> None:
         training, work, said = self._training, self._running.work, self._running.contribution
         self._running.shard = None
-        if not said.skipped and "NoGradient" not in work.allow and not training.has_gradient():
+        if not said.skipped and "NoGradient" not in work.allow and not self._harvest.has_gradient():
             raise checks.no_gradient(f"shard {shard.index} in {self._where}")
         if said.skipped:
             self._skipped.add(shard.index)
@@ -285,7 +284,7 @@ class Pass(Iterator[Any]):
             training.passes_tried.add(self._number)
         if self._phase != "collecting":
             self._check_unchanged()
-            training.harvest().drop_shard()
+            self._harvest.drop_shard()
             training.running = None
             return
         weight = work.weight(shard.index) if said.weight is None else said.weight
@@ -293,7 +292,7 @@ class Pass(Iterator[Any]):
         if work.loader is not None and work.loader.ends(shard.index):
             scalars[ENDS] = ("sum", 1.0, 0.0)
         counted = 0.0 if said.skipped else weight if work.gradients == "mean" else 1.0
-        training.session.unit_done(training.harvest().leaf(shard.index, counted, training.riders.travel(scalars)))
+        training.session.unit_done(self._harvest.leaf(shard.index, counted, training.riders.travel(scalars)))
         training.running = None
 
     def _check_unchanged(self) -> None:
@@ -328,7 +327,7 @@ class Pass(Iterator[Any]):
 
     def _install(self, result: Partial) -> None:
         """Install the result. Raises NonFinite. All workers have the same result, so all decide alike."""
-        training, running = self._training, self._running
+        running = self._running
         policy = running.work.nonfinite
 
         def accept(nonfinite: list[str]) -> bool:
@@ -337,4 +336,4 @@ class Pass(Iterator[Any]):
             running.metrics[NONFINITE] = running.metrics.get(NONFINITE, 0.0) + 1.0
             return policy != "skip"
 
-        training.harvest().install(result, running.work.gradients, accept)
+        self._harvest.install(result, running.work.gradients, accept)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from elastic.errors import ConfigError, UsageError
-from runtime.data.random_state import ShardRandom
 from runtime.guards import checks
 from runtime.job.control_scalars import RESERVED
 from runtime.job.passes import Pass, Place, RunningPass, Shard
@@ -111,8 +110,8 @@ class Step:
         shard = self.shard
         running = self._running
 
-        def become(random: ShardRandom) -> None:
-            running.shard = Shard(shard.index, random.seed, random.generator, random.numpy)
+        def become(seed: int) -> None:
+            running.shard = Shard(seed, shard.index)
 
         try:
             return running.cached.get(fn, (self._training.seed, self.index, shard.index), become)

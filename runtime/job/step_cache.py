@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from elastic.errors import UsageError
-from runtime.data.random_state import ShardRandom, own_random, randomness_kept, seed_all
+from runtime.data.random_state import randomness_kept, seed_all
 
 T = TypeVar("T")
 Key = tuple[int, str, int]
@@ -33,12 +33,12 @@ class Cached:
         """Drop all values, because those of a rehearsal do not count."""
         self._values.clear()
 
-    def get(self, fn: Callable[[], T], position: tuple[int, int, int], running: Callable[[ShardRandom], None]) -> T:
+    def get(self, fn: Callable[[], T], position: tuple[int, int, int], running: Callable[[int], None]) -> T:
         """The value of fn for the shard at position (seed, step, shard), computed if this worker has none.
 
         fn runs without gradients, and its global random numbers are seeded from the position, the call's name and
-        number; the caller's generators are restored. running: called with the shard's generators for that time. Raises
-        UsageError when another function has the same name and number in this step.
+        number; the caller's generators are restored. running: called with the seed for that time. Raises UsageError
+        when another function has the same name and number in this step.
         """
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         number = self._calls[name]
@@ -46,7 +46,7 @@ class Cached:
         key, code = (position[2], name, number), getattr(fn, "__code__", None)
         if key not in self._values:
             with randomness_kept(), torch.no_grad():
-                running(own_random(seed_all(*position, "cached", name, number)))
+                running(seed_all(*position, "cached", name, number))
                 self._values[key] = (code, fn())
         known, value = self._values[key]
         if known != code:

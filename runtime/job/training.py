@@ -453,7 +453,10 @@ class Training:
         return deepcopy(self._replies[key])
 
     def fingerprint(self) -> dict[str, str]:
-        """What all workers must have in common now: readable parts, and hashes over some weights and buffers."""
+        """What all workers must have in common now: readable parts, and hashes over some weights and buffers. {}: there
+        are no others."""
+        if self.session.alone:
+            return {}
         return {
             "data": json.dumps(self.data, sort_keys=True),
             **self.where(),
@@ -689,10 +692,6 @@ class Training:
                 device=self.session.sums_on,
             )
         return self._harvest
-
-    def has_gradient(self) -> bool:
-        """Whether a trainable parameter has a gradient now."""
-        return any(parameter.grad is not None for _, parameter in self.carrier.parameters())
 
     def watch_losses(self, look: Callable[[torch.Tensor], None]) -> None:
         """Show every loss to `look` before its backward(), until `cleanup` is closed."""

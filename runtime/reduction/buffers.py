@@ -53,15 +53,15 @@ class Modes:
     """Training or evaluation mode of modules. During a pass, each shard begins with the modes with which the pass
     began, and newcomers get them, whatever an earlier shard has set."""
 
-    def __init__(self, models: Callable[[], Iterable[torch.nn.Module]] = tuple) -> None:
-        """models: returns the models, with all their parts, when a pass begins."""
-        self._models = models
+    def __init__(self, modules: Callable[[], Iterable[torch.nn.Module]] = tuple) -> None:
+        """modules: returns the modules, and all their parts, when a pass begins."""
+        self._modules = modules
         self._before: dict[torch.nn.Module, bool] | None = None
         """The modes with which the pass began; None outside a pass."""
 
     def begin(self) -> None:
         """Begin a pass with the modes that the modules have now."""
-        self._before = {module: module.training for model in self._models() for module in model.modules()}
+        self._before = {module: module.training for module in self._modules()}
 
     def loaded(self) -> None:
         """A copy of the state was loaded: if a pass is in progress, its modes are those of the copy."""
@@ -71,7 +71,8 @@ class Modes:
     def restore(self) -> None:
         """Reset the modes when a shard begins, or when the pass has ended."""
         for module, mode in (self._before or {}).items():
-            module.training = mode
+            if module.training is not mode:  # torch's assignment takes a microsecond
+                module.training = mode
 
     def end(self) -> None:
         """End the pass."""

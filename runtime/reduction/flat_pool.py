@@ -13,6 +13,7 @@ import mmap
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -57,18 +58,40 @@ CPU = torch.device("cpu")
 KEPT_MAX = 16
 
 
+class _Memory:
+    """Of one flat tensor after another. parts: views of it, made once. lease: tells when the flat tensor is gone."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.address = tensor.data_ptr()
+        self.parts: list[torch.Tensor] = []
+        self.lease: weakref.ref[object] | None = None
+
+
 class Flats:
     """Uninitialised 1-D tensors of one dtype and length. Any thread may take or release a tensor.
 
-    device: on a GPU torch's own allocator reuses memory. pinned: use pinned CPU memory, for copies from and to a GPU.
+    like: tensors with the shapes of a flat tensor's parts, in order. device: on a GPU torch's own allocator reuses
+    memory. pinned: use pinned CPU memory, for copies from and to a GPU.
     """
 
-    def __init__(self, dtype: torch.dtype, elements: int, *, device: torch.device = CPU, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        elements: int,
+        *,
+        like: Sequence[torch.Tensor] = (),
+        device: torch.device = CPU,
+        pinned: bool = False,
+    ) -> None:
         self._dtype = dtype
         self._elements = elements
+        self._like = list(like)
         self._device = device
         self._pinned = pinned
-        self._free: deque[torch.Tensor] = deque(maxlen=KEPT_MAX)
+        self._free: deque[_Memory] = deque(maxlen=KEPT_MAX)
+        self._lent: dict[int, _Memory] = {}
+        """By address."""
 
     def take(self) -> torch.Tensor:
         """A tensor of shape (elements,). Its memory is reused automatically; at most KEPT_MAX free ones are kept."""
@@ -77,7 +100,22 @@ class Flats:
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = torch.empty(self._elements, dtype=self._dtype, pin_memory=self._pinned)
-        lease = memory.numpy()
-        weakref.finalize(lease, self._free.append, memory).atexit = False
+            memory = _Memory(torch.empty(self._elements, dtype=self._dtype, pin_memory=self._pinned))
+        self._lent[memory.address] = memory
+        lease = memory.tensor.numpy()
+        memory.lease = weakref.ref(lease, partial(self._return, memory))
         return torch.from_numpy(lease)
+
+    def _return(self, memory: _Memory, lease: object) -> None:
+        self._lent.pop(memory.address, None)
+        self._free.append(memory)
+
+    def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Views of the parts of such a tensor, for use while the caller holds it: they do not keep its memory from
+        being used again. Making them takes longer than a copy into them, if they are small."""
+        memory = self._lent.get(flat.data_ptr())
+        if memory is None:  # a flat tensor of another member, or on a GPU
+            return list(torch._C._nn.unflatten_dense_tensors(flat, self._like))
+        if not memory.parts:
+            memory.parts = list(torch._C._nn.unflatten_dense_tensors(memory.tensor, self._like))
+        return memory.parts

@@ -9,6 +9,7 @@ operation; a leaf may still be in parts (see unpacked_leaf.py):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Literal, cast
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from elastic.errors import NotCarried
-from runtime.data.random_state import ShardRandom, own_random, seed_all, seed_shard
+from runtime.data.random_state import seed_all, seed_shard
 from runtime.reduction.buffers import Buffer, Modes
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.layout import FlatGroup
@@ -65,7 +66,7 @@ class Harvest:
         self._staged = device.type == "cpu" and any(parameter.is_cuda for parameter in self._parameters)
         """Whether gradients of GPUs are summed on the CPU, through pinned memory."""
         self._flats = {
-            name: Flats(group.dtype, group.elements, device=device, pinned=self._staged)
+            name: Flats(group.dtype, group.elements, like=group.like, device=device, pinned=self._staged)
             for name, group in self._groups.items()
         }
         self._at = (0, 0, 0)
@@ -96,12 +97,16 @@ class Harvest:
         self._clear_gradients()
         seed_all(*self._at, "begin")
 
-    def before(self, shard: int) -> ShardRandom:
-        """Reset everything that a shard may read to the start of the pass, and seed its random numbers."""
+    def before(self, shard: int) -> int:
+        """Reset everything that a shard may read to the start of the pass, and seed its random numbers. Returns the
+        seed."""
         self._restore()
         self._clear_gradients()
-        seed = seed_shard(*self._at, shard)
-        return own_random(seed)
+        return seed_shard(*self._at, shard)
+
+    def has_gradient(self) -> bool:
+        """Whether any parameter has a gradient now."""
+        return any(parameter.grad is not None for parameter in self._parameters)
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
@@ -126,7 +131,7 @@ class Harvest:
                     leaf.has_grad |= group.bits
                 else:
                     leaf.flats[name] = flat = self._flats[name].take()
-                    leaf.has_grad |= self._fill(group, flat, shard, weight)
+                    leaf.has_grad |= self._fill(group, flat, self._flats[name].parts(flat), shard, weight)
         leaf.note = self._changed_integers() if weight else None
         self._clear_gradients()
         return leaf
@@ -168,28 +173,28 @@ class Harvest:
         self._fill_buffers(group, rest, shard, weight)
         return Loose([*gradients, rest], self._flats[name])
 
-    def _fill(self, group: FlatGroup, flat: torch.Tensor, shard: int, weight: float) -> int:
+    def _fill(self, group: FlatGroup, flat: torch.Tensor, parts: list[torch.Tensor], shard: int, weight: float) -> int:
         """Fill a flat tensor. Returns which parameters have a gradient, as in Partial.has_grad."""
         if weight == 0:
             flat.zero_()
             return 0
-        targets: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        absent: list[torch.Tensor] = []
-        has_grad = 0
-        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
-            if parameter.grad is None:
-                absent.append(part)
-                continue
-            has_grad |= 1 << i
-            targets.append(part)
-            sources.append(parameter.grad if parameter.grad.layout == torch.strided else parameter.grad.to_dense())
+        *targets, rest = parts
+        strided = torch.strided
+        sources = [
+            gradient if gradient.layout is strided else gradient.to_dense()
+            for _, parameter in group.parameters
+            if (gradient := parameter.grad) is not None
+        ]
+        has_grad = group.bits
+        if len(sources) < len(targets):
+            present = [parameter.grad is not None for _, parameter in group.parameters]
+            torch._foreach_zero_([target for target, here in zip(targets, present, strict=True) if not here])
+            targets = list(compress(targets, present))
+            has_grad = sum(1 << i for i, _ in compress(group.parameters, present))
         self._copy(targets, sources)
-        if absent:
-            torch._foreach_zero_(absent)
         if weight != 1:
             flat[: group.gradients].mul_(weight)
-        self._fill_buffers(group, flat[group.gradients :], shard, weight)
+        self._fill_buffers(group, rest, shard, weight)
         return has_grad
 
     def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -224,8 +229,8 @@ class Harvest:
         found: list[str] = []
         for name, group in self._groups.items():
             flat = self._here(result, name)
-            if not bool(flat[: group.gradients].sum().isfinite()):
-                parts = zip(group.parameters, group.parts(flat)[0], strict=True)
+            if not math.isfinite(flat[: group.gradients].sum().item()):
+                parts = zip(group.parameters, group.gradient_parts(flat), strict=True)
                 found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
         return found
 
@@ -236,10 +241,14 @@ class Harvest:
             torch.div(self._here(result, name), _divisor(result, flat), out=flat)
         else:
             flat.copy_(result.flats[name])
-        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
+        for (i, parameter), part in zip(group.parameters, group.gradient_parts(flat), strict=True):
             if not result.has_grad >> i & 1:
                 parameter.grad = None
-            elif parameter.dtype == part.dtype and parameter.device == part.device and parameter.is_contiguous():
+            elif (
+                parameter.dtype is part.dtype
+                and parameter.get_device() == part.get_device()
+                and parameter.is_contiguous()
+            ):
                 parameter.grad = part.detach()
             else:
                 # With the parameter's strides: optimizers are slow on a gradient with other strides.
@@ -247,8 +256,10 @@ class Harvest:
 
     def _install_buffers(self, name: str, result: Partial) -> None:
         group = self._groups[name]
+        if not group.buffers:
+            return
         flat = self._here(result, name)
-        _, parts, flags = group.parts(flat)
+        parts, flags = group.buffer_parts(flat[group.gradients :])
         for buffer, part, changed in zip(group.buffers, parts, flags.tolist(), strict=True):
             merged = part / _divisor(result, flat) if buffer.merge == "mean" else part
             _quietly(buffer.live).copy_(merged if changed else _base(buffer))
@@ -280,6 +291,8 @@ class Harvest:
 
     def _restore(self) -> None:
         self._modes.restore()
+        if not (self._floats or self._integers):
+            return
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
                 _quietly(buffer.live).copy_(_base(buffer))

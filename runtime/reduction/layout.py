@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -10,38 +11,50 @@ from torch import nn
 from runtime.reduction.buffers import Buffer
 from runtime.reduction.unpacked_leaf import owns_its_gradient
 
+LOOSE_ELEMENTS = 4096
+"""Of a group's parameters, on average, from which on gradients are not copied before they are added: with smaller ones
+it takes longer to find out whether they may stay where they are."""
 
-@dataclass(slots=True)
+
+@dataclass
 class FlatGroup:
-    """The layout of one flat tensor. parameters: with their index among all. buffers: "mean" before "first"."""
+    """The layout of one flat tensor, complete when one of its numbers is asked for. parameters: with their index among
+    all. buffers: "mean" before "first"."""
 
     dtype: torch.dtype
     parameters: list[tuple[int, nn.Parameter]] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
 
-    @property
+    @cached_property
     def gradients(self) -> int:
         """Number of elements that are gradients; they come first."""
         return sum(parameter.numel() for _, parameter in self.parameters)
 
-    @property
+    @cached_property
     def weighted(self) -> int:
         """Number of elements that are multiplied by the weight: the gradients, and the "mean" buffers after them."""
         return self.gradients + sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
 
-    @property
+    @cached_property
     def elements(self) -> int:
         firsts = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "first")
         return self.weighted + firsts + len(self.buffers)
 
-    @property
+    @cached_property
+    def like(self) -> list[torch.Tensor]:
+        """Tensors with the shapes of a flat tensor's parts: each parameter, and what follows the gradients."""
+        rest = torch.empty(self.elements - self.gradients, dtype=self.dtype)
+        return [*(parameter for _, parameter in self.parameters), rest]
+
+    @cached_property
     def bits(self) -> int:
         """Partial.has_grad if each of the group's parameters has a gradient."""
         return sum(1 << i for i, _ in self.parameters)
 
     def may_stay_loose(self) -> bool:
-        """Whether the gradients can be added without a copy: all exist, in this dtype, and are not shared."""
-        return all(
+        """Whether the gradients are best added without a copy, and can be: all exist, in this dtype, and are not
+        shared."""
+        return self.gradients >= LOOSE_ELEMENTS * len(self.parameters) and all(
             parameter.grad is not None
             and parameter.grad.dtype == self.dtype
             and parameter.grad.layout == torch.strided
@@ -51,11 +64,9 @@ class FlatGroup:
             for _, parameter in self.parameters
         )
 
-    def parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-        """(a view per parameter, a view per buffer, the changed flags) of a flat tensor."""
-        shapes: list[torch.Tensor] = [parameter for _, parameter in self.parameters]
-        gradients = list(torch._C._nn.unflatten_dense_tensors(flat[: self.gradients], shapes))
-        return gradients, *self.buffer_parts(flat[self.gradients :])
+    def gradient_parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """A view per parameter of a flat tensor."""
+        return list(torch._C._nn.unflatten_dense_tensors(flat, self.like))[:-1]
 
     def buffer_parts(self, rest: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         """(a view per buffer, the changed flags) of the part of a flat tensor after the gradients."""

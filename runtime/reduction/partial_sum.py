@@ -66,15 +66,14 @@ def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
     if left.hi != right.lo:
         raise ValueError(f"{left.node} and {right.node} are not siblings")
     flats = (into or right).flats
-    for group in left.loose.keys() | right.loose.keys():
-        first, second = left.loose.get(group), right.loose.get(group)
-        if first is not None:
-            flats[group] = first.plus(right.flats[group] if second is None else second)
-        elif second is not None:
-            flats[group] = second.added_to(left.flats[group])
-    for group, flat in flats.items():
-        if group not in left.loose and group not in right.loose:
-            torch.add(left.flats[group], right.flats[group], out=flat)
+    for group in left.flats.keys() & right.flats.keys():
+        torch.add(left.flats[group], right.flats[group], out=flats[group])
+    for group, first in left.loose.items():
+        second = right.loose.get(group)
+        flats[group] = first.plus(right.flats[group] if second is None else second)
+    for group, values in right.loose.items():
+        if group not in left.loose:
+            flats[group] = values.added_to(left.flats[group])
     return Partial(left.lo, right.hi, flats, *fold_meta(left, right))
 
 

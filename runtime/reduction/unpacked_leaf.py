@@ -17,8 +17,8 @@ from runtime.reduction.flat_pool import Flats
 
 
 class Loose:
-    """parts: the parts of the flat tensor, in order, CPU, of its dtype, any shapes and strides; they must not change
-    any more. room: gives flat tensors as long as all parts together."""
+    """parts: the parts of the flat tensor, in order, CPU, of its dtype, with the shapes of room's; they must not
+    change any more. room: gives flat tensors as long as all parts together."""
 
     def __init__(self, parts: Sequence[Tensor], room: Flats) -> None:
         self._parts = list(parts)
@@ -27,25 +27,22 @@ class Loose:
     def flat(self) -> Tensor:
         """All parts in one new flat tensor."""
         flat = self._room.take()
-        torch._foreach_copy_(self._views(flat), self._parts)
+        torch._foreach_copy_(self._room.parts(flat), self._parts)
         return flat
 
     def plus(self, right: Loose | Tensor) -> Tensor:
         """``self + right`` in a new flat tensor. right: has the same parts."""
-        return self._sum(self._parts, right._parts if isinstance(right, Loose) else self._views(right))
+        return self._sum(self._parts, right._parts if isinstance(right, Loose) else self._room.parts(right))
 
     def added_to(self, left: Tensor) -> Tensor:
         """``left + self`` in a new flat tensor."""
-        return self._sum(self._views(left), self._parts)
+        return self._sum(self._room.parts(left), self._parts)
 
     def _sum(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
         flat = self._room.take()
-        for into, a, b in zip(self._views(flat), left, right, strict=True):
+        for into, a, b in zip(self._room.parts(flat), left, right, strict=True):
             torch.add(a, b, out=into)
         return flat
-
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        return list(torch._C._nn.unflatten_dense_tensors(flat, self._parts))
 
 
 def owns_its_gradient(parameter: nn.Parameter) -> bool:

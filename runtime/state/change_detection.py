@@ -36,5 +36,7 @@ def value_sum(tensor: torch.Tensor) -> int:
 
 def differences(before: StateMarks, now: StateMarks) -> list[str]:
     """Names whose marks differ, appeared or disappeared, in the order in which they were watched."""
+    if before.marks == now.marks:
+        return []
     names = dict.fromkeys((*before.marks, *now.marks))
     return [name for name in names if before.marks.get(name) != now.marks.get(name)]

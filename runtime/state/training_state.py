@@ -22,7 +22,7 @@ from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.reduction.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json
-from runtime.state.change_detection import StateMarks, differences, tensor_mark
+from runtime.state.change_detection import StateMarks, differences, tensor_mark, value_sum
 from runtime.state.encoding import (
     NamedTensor,
     decode,
@@ -59,16 +59,23 @@ class Carrier:
         self.values = values
         self._device = device
         self._objects: dict[str, Any] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._schedulers: dict[str, Any] = {}
         self._declared: dict[str, str] = {}
         self._undigested: set[str] = set()
         self._frozen = False
         self._parameters: list[NamedParameter] = []
         self._kinds: list[Kind] = []
+        self._watched: list[NamedParameter] = []
+        """The parameters that must not change inside a pass, under the names of their marks."""
         self._owned: set[int] = set()
         self._floats: list[Buffer] = []
         self._integers: list[Buffer] = []
         self._buffers: list[tuple[nn.Module, str]] = []
-        self.modes = Modes(lambda: self.modules().values())
+        self._parts: list[tuple[str, nn.Module]] = []
+        self._children: list[dict[str, nn.Module | None]] = []
+        """Of each of the parts, when they were found."""
+        self.modes = Modes(lambda: (part for _, part in self._named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
 
     # Registered objects
@@ -91,6 +98,12 @@ class Carrier:
             known[id(thing)] = name
             check_registrable(name, thing)
         self._objects |= things
+        for name, thing in things.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                self._optimizers[name] = thing
+            if hasattr(thing, "last_epoch"):
+                self._schedulers[name] = thing
+        self._parts = []
         self._declared |= dict(buffers or {})
 
     def leave_undigested(self, name: str) -> None:
@@ -121,23 +134,33 @@ class Carrier:
         self._floats, self._integers = self._find_buffers()
         self._buffers = [(owner, key) for _, owner, key, _ in self._named_buffers()]
         self._parameters = parameters
-        self._kinds = [(parameter.dtype, parameter.shape) for _, parameter in parameters]
+        self._kinds = self._kinds_now()
+        merged = self._merged()
+        self._watched = [(f"parameter {name}", parameter) for name, parameter in parameters if name not in merged]
         self._frozen = True
         self.capture()
 
     def check_kinds(self) -> None:
         """Raise NotCarried if a parameter, or a buffer that a pass changes, has another dtype or shape than in the
         first step, and Unregistered if an optimizer has got a new parameter."""
-        for (name, parameter), (dtype, shape) in zip(self._parameters, self._kinds, strict=True):
-            if parameter.dtype != dtype or parameter.shape != shape:
-                raise NotCarried(
-                    f"{name} is {_kind(parameter)}, and was {described(dtype, shape)} when the loop began; gradients "
-                    "are summed, and newcomers copy, as it was then. Change dtypes and shapes before the loop; for "
-                    "mixed precision use torch.autocast"
-                )
+        if (kinds := self._kinds_now()) != self._kinds:
+            pairs = zip(self._parameters, kinds, self._kinds, strict=True)
+            name, now, then = next((name, now, then) for (name, _), now, then in pairs if now != then)
+            raise NotCarried(
+                f"{name} is {described(*now)}, and was {described(*then)} when the loop began; gradients are summed, "
+                "and newcomers copy, as it was then. Change dtypes and shapes before the loop; for mixed precision use "
+                "torch.autocast"
+            )
         for buffer in (*self._floats, *self._integers):
             buffer.check_kind()
         self._check_groups()
+
+    def _kinds_now(self) -> list[Kind]:
+        return [(parameter.dtype, parameter.shape) for _, parameter in self._parameters]
+
+    def _merged(self) -> set[str]:
+        """Names of what a pass may change."""
+        return {buffer.name for buffer in (*self._floats, *self._integers)}
 
     def _check_groups(self) -> None:
         for name, optimizer in self.optimizers().items():
@@ -165,11 +188,11 @@ class Carrier:
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Registered optimizers by name."""
-        return {name: thing for name, thing in self._objects.items() if isinstance(thing, torch.optim.Optimizer)}
+        return self._optimizers
 
     def schedulers(self) -> dict[str, Any]:
         """Registered learning rate schedulers by name: objects that count epochs in `last_epoch`."""
-        return {name: thing for name, thing in self._objects.items() if hasattr(thing, "last_epoch")}
+        return self._schedulers
 
     def parameters(self) -> list[NamedParameter]:
         """The trainable parameters, each once, in the order of registration.
@@ -239,19 +262,30 @@ class Carrier:
         """The device of a tensor here that was on a device of this type at its donor."""
         return device_for(kind, self._device)
 
+    def _named_modules(self) -> list[tuple[str, nn.Module]]:
+        """(name, module) of the registered modules and all their parts. The search, which takes torch a microsecond a
+        module, is repeated if a module has got other children since the last one."""
+        if not self._parts or self._children != [part._modules for _, part in self._parts]:
+            self._parts = [
+                (_plain_name(path), part)
+                for name, module in self.modules().items()
+                for path, part in module.named_modules(prefix=name)
+            ]
+            self._children = [dict(part._modules) for _, part in self._parts]
+        return self._parts
+
     def _named_buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
-        for name, module in self.modules().items():
-            for path, owner in module.named_modules(prefix=name):
+        for name, owner in self._named_modules():
+            if owner._buffers:
                 for key, tensor in owner.named_buffers(recurse=False):
-                    yield f"{_plain_name(path)}.{key}", owner, key, tensor
+                    yield f"{name}.{key}", owner, key, tensor
 
     def _frozen_parameters(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
         """As `_named_buffers`, for frozen parameters: some libraries keep running statistics in them."""
-        for name, module in self.modules().items():
-            for path, owner in module.named_modules(prefix=name):
-                for key, parameter in owner.named_parameters(recurse=False):
-                    if not parameter.requires_grad:
-                        yield f"{_plain_name(path)}.{key}", owner, key, parameter
+        for name, owner in self._named_modules():
+            for key, parameter in owner.named_parameters(recurse=False):
+                if not parameter.requires_grad:
+                    yield f"{name}.{key}", owner, key, parameter
 
     # A copy
 
@@ -445,11 +479,15 @@ class Carrier:
 
     def watch(self, *, full: bool = False) -> StateMarks:
         """Marks of all that must not change inside a pass. full: with a checksum of all values, which reads them."""
-        merged = {buffer.name for buffer in (*self._floats, *self._integers)}
+        merged = self._merged()
         marks: dict[str, object] = {
-            f"parameter {name}": (parameter.requires_grad, tensor_mark(parameter, full))
-            for name, parameter in self._parameters
-            if name not in merged
+            name: (
+                parameter.requires_grad,
+                parameter._version,
+                parameter.data_ptr(),
+                value_sum(parameter) if full else 0,
+            )
+            for name, parameter in self._watched
         }
         for name, _, _, tensor in self._named_buffers():
             if name not in merged:
@@ -568,7 +606,7 @@ def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: i
     for place in range(step * share, (step + 1) * share):
         turn, at = divmod(place, count)
         tensor = tensors[at].detach().contiguous() if rows else tensors[at]
-        hashed.update(to_blob(_window(tensor, turn)).numpy().data)
+        hashed.update(_window(tensor, turn).cpu().view(torch.uint8).numpy().data)
 
 
 def _window(parameter: torch.Tensor, turn: int) -> torch.Tensor:

@@ -35,6 +35,7 @@ class OperationLoop:
     """The part of a worker's session that the user's thread calls while it trains. WorkerSession, the subclass, makes
     the parts. Methods with names of Session are described there."""
 
+    alone = False
     worker_id: str
     reduction: str
     _standing: SharedWorkerState

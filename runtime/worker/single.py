@@ -26,6 +26,7 @@ class SingleSession:
     worker_id = "alone.0.0"
     rank = 0
     world_size = 1
+    alone = True
     local_rank = 0
     home = HomeRank(0, 0, 1)
     generation = 1

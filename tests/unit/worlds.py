@@ -180,6 +180,7 @@ class World:
 class FakeMember:
     """Session of one thread."""
 
+    alone = False
     local_rank = 0
     restarted = False
     sums_on = torch.device("cpu")

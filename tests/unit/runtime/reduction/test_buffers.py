@@ -11,7 +11,7 @@ from runtime.reduction.partial_sum import Partial, fold_meta
 
 def test_a_copy_that_is_loaded_outside_a_pass_fixes_no_modes() -> None:
     model = nn.Sequential(nn.Dropout())
-    modes = Modes(lambda: [model])
+    modes = Modes(model.modules)
     modes.loaded()
     model.eval()
     modes.restore()
@@ -20,7 +20,7 @@ def test_a_copy_that_is_loaded_outside_a_pass_fixes_no_modes() -> None:
 
 def test_a_copy_that_is_loaded_in_a_pass_brings_the_modes_with_which_the_pass_begins() -> None:
     model = nn.Sequential(nn.Dropout())
-    modes = Modes(lambda: [model])
+    modes = Modes(model.modules)
     modes.begin()
     model.eval()
     modes.loaded()

@@ -61,6 +61,26 @@ def test_a_gradient_that_is_still_in_a_parameter_is_left_alone() -> None:
     assert address in [flats.take().data_ptr() for _ in range(2)]
 
 
+def test_views_of_the_parts_are_made_once_and_keep_no_memory_from_being_used_again() -> None:
+    flats = Flats(torch.float32, 6, like=[torch.zeros(2, 2), torch.zeros(2)])
+    flat = flats.take()
+    address = flat.data_ptr()
+    parts = flats.parts(flat)
+    parts[0].fill_(1)
+    parts[1].fill_(2)
+    assert flat.tolist() == [1, 1, 1, 1, 2, 2]
+    del flat
+    again = flats.take()
+    assert again.data_ptr() == address and flats.parts(again) is parts
+    assert flats.parts(flats.take()) is not parts
+
+
+def test_another_members_flat_tensor_has_parts_too() -> None:
+    flats = Flats(torch.float32, 6, like=[torch.zeros(2, 2), torch.zeros(2)])
+    first, second = flats.parts(torch.arange(6.0))
+    assert (first.tolist(), second.tolist()) == ([[0, 1], [2, 3]], [4, 5])
+
+
 def test_free_memory_is_bounded() -> None:
     flats = Flats(torch.float64, 8)
     held = [flats.take() for _ in range(2 * KEPT_MAX)]

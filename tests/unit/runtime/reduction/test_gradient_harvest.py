@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from elastic.errors import NotCarried
+from runtime.data.random_state import ShardRandom
 from runtime.reduction.buffers import Buffer
 from runtime.reduction.gradient_harvest import Harvest
 from runtime.reduction.partial_sum import Partial, fold
@@ -83,7 +84,7 @@ def test_random_numbers_differ_by_seed_step_pass_and_shard(place: tuple[int, int
     seen = []
     for seed, step, pass_no, shard in ((1, 0, 0, 3), place):
         harvest.begin_pass(seed, step, pass_no)
-        own = harvest.before(shard)
+        own = ShardRandom(harvest.before(shard))
         private = (own.seed, torch.rand((), generator=own.generator).item(), own.numpy.random())
         seen.append([*draws(), *private])
     assert all(first != second for first, second in zip(*seen, strict=True))

@@ -14,6 +14,11 @@ from runtime.reduction.partial_sum import Partial, fold
 from runtime.reduction.unpacked_leaf import owns_its_gradient
 
 
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.reduction.layout.LOOSE_ELEMENTS", 0)
+
+
 class Net(nn.Module):
     """Parameters of several shapes and memory formats, and a buffer, behind the gradients of a flat tensor."""
 
@@ -77,6 +82,21 @@ def test_a_loose_sibling_of_a_fold_that_is_undone_stays_as_it_was() -> None:
     fold(held, leaf(model, harvest, 1))
     assert held.loose
     assert bits(held) == expected
+
+
+def test_small_gradients_are_copied() -> None:
+    """Finding out whether they may stay takes longer."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("runtime.reduction.layout.LOOSE_ELEMENTS", 3)
+        found = []
+        for elements in (2, 3):
+            parameter = nn.Parameter(torch.ones(elements))
+            harvest = Harvest([("p", parameter)])
+            harvest.begin_pass(0, 0, 0)
+            harvest.before(0)
+            parameter.sum().backward()
+            found.append(bool(harvest.leaf(0, 1.0, {}).loose))
+    assert found == [False, True]
 
 
 def test_settled_it_is_the_copy() -> None:

@@ -916,6 +916,25 @@ def test_a_pass_as_it_should_be_changes_nothing() -> None:
     assert carrier.changed(before) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda model: model.append(Queue()), {"buffer model.2.at", "buffer model.2.queue"}),
+        (lambda model: model.__setitem__(0, Queue()), {"buffer model.0.at", "buffer model.0.queue"}),
+        (lambda model: model.__delitem__(1), {"buffer model.1.at", "buffer model.1.queue"}),
+        (lambda model: model[1].register_buffer("more", torch.zeros(1)), {"buffer model.1.more"}),
+    ],
+)
+def test_buffers_that_come_and_go_in_a_pass_are_named(
+    change: Callable[[nn.Sequential], object], named: set[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Queue())
+    carrier = carried(model=model)
+    before = carrier.watch()
+    change(model)
+    assert named <= set(carrier.changed(before))
+
+
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 def test_rates_schedulers_values_and_other_buffers_are_named() -> None:
     model = Queue()
