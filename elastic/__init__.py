@@ -24,6 +24,7 @@ import this package too, stay light. Below, each package imports only those abov
     cli/            the command line
     dashboard/      a page that shows a job or a fleet, and its buttons
     timeline/       a job on a time axis
+    slurm/          batch scripts for Slurm
     trackers/       the process that sends steps to MLflow or W&B
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
 

@@ -466,7 +466,7 @@ def check_own(keyring: Keyring, node: str) -> None:
 
 
 def default_slots(environment: Mapping[str, str]) -> int:
-    """What a job of Slurm has on this node: its GPUs, or CPUs for a task. 1 elsewhere, and where it has named neither."""
+    """What a job of Slurm has on this node: its GPUs, or CPUs for a task. 1 elsewhere, and where neither is known."""
     for variable in ("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK"):
         if (count := environment.get(variable, "")).isdecimal() and int(count) > 0:
             return int(count)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -114,10 +115,12 @@ class Slurm:
     def switch_off(self, node: str) -> None:
         """As by its power switch: its slurmd and everything below it are killed."""
         daemon = self._daemons.pop(node)
-        daemon.kill()
-        for pid in living(self._mark):
-            if self._node_of(pid) == node:
-                kill_if_there(pid)
+        tasks = [pid for pid in living(self._mark) if self._node_of(pid) == node]
+        own = [daemon.pid, *filter(_is_slurmstepd, {_parent(pid) for pid in tasks}), *tasks]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody has time to tell of another one's death
+            for pid in own:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
         daemon.wait()
 
     def _node_of(self, pid: int) -> str:
@@ -203,6 +206,23 @@ class Slurm:
             if not await_exits(living(self._mark), within_s=10.0):
                 return
         raise AssertionError(f"left: {living(self._mark)}")
+
+
+def _parent(pid: int) -> int:
+    """0: it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return int(status.partition("\nPPid:")[2].split()[0])
+
+
+def _is_slurmstepd(pid: int) -> bool:
+    """Which starts and watches the tasks of a node, and has not their environment."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")
+    except OSError:
+        return False
 
 
 def _free_ports(count: int) -> list[int]:

@@ -19,7 +19,7 @@ LAYERS = (
     *("elastic.checkpoints", "elastic.config", "elastic.daemon"),
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
-    *("elastic.dashboard", "elastic.timeline", "elastic.trackers"),
+    *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm"),
     *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.reduction", "runtime.state"),
     *(
         "runtime.session",
@@ -90,6 +90,9 @@ PURE_MODULES = (
     "elastic.preemption.policy",
     "elastic.records.story",
     "elastic.security.roles",
+    "elastic.slurm.agents_script",
+    "elastic.slurm.batch_options",
+    "elastic.slurm.fleet_script",
     "elastic.store.base",
     "elastic.store.chunks",
     "elastic.version",
@@ -107,6 +110,7 @@ SMALL = {
     "elastic.metrics.option": "every command imports it, and those without --metrics nothing else of the package",
     "elastic.preemption.provider": "what each provider implements, and none of them imports another",
     "elastic.protocol.worker_id": "commands that only ask read ids, and load no messages",
+    "elastic.slurm.agents_script": "one of two scripts; the other one is long",
     "elastic.timeline.chrome_trace": "a format of others; the other one has a library",
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.ddp.seams": "five modules replace things, which are put back in one order",
@@ -136,8 +140,8 @@ PURE_STDLIB = {
         "html",
         "ipaddress",
     ),
-    *("itertools", "json", "math", "operator", "random", "re", "signal", "statistics", "string", "struct", "textwrap"),
-    *("tomllib", "types", "typing", "xml.sax.saxutils"),
+    *("itertools", "json", "math", "operator", "random", "re", "shlex", "signal", "statistics", "string"),
+    *("struct", "textwrap", "tomllib", "types", "typing", "xml.sax.saxutils"),
 }
 """What a pure module may use: nothing that reads a clock, a file, the environment or the network, or runs elsewhere.
 Of `random` only Random, which has to be given a seed; of `signal` only the numbers; of `datetime` no clock."""
