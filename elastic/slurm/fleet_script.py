@@ -21,9 +21,11 @@ address=${ELASTIC_ADDRESS:-$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.
 port=$((20000 + SLURM_JOB_ID % 5000 * 2))
 
 fail() { echo "elastic: $*" >&2; exit 3; }
-for program in elastic etcd srun scontrol scancel; do
+for program in elastic etcd python3 srun scontrol scancel; do
   command -v "$program" > /dev/null || fail "$program is not in PATH on $SLURMD_NODENAME"
 done
+# Another etcd than the one beside elastic, if there is one: that may lose data when it is killed.
+server=$(type -ap etcd | grep -vFx "$(dirname "$(command -v elastic)")/etcd" | head -n 1)
 umask 077
 mkdir -p "$dir" || exit
 exec 9> "$dir/lock" || exit
@@ -49,7 +51,7 @@ set -m
 own=$(mktemp -d)
 cd "$own" || fail "no temporary directory"
 certs=$dir/certs/services
-kept etcd --name fleet --data-dir "$dir/etcd" \
+kept "${server:-etcd}" --name fleet --data-dir "$dir/etcd" \
   --listen-client-urls "https://127.0.0.1:$((port + 1))" --advertise-client-urls "https://127.0.0.1:$((port + 1))" \
   --listen-peer-urls unix://peer:1 --initial-advertise-peer-urls unix://peer:1 --initial-cluster fleet=unix://peer:1 \
   --client-cert-auth --trusted-ca-file "$certs/etcd-ca.pem" \

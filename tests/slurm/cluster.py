@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -139,9 +140,10 @@ class Slurm:
 
     def run(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
         """One of Slurm's commands. Returns what it says."""
+        variables = {**self._environment, **(environment or {})}
         done = subprocess.run(
-            command,
-            env={**self._environment, **(environment or {})},
+            [shutil.which(command[0], path=variables["PATH"]) or command[0], *command[1:]],
+            env=variables,
             cwd=self.home,
             capture_output=True,
             text=True,
@@ -161,6 +163,15 @@ class Slurm:
         """What scontrol knows of it: JobState, ExitCode, Restarts, ..."""
         said = self.run("scontrol", "show", "job", "--oneliner", job)
         return {word.partition("=")[0]: word.partition("=")[2] for word in said.split() if "=" in word}
+
+    def node_of(self, job: str) -> str:
+        """Wait until it runs. Returns its node, which has to be one."""
+
+        def node() -> str | None:
+            known = self.job(job)
+            return known["NodeList"] if known["JobState"] == "RUNNING" else None
+
+        return self.until(f"{job} runs", node)
 
     def run_again(self, job: str) -> None:
         """As soon as it is back in the queue, where Slurm would leave it for two minutes."""

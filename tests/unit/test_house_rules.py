@@ -20,6 +20,7 @@ LAYERS = (
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
     *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm"),
+    "elastic.notebook",
     *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.reduction", "runtime.state"),
     *(
         "runtime.session",
@@ -32,6 +33,7 @@ LAYERS = (
         "runtime.ddp",
         "runtime.restart",
         "runtime.forkserver",
+        "runtime.launched",
     ),
     *("elastic", "elastic.ddp"),
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
@@ -50,6 +52,7 @@ RUNTIME_MAY_USE = (
     "elastic.security",
     "elastic.stop_signals",
     "elastic.agent.worker",
+    "elastic.notebook.function_file",
 )
 """Of the control plane. What else there is would take memory and time of each worker."""
 
@@ -115,6 +118,7 @@ SMALL = {
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.ddp.seams": "five modules replace things, which are put back in one order",
     "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
+    "runtime.launched": "a program of its own, which `elastic run -m` starts",
     "runtime.guards.numerics_fingerprint": "a worker says it to its leader; the other guards are of the loop",
     "runtime.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
 }
