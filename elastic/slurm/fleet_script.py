@@ -42,10 +42,11 @@ for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
 done
 rm -rf "$dir/ca"
 
-# Slurm signals every process. What is kept ends with the script, and is started again until then.
+# Slurm signals every process. The rendezvous holds that back, as it has a parent that says when to stop; etcd stops.
+# What is kept is started again until the script ends.
 kept() {
   trap '' TERM USR1
-  while [ -e "$own" ]; do "$@"; sleep 1; done
+  while [ -e "$own" ]; do ELASTIC_PARENT=$BASHPID "$@"; sleep 1; done
 }
 set -m
 own=$(mktemp -d)
@@ -115,8 +116,12 @@ code=$?
 scancel --signal=TERM "$SLURM_JOB_ID.0" 2> /dev/null
 for _ in {1..15}; do kill -0 "$agents" 2> /dev/null || break; sleep 1; done
 rm -rf "$own"
-kill -TERM -- "-$etcd" "-$rendezvous" 2> /dev/null
-if [ -n "$limit" ] && [ $code -ne 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+kill -KILL -- "-$rendezvous" 2> /dev/null
+kill -TERM -- "-$etcd" 2> /dev/null
+# At the time limit, and where Slurm has preempted the job and it is over before its GraceTime.
+if [ $code -ne 0 ] && { [ -n "$limit" ] || scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; }; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $code
 """
 

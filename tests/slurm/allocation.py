@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chaos_tests.support.processes import kill_if_there
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
 from elastic.records import ledger
@@ -15,7 +16,7 @@ from elastic.security.channels import ChannelFactory
 from elastic.security.keyring import of_role
 from elastic.security.roles import Role
 from tests.live.conftest import Quiet
-from tests.live.jobs import DEADLINE_S, TRAINER
+from tests.live.jobs import DEADLINE_S, ROOT, TRAINER
 from tests.slurm.cluster import Slurm
 from tests.slurm.training import ENVIRONMENT
 
@@ -44,6 +45,9 @@ checkpoint_dir = {json.dumps(str(slurm.home / "checkpoints"))}
 
 [timing]
 join_window_s = {DEADLINE_S}
+orphan_limit_s = 10.0
+orphan_margin_s = 5.0
+control_silence_s = 8.0
 
 [env]
 OMP_NUM_THREADS = "1"
@@ -57,6 +61,16 @@ LIVE_GATES = {json.dumps(str(self._gates))}
         """options: of sbatch."""
         words = ("fleet", "job.toml", "--nodes", str(self._workers), "--slots", "1", "--grace", "15", "--dir", "run")
         self.job = self._slurm.run("elastic", "slurm", *words, "--submit", "--", *options, environment=ENVIRONMENT)
+
+    def submit_as_on_the_page(self) -> None:
+        """The commands of docs/slurm.md, one after the other: the script that is printed is the one that is submitted
+        but for sbatch's own options."""
+        text = (ROOT / "docs" / "slurm.md").read_text()
+        printing, submitting = re.findall(r"^elastic slurm fleet .*", text, re.MULTILINE)
+        script = self._slurm.run("bash", "-c", printing, environment=ENVIRONMENT)
+        assert script.startswith("#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --nodes=3\n")
+        self.job = self._slurm.run("bash", "-c", submitting, environment=ENVIRONMENT)
+        self.dir = self.home / "elastic-slurm" / self.job
 
     @property
     def output(self) -> str:
@@ -90,6 +104,12 @@ LIVE_GATES = {json.dumps(str(self._gates))}
 
         self._until(f"members on {nodes}", there)
 
+    def kill(self, what: str) -> None:
+        """etcd, the rendezvous, or a worker."""
+        words = {"etcd": "--name\0fleet", "rendezvous": "elastic\0rendezvous", "worker": str(TRAINER)}[what]
+        (pid, *_) = (pid for pid in self._slurm.processes() if words in Path(f"/proc/{pid}/cmdline").read_text())
+        kill_if_there(pid)
+
     def await_more_steps(self, count: int) -> None:
         wanted = len(self.steps()) + count
         self._until(f"{count} more steps", lambda: len(self.steps()) >= wanted)
@@ -111,4 +131,4 @@ LIVE_GATES = {json.dumps(str(self._gates))}
     def story(self) -> str:
         logs: list[Path] = [*self.dir.glob("*.log"), *self.dir.glob("*/*/logs/*.log")]
         tails = [f"--- {log}\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
-        return "\n".join([self.output, *tails])
+        return "\n".join([self.output, json.dumps(self.status()), *tails])

@@ -54,7 +54,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_min_interval=100000
 ReturnToService=2
 SlurmdTimeout=5
-KillWait=10
+KillWait=30
 MinJobAge=300
 MpiDefault=none
 SlurmdParameters=config_overrides
@@ -104,7 +104,7 @@ class Slurm:
         files = (f"--{name}={self.home}/munge.{name.partition('-')[0]}" for name in ("socket", "pid-file", "log-file"))
         self._daemon("munged", "--foreground", "--force", f"--key-file={key}", f"--seed-file={key}.seed", *files)
         self.until("munged listens", lambda: (self.home / "munge.socket").exists())
-        self._daemon("slurmctld", "-D")
+        self.start_controller()
         for name in self.nodes:
             (self.home / f"spool.{name}").mkdir()
             self.switch_on(name)
@@ -112,6 +112,15 @@ class Slurm:
 
     def switch_on(self, node: str) -> None:
         self._daemon(node, "-D", "-N", node, program="slurmd")
+
+    def kill(self, name: str) -> None:
+        """One of Slurm's own daemons alone: slurmctld, or the slurmd of a node."""
+        daemon = self._daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
+
+    def start_controller(self) -> None:
+        self._daemon("slurmctld", "-D")
 
     def switch_off(self, node: str) -> None:
         """As by its power switch: its slurmd and everything below it are killed."""
@@ -131,6 +140,10 @@ class Slurm:
             return ""
         named = [value.partition(b"=")[2].decode() for value in variables if value.startswith(b"SLURMD_NODENAME=")]
         return named[0] if named else ""
+
+    def processes(self) -> list[int]:
+        """Of all jobs that run, and of Slurm."""
+        return sorted(living(self._mark))
 
     def states(self) -> dict[str, str]:
         said = subprocess.run(

@@ -120,7 +120,7 @@ def allocation(home: Path, nodes: int, workers: int) -> Iterator[tuple[Slurm, Al
 
 def test_a_node_of_an_allocation_is_switched_off(home: Path, quiet: Quiet) -> None:
     with allocation(home, 3, 3) as (slurm, allocated):
-        allocated.submit()
+        allocated.submit_as_on_the_page()
         allocated.await_nodes(*slurm.nodes)
         first = slurm.job(allocated.job)["BatchHost"]
         lost = next(node for node in slurm.nodes if node != first)
@@ -128,6 +128,23 @@ def test_a_node_of_an_allocation_is_switched_off(home: Path, quiet: Quiet) -> No
         allocated.await_nodes(*(node for node in slurm.nodes if node != lost))
         slurm.until("Slurm knows", lambda: slurm.states()[lost].startswith("down"))
         allocated.await_more_steps(3)
+        allocated.check(quiet)
+
+
+def test_daemons_of_slurm_and_of_the_fleet_die_and_training_goes_on(home: Path, quiet: Quiet) -> None:
+    with allocation(home, 2, 2) as (slurm, allocated):
+        allocated.submit()
+        allocated.await_nodes(*slurm.nodes)
+        for name in ("slurmctld", "n2"):
+            slurm.kill(name)
+        allocated.await_more_steps(3)
+        slurm.start_controller()
+        slurm.switch_on("n2")
+        for program in ("etcd", "rendezvous"):
+            allocated.kill(program)
+            allocated.await_more_steps(3)
+        allocated.kill("worker")
+        allocated.await_nodes(*slurm.nodes)
         allocated.check(quiet)
 
 
