@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -69,7 +70,13 @@ def launch(
         path = function_file.write_function(own.path, function, arguments)
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, name) if job_dir is None else Path(job_dir).absolute()
         words = _words({"workers": workers, "name": name, **options, "job_dir": str(chosen)})
-        _run([*words, "-m", MODULE, str(path)], chosen, quiet=bool(options.get("quiet")))
+        try:
+            _run([*words, "-m", MODULE, str(path)], chosen, quiet=bool(options.get("quiet")))
+        except ConfigError:
+            if job_dir is None:
+                with contextlib.suppress(OSError):  # there is something in it
+                    chosen.rmdir()
+            raise
         return cast(T, function_file.read_value(own.path))
     finally:
         own.remove()

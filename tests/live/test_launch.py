@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaos_tests.support.processes import living
-from tests.live.jobs import SCRIPTS, SLACK_S, Job
+from chaos_tests.support.processes import Command, living
+from tests.live.jobs import DEADLINE_S, ROOT, SCRIPTS, SLACK_S, Job
 
 pytestmark = pytest.mark.long
 
@@ -105,6 +107,18 @@ def test_a_program_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
     with Launched(tmp_path, "{}", "", name="next") as job:
         assert job.wait() == 0, job.output
         assert left not in leftovers(), "the next one removes what it could not"
+
+
+def test_the_program_of_the_page_does_what_the_page_says(tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "notebook.md").read_text(), re.DOTALL)
+    (tmp_path / "program.py").write_text(f"{program}\nprint('weights', *weights)\n")
+    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "program.py"]
+    with Command(command, tmp_path / "out", environment=variables, cwd=tmp_path) as running:
+        assert running.process.wait(DEADLINE_S) == 0, running.output
+        assert "weights layer.weight layer.bias" in running.output
+        result = json.loads((tmp_path / "elastic-jobs" / "train-1" / "result.json").read_text())
+        assert result["exit_code"] == 0 and len(result["digest"]) == 64
 
 
 @pytest.mark.parametrize(

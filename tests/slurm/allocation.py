@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from elastic.security.channels import ChannelFactory
 from elastic.security.keyring import of_role
 from elastic.security.roles import Role
 from tests.live.conftest import Quiet
-from tests.live.jobs import DEADLINE_S, ROOT, TRAINER
+from tests.live.jobs import ROOT, TRAINER
 from tests.slurm.cluster import Slurm
 from tests.slurm.training import ENVIRONMENT
 
@@ -24,9 +24,10 @@ Line = dict[str, Any]
 
 
 class Allocation:
-    """workers: of the job, one on each of as many nodes. What is kept of it is in `dir`."""
+    """workers: of the job, one on each of as many nodes. timing: of the job. What is kept of it is in `dir`."""
 
-    def __init__(self, slurm: Slurm, workers: int) -> None:
+    def __init__(self, slurm: Slurm, workers: int, timing: Mapping[str, float]) -> None:
+        settings = "\n".join(f"{name} = {value}" for name, value in timing.items())
         self._slurm = slurm
         self.home = slurm.home
         self.dir = slurm.home / "run"
@@ -44,10 +45,7 @@ min_workers = 1
 checkpoint_dir = {json.dumps(str(slurm.home / "checkpoints"))}
 
 [timing]
-join_window_s = {DEADLINE_S}
-orphan_limit_s = 10.0
-orphan_margin_s = 5.0
-control_silence_s = 8.0
+{settings}
 
 [env]
 OMP_NUM_THREADS = "1"

@@ -108,9 +108,9 @@ def test_a_time_limit_that_is_raised_behind_the_signal_brings_the_node_back(home
 
 
 @contextmanager
-def allocation(home: Path, nodes: int, workers: int) -> Iterator[tuple[Slurm, Allocation]]:
+def allocation(home: Path, nodes: int, workers: int, **timing: float) -> Iterator[tuple[Slurm, Allocation]]:
     with Slurm(home, nodes) as slurm:
-        allocated = Allocation(slurm, workers)
+        allocated = Allocation(slurm, workers, timing)
         try:
             yield slurm, allocated
         except BaseException as error:
@@ -149,7 +149,8 @@ def test_daemons_of_slurm_and_of_the_fleet_die_and_training_goes_on(home: Path, 
 
 
 def test_the_first_node_of_an_allocation_is_switched_off_and_the_others_requeue_it(home: Path, quiet: Quiet) -> None:
-    with allocation(home, 3, 2) as (slurm, allocated):
+    soon = {"control_silence_s": 8.0, "orphan_limit_s": 10.0, "orphan_margin_s": 5.0}
+    with allocation(home, 3, 2, **soon) as (slurm, allocated):
         allocated.submit()
         slurm.until("it runs", lambda: slurm.job(allocated.job)["JobState"] == "RUNNING")
         allocated.await_nodes("n1", "n2")
