@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from elastic.security.roles import CERTS_VARIABLE
 from elastic.slurm.batch_options import BatchOptions
 
 LEAD_S = 120
@@ -28,6 +29,8 @@ def agents_script(options: AgentsOptions) -> str:
     head = batch.lines(f"--array=1-{batch.nodes}", "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{LEAD_S}")
     words = ["elastic", "agent", "--rendezvous", ",".join(options.rendezvous), "--notices", "slurm:requeue"]
     words += [*batch.agent_words(), *(["--insecure"] if options.insecure else [])]
+    if options.certs is None:
+        head.append(f"unset {CERTS_VARIABLE}")
     certs = [] if options.certs is None else [f"--certs {_of_node(options.certs)}"]
     command = [shlex.join(words), f"--jobs-dir {_of_node(batch.directory)}", *certs]
     return "\n".join([*head, "exec " + " \\\n  ".join(command), ""])

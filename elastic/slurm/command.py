@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elastic.cli.options import Parser, add_replicas, certs_of
+from elastic.cli.options import REPLICAS, Parser, known_replicas
 from elastic.errors import ConfigError, ElasticError, ExitCode
-from elastic.rendezvous.endpoint import check_plain, parse
+from elastic.rendezvous.endpoint import INSECURE, check_plain, parse
 from elastic.slurm.batch_options import SUBMIT, BatchOptions
 
 AGENTS_DIR = Path("elastic-jobs")
@@ -64,7 +64,20 @@ def add(verbs: Any) -> None:
         description="An array of jobs, each the agent of one node: each is preempted, requeued and cancelled alone.",
         epilog=EXAMPLES,
     )
-    add_replicas(agents)
+    agents.add_argument(
+        "--rendezvous",
+        default=known_replicas(),
+        required=not known_replicas(),
+        metavar="HOST:PORT,...",
+        help=f"replicas of the rendezvous, all or some (default: ${REPLICAS})",
+    )
+    agents.add_argument(
+        "--certs",
+        type=Path,
+        metavar="DIR",
+        help="has a directory with the certificate of an agent for each node, under its name in Slurm",
+    )
+    agents.add_argument(INSECURE, action="store_true", help="without certificates: plain text with other machines")
     _add_common(agents, AGENTS_DIR, "for what the agents write, on all nodes")
     agents.set_defaults(verb=_agents)
     fleet = what.add_parser(
@@ -100,12 +113,14 @@ def _add_common(verb: argparse.ArgumentParser, directory: Path | None, about: st
 def _agents(options: argparse.Namespace) -> int:
     from elastic.slurm.agents_script import AgentsOptions, agents_script
 
-    replicas, certs = parse("--rendezvous", options.rendezvous), certs_of(options)
+    replicas, certs = parse("--rendezvous", options.rendezvous), options.certs
     check_plain("--rendezvous", replicas, allowed=options.insecure or certs is not None)
+    if certs is not None and not certs.is_dir():
+        raise ConfigError(f"--certs {certs} is no directory; give the one that has a directory for each node")
     found = AgentsOptions(
         batch=_batch(options, "elastic-agents", options.dir),
         rendezvous=replicas,
-        certs=None if certs is None else str(certs),
+        certs=None if certs is None else str(certs.absolute()),
         insecure=options.insecure,
     )
     return _done(agents_script(found), submit=options.submit)

@@ -113,7 +113,6 @@ SMALL = {
     "elastic.metrics.option": "every command imports it, and those without --metrics nothing else of the package",
     "elastic.preemption.provider": "what each provider implements, and none of them imports another",
     "elastic.protocol.worker_id": "commands that only ask read ids, and load no messages",
-    "elastic.slurm.agents_script": "one of two scripts; the other one is long",
     "elastic.timeline.chrome_trace": "a format of others; the other one has a library",
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.ddp.seams": "five modules replace things, which are put back in one order",
