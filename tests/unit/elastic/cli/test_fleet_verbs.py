@@ -307,3 +307,24 @@ def test_replicas_are_those_of_the_environment_unless_others_are_given(monkeypat
     for words in (["jobs"], ["drain"], ["doctor"]):
         with pytest.raises(SystemExit):
             parser().parse_args(words)
+
+
+def test_who_waits_for_a_job_ends_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = {"job": "t-1", "state": "placed"}
+    told = [
+        running,
+        ElasticError("nobody leads"),
+        {**running, "state": "ended", "exit_code": 6, "because": "x", "digest": ""},
+    ]
+
+    def job(client: FleetClient, name: str) -> dict[str, Any]:
+        entry = told.pop(0)
+        if isinstance(entry, ElasticError):
+            raise entry
+        return cast(dict[str, Any], entry)
+
+    monkeypatch.setattr(FleetClient, "job", job)
+    assert code_of(["jobs", "--wait", "t-1", *HERE]) == ExitCode.DRAINED
+    assert told == [] and capsys.readouterr().out == "t-1 is over, exit 6: x\n"
