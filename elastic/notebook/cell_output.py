@@ -27,7 +27,7 @@ def table_text(facts: dict[str, Any]) -> str:
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=COLUMNS, no_color=True, highlight=False, force_jupyter=False).print(table(facts))
+    Console(file=text, width=COLUMNS, force_terminal=False, color_system=None, force_jupyter=False).print(table(facts))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 

@@ -17,8 +17,8 @@ from tests.slurm.training import ENVIRONMENT
 def submit_agents(slurm: Slurm, fleet: Fleet, nodes: int, *options: str) -> list[str]:
     """Returns Slurm's ids of the tasks."""
     words = ("agents", "--nodes", str(nodes), "--rendezvous", ",".join(fleet.client.replicas), "--slots", "1")
-    words = (*words, "--grace", str(GRACE_S - 5), "--dir", str(fleet.home), "--submit")
-    array = slurm.run("elastic", "slurm", *words, *options, environment=ENVIRONMENT)
+    how = ("--grace", str(GRACE_S - 5), "--dir", str(fleet.home), "--submit")
+    array = slurm.run("elastic", "slurm", *words, *how, *options, environment=ENVIRONMENT)
     return [f"{array}_{number}" for number in range(1, nodes + 1)]
 
 

@@ -4,6 +4,7 @@ the function does at its end. Prints what it gets back."""
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Trained:
 
 
 def step_of(model: Net) -> torch.Tensor:
-    return model(torch.randn(8, 4)).square().mean()
+    return model.forward(torch.randn(8, 4)).square().mean()
 
 
 def train(width: int, end: str) -> Trained:
@@ -59,6 +60,7 @@ def train(width: int, end: str) -> Trained:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     made = elastic.launch(train, 16, sys.argv[3], job_dir=sys.argv[1], **json.loads(sys.argv[2]))
     assert type(made) is Trained and type(made.model) is Net, "the classes are those of this program"
     print(json.dumps({"digest": made.digest, "losses": made.losses}))

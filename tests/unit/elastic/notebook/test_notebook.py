@@ -99,7 +99,14 @@ def test_a_link_is_not_followed(own: Path, tmp_path: Path) -> None:
 
 
 def test_options_become_words() -> None:
-    options = {"workers": 4, "checkpoint_every": "5 steps", "fresh": True, "quiet": False, "grace": 1.5, "name": "-x"}
+    options: dict[str, str | int | float | bool] = {
+        "workers": 4,
+        "checkpoint_every": "5 steps",
+        "fresh": True,
+        "quiet": False,
+        "grace": 1.5,
+        "name": "-x",
+    }
     assert _words(options) == ["--workers=4", "--checkpoint-every=5 steps", "--fresh", "--grace=1.5", "--name=-x"]
 
 
@@ -115,7 +122,8 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         elastic.launch(len, "abc")
 
 
-def test_the_table_of_a_cell_is_plain_text(tmp_path: Path) -> None:
+def test_the_table_of_a_cell_is_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel sets it
     facts = LiveView(tmp_path).facts() | {"step": 7, "total": 9, "epoch": 0, "scalars": {"loss": 0.25}}
     lines = table_text(facts | {"members": ["local.0.0"], "waits_for": ""}).splitlines()
     assert ["step", "7", "of", "9", "(epoch", "0)"] in [line.split() for line in lines]

@@ -323,9 +323,8 @@ def test_slurm_speaks_by_a_signal_and_takes_the_job_back_only_when_asked_to(
         assert not (tmp_path / "said").exists(), "nobody had to leave"
         source.signalled()
         notice = source.look()
-        assert notice == Notice(
-            NoticeKind.TIME_LIMIT, notice and notice.seconds_left, "Slurm job 77 reaches its time limit"
-        )
+        assert notice is not None and notice.kind is NoticeKind.TIME_LIMIT
+        assert notice.because == "Slurm job 77 reaches its time limit"
         assert notice.seconds_left == pytest.approx(60.0, abs=1.0), "nobody says how much time is left"
         source.left()
     assert (tmp_path / "said").read_text() == "requeue 77\n"
