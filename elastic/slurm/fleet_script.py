@@ -76,7 +76,7 @@ node='
   done &
   elastic agent --certs "$dir/certs/$SLURMD_NODENAME" --jobs-dir "$dir/$SLURMD_NODENAME" "${@:3}"
   code=$?
-  kill $!
+  kill $! 2> /dev/null
   exit $code'
 srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --cpu-bind=none \
   bash -c "$node" node "$SLURMD_NODENAME" "$dir" "${agent[@]}" 9>&- &

@@ -42,6 +42,7 @@ name = "train"
 command = ["python", {json.dumps(str(TRAINER))}]
 workers = {workers}
 min_workers = 1
+checkpoint_every = "5 steps"
 checkpoint_dir = {json.dumps(str(slurm.home / "checkpoints"))}
 
 [timing]
