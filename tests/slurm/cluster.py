@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -125,13 +124,13 @@ class Slurm:
     def switch_off(self, node: str) -> None:
         """As by its power switch: its slurmd and everything below it are killed."""
         daemon = self._daemons.pop(node)
-        tasks = [pid for pid in living(self._mark) if self._node_of(pid) == node]
-        own = [daemon.pid, *filter(_is_slurmstepd, {_parent(pid) for pid in tasks}), *tasks]
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody has time to tell of another one's death
-            for pid in own:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        daemon.kill()
         daemon.wait()
+        # First who would tell of a death, then srun before its parent: a group that is left alone may be told to end.
+        while tasks := [pid for pid in living(self._mark) if self._node_of(pid) == node]:
+            for pid in (*filter(_is_slurmstepd, {_parent(pid) for pid in tasks}), *sorted(tasks, reverse=True)):
+                kill_if_there(pid)
+            await_exits(tasks, within_s=10.0)
 
     def _node_of(self, pid: int) -> str:
         try:
