@@ -85,8 +85,8 @@ test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everyth
 	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live
 
 # Beside `setup`, as these packages bring forty others.
-test-engines: setup etcd ## jobs with what others make, as it is installed: MLflow, TensorBoard, Weights & Biases
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers]'
+test-engines: setup etcd ## jobs with what others make, as it is installed: MLflow, TensorBoard, Weights & Biases, a Jupyter kernel
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter]'
 	$(BOUND) 30m $(PYTEST) $(LONG) -s tests/engines
 
 # This and the next target install packages of Debian, outside of .venv; root.
@@ -95,7 +95,7 @@ test-browser: setup etcd ## the dashboard in a real Chromium, which this install
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,browser]'
 	$(BOUND) 30m $(PYTEST) $(LONG) -s tests/browser
 
-test-slurm: setup etcd ## jobs under a real Slurm, which this installs (Debian's slurm-wlm and munge): preempted, cancelled, at their limit
+test-slurm: setup etcd ## jobs under a real Slurm, which this installs (Debian's slurm-wlm and munge): preempted, cancelled, at their limit, without a node
 	command -v slurmctld && command -v munged || { apt-get -qq update && apt-get -qq install -y --no-install-recommends slurm-wlm munge; }
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/slurm
 

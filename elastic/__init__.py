@@ -24,6 +24,8 @@ import this package too, stay light. Below, each package imports only those abov
     cli/            the command line
     dashboard/      a page that shows a job or a fleet, and its buttons
     timeline/       a job on a time axis
+    notebook/       elastic.launch(): functions of a notebook or a program
+    slurm/          batch scripts for Slurm
     trackers/       the process that sends steps to MLflow or W&B
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
 
@@ -39,13 +41,15 @@ from elastic import errors
 from elastic.version import __version__
 
 if TYPE_CHECKING:
+    from elastic.notebook.launcher import launch
     from runtime.job.job import Job, join
     from runtime.job.sinks import JsonLines, MLflow, TensorBoard, WandB
 
-__all__ = ["Job", "JsonLines", "MLflow", "TensorBoard", "WandB", "__version__", "errors", "join"]
+__all__ = ["Job", "JsonLines", "MLflow", "TensorBoard", "WandB", "__version__", "errors", "join", "launch"]
 _LAZY = {
     "Job": "runtime.job.job",
     "join": "runtime.job.job",
+    "launch": "elastic.notebook.launcher",
     "JsonLines": "runtime.job.sinks",
     "MLflow": "runtime.job.sinks",
     "TensorBoard": "runtime.job.sinks",

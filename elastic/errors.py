@@ -12,6 +12,7 @@ ElasticError
 │   │   └── LinkSilent        the same; nothing comes back from a peer's host
 │   └── BuildFailed           report who was unreachable
 ├── NotAdmitted               end; the fleet has no place for this job on this node any more
+├── LaunchFailed              see how the job ended; the same job_dir goes on where it can
 ├── LinkTooSlow               use a faster link, or train less over it
 ├── JoinMissed                exit; the agent starts a new process for the slot
 ├── ColdStart                 start the worker with an interpreter of its own; journal why
@@ -128,6 +129,15 @@ class BuildFailed(GenerationEnded):
 
 class NotAdmitted(ElasticError):
     """End: the job's leader does not admit this agent, as the fleet has not placed the job on its node."""
+
+
+class LaunchFailed(ElasticError):
+    """The job of elastic.launch() has ended in another way than by its end; `exit_code` is that of `elastic run`, and
+    a note has the traceback if the function raised."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class LinkTooSlow(ElasticError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.metrics import option as metrics_option
 from elastic.preemption import selection
 from elastic.records.job_directory import DEFAULT_PARENT
-from elastic.rendezvous.endpoint import check_plain, check_reachable, own_address, parse
+from elastic.rendezvous.endpoint import address_towards, check_plain, check_reachable, own_address, parse
 from elastic.security.roles import ETCD_SERVER_NAME, Role
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ exit codes:
 AGENT_EXAMPLES = """\
 examples:
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2
-  elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --address 10.0.0.7 --slots 8 --label gpu=h100 --certs n7
+  elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --slots 8 --label gpu=h100 --certs n7
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2 --metrics 9401
   elastic agent --config /etc/elastic/agent.toml          slots = 2, label = ["gpu=h100"], jobs_dir = "/var/lib/elastic"
   /opt/elastic-2/bin/elastic agent --upgrade --jobs-dir /var/lib/elastic
@@ -199,13 +200,27 @@ def _add_agent(verbs: Any) -> None:
     )
     verb.add_argument("--json", action="store_true", help="with --upgrade: the outcome as one JSON object")
     verb.add_argument("--handover", type=int, help=argparse.SUPPRESS)
-    verb.add_argument("--node", metavar="N", help="name of this node, unique in the fleet (default: the host's)")
-    verb.add_argument("--slots", type=int, default=1, metavar="N", help="workers it takes (default %(default)s)")
+    verb.add_argument(
+        "--node",
+        metavar="N",
+        help="name of this node, unique in the fleet (default: in a job of Slurm that of the node there, else the "
+        "host's)",
+    )
+    verb.add_argument(
+        "--slots",
+        type=int,
+        default=default_slots(os.environ),
+        metavar="N",
+        help="workers it takes (default: in a job of Slurm as many as it has GPUs on the node, or CPUs for a task; "
+        "else 1)",
+    )
     verb.add_argument(
         "--label", action="append", default=[], metavar="K=V", help="something jobs may ask for; any number of times"
     )
     verb.add_argument(
-        "--address", default="127.0.0.1", metavar="HOST", help="under which other nodes reach it (default %(default)s)"
+        "--address",
+        metavar="HOST",
+        help="under which other nodes reach it (default: the one from which it reaches the rendezvous)",
     )
     verb.add_argument(
         "--jobs-dir",
@@ -383,7 +398,8 @@ def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
 
 
 def _node_of(options: argparse.Namespace) -> str:
-    node: str = options.node if options.node is not None else default_node(socket.gethostname())
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node: str = options.node if options.node is not None else default_node(host)
     check_name("--node", node)
     return node
 
@@ -400,7 +416,7 @@ def _checked(options: argparse.Namespace) -> _Checked:
     replicas = parse("--rendezvous", options.rendezvous)
     _check_changing(options)
     selection.check_grace(options.grace)
-    address = own_address(options.address)
+    address = address_towards(replicas) if options.address is None else own_address(options.address)
     certs = certs_of(options)
     keyring, of_workers = keyring_of(certs, Role.AGENT), keyring_of(certs, Role.WORKER)
     check_plain("--rendezvous", replicas, allowed=options.insecure or keyring is not None)
@@ -447,6 +463,14 @@ def check_own(keyring: Keyring, node: str) -> None:
     identity = keyring.current().identity
     if identity is not None and identity.name != node:
         raise ConfigError(f"{keyring.current().path} is of node {identity.name}; give --node {identity.name}")
+
+
+def default_slots(environment: Mapping[str, str]) -> int:
+    """What a job of Slurm has on this node: its GPUs, or CPUs for a task. 1 elsewhere, and where neither is known."""
+    for variable in ("SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK"):
+        if (count := environment.get(variable, "")).isdecimal() and int(count) > 0:
+            return int(count)
+    return 1
 
 
 def default_node(host: str) -> str:

@@ -25,6 +25,7 @@ JOBS_EXAMPLES = """\
 examples:
   elastic jobs --rendezvous 127.0.0.1:7070
   elastic jobs --rendezvous 127.0.0.1:7070 --json | jq '.jobs[] | select(.state == "waits")'
+  elastic jobs --rendezvous 127.0.0.1:7070 --wait train-1              ends with the job's exit code
 """
 
 STOP_EXAMPLES = """\
@@ -44,6 +45,7 @@ def add(verbs: Any) -> None:
     )
     add_replicas(jobs)
     jobs.add_argument("--long", action="store_true", help="also the members of each, and who has submitted it")
+    jobs.add_argument("--wait", metavar="JOB", help="until this one is over, and end with its exit code")
     jobs.add_argument("--json", action="store_true", help="as one JSON object")
     jobs.set_defaults(verb=_jobs)
     stop = verbs.add_parser(
@@ -59,6 +61,8 @@ def add(verbs: Any) -> None:
 
 
 def _jobs(options: argparse.Namespace) -> int:
+    if options.wait is not None:
+        return wait_for(client_of(options), options.wait, as_json=options.json)
     from elastic.cli import top
 
     overview = top.with_members(top.look(client_of(options)))
@@ -110,6 +114,14 @@ def _stop(options: argparse.Namespace) -> int:
         ended = await_end(client, job, STOP_WAIT_S)
     print(json.dumps(ended) if options.json else ended_text(ended))
     return ExitCode.DONE
+
+
+def wait_for(client: FleetClient, job: str, *, as_json: bool) -> int:
+    """Until the job is over, which is said. Returns its exit code."""
+    with waiting(f"{job} goes on; `elastic stop {job}` ends it"):
+        ended = await_end(client, job, None)
+    print(json.dumps(ended) if as_json else ended_text(ended))
+    return int(ended["exit_code"])
 
 
 def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str, Any]:

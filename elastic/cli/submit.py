@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.jobs import await_end, ended_text
-from elastic.cli.options import EXIT_CODES, add_replicas, client_of, waiting
+from elastic.cli.jobs import wait_for
+from elastic.cli.options import EXIT_CODES, add_replicas, client_of
 from elastic.cli.run import in_a_file
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError, ExitCode
@@ -89,10 +89,7 @@ def _submit(options: argparse.Namespace) -> int:
         print(json.dumps(told) if options.json else name)
         return ExitCode.DONE
     print(f"elastic: {name}", file=sys.stderr, flush=True)
-    with waiting(f"{name} goes on; `elastic stop {name}` ends it"):
-        ended = await_end(client, name, None)
-    print(json.dumps(ended) if options.json else ended_text(ended))
-    return int(ended["exit_code"])
+    return wait_for(client, name, as_json=options.json)
 
 
 def read_job_file(path: Path) -> JobSpec:

@@ -67,6 +67,24 @@ def own_address(text: str) -> str:
     return address
 
 
+def address_towards(replicas: Sequence[str]) -> str:
+    """The IP address from which this machine reaches the first of these replicas that is another machine; 127.0.0.1 if
+    none is. Nothing is sent. Raises ConfigError if there is no way to any."""
+    far = [replica for replica in replicas if not is_loopback(host_of(replica))]
+    trouble = ""
+    for replica in far:
+        try:
+            family, kind, *_, there = socket.getaddrinfo(*split(replica), type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(there)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            trouble = trouble or f"{replica}: {error.strerror}"
+    if far:
+        raise ConfigError(f"this machine has no way to the rendezvous ({trouble}); give --address, or another one")
+    return "127.0.0.1"
+
+
 def check_reachable(address: str, replicas: Sequence[str]) -> None:
     """Raise ConfigError for a node that other nodes cannot reach, though its rendezvous is elsewhere."""
     far = [replica for replica in replicas if not is_loopback(host_of(replica))]

@@ -40,6 +40,7 @@ from runtime.state.script_state import Values
 from runtime.state.small_values import Number, as_number
 
 _current: Job | None = None
+_latest: Job | None = None
 
 
 def join(*, seed: int = 0, device: str | torch.device | None = None, threads: int | None = None) -> Job:
@@ -68,7 +69,7 @@ def begin(
 ) -> Job:
     """As `join`, but without seeding the global random generators. close: called when the script ends to end the job
     (default: the job's own `close`)."""
-    global _current
+    global _current, _latest
     if _current is not None:
         ranks = os.environ.get(RANKS, "0") != "0"
         raise ConfigError(
@@ -82,8 +83,13 @@ def begin(
     torch.set_num_threads(threads)
     job = Job(process_start.session(threads, chosen), seed=seed, threads=threads, device=chosen)
     job._script_end = ScriptEnd(close or job.close, job._fail)
-    _current = job
+    _current = _latest = job
     return job
+
+
+def latest() -> Job | None:
+    """The last one that this process has joined; it may be closed."""
+    return _latest
 
 
 class Job(Collectives):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -58,12 +58,16 @@ class Job:
         self._journals = Journals(lambda: (self.dir / "journal").glob("*.jsonl"))
         self._ledger = Tail(self.dir / "steps.jsonl", json.loads)
         self._steps: list[Line] = []
-        command = [sys.executable, "-m", "elastic.cli", "run", "--job-dir", str(self.dir), *words]
+        command = [sys.executable, *self._program(words)]
         path = f"{site}:{ROOT}" if site is not None else str(ROOT)
         variables = {
             "PYTHONPATH": path, "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1", **(environment or {})
         }  # fmt: skip
         self.command = Command(command, home / f"{name}.out", environment=variables, cwd=home)
+
+    def _program(self, words: Sequence[str]) -> Sequence[str]:
+        """What Python is to run."""
+        return "-m", "elastic.cli", "run", "--job-dir", str(self.dir), *words
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import time
@@ -52,7 +53,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_min_interval=100000
 ReturnToService=2
 SlurmdTimeout=5
-KillWait=10
+KillWait=30
 MinJobAge=300
 MpiDefault=none
 SlurmdParameters=config_overrides
@@ -102,7 +103,7 @@ class Slurm:
         files = (f"--{name}={self.home}/munge.{name.partition('-')[0]}" for name in ("socket", "pid-file", "log-file"))
         self._daemon("munged", "--foreground", "--force", f"--key-file={key}", f"--seed-file={key}.seed", *files)
         self.until("munged listens", lambda: (self.home / "munge.socket").exists())
-        self._daemon("slurmctld", "-D")
+        self.start_controller()
         for name in self.nodes:
             (self.home / f"spool.{name}").mkdir()
             self.switch_on(name)
@@ -111,14 +112,25 @@ class Slurm:
     def switch_on(self, node: str) -> None:
         self._daemon(node, "-D", "-N", node, program="slurmd")
 
+    def kill(self, name: str) -> None:
+        """One of Slurm's own daemons alone: slurmctld, or the slurmd of a node."""
+        daemon = self._daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
+
+    def start_controller(self) -> None:
+        self._daemon("slurmctld", "-D")
+
     def switch_off(self, node: str) -> None:
         """As by its power switch: its slurmd and everything below it are killed."""
         daemon = self._daemons.pop(node)
         daemon.kill()
-        for pid in living(self._mark):
-            if self._node_of(pid) == node:
-                kill_if_there(pid)
         daemon.wait()
+        # First who would tell of a death, then srun before its parent: a group that is left alone may be told to end.
+        while tasks := [pid for pid in living(self._mark) if self._node_of(pid) == node]:
+            for pid in (*filter(_is_slurmstepd, {_parent(pid) for pid in tasks}), *sorted(tasks, reverse=True)):
+                kill_if_there(pid)
+            await_exits(tasks, within_s=10.0)
 
     def _node_of(self, pid: int) -> str:
         try:
@@ -128,6 +140,10 @@ class Slurm:
         named = [value.partition(b"=")[2].decode() for value in variables if value.startswith(b"SLURMD_NODENAME=")]
         return named[0] if named else ""
 
+    def processes(self) -> list[int]:
+        """Of all jobs that run, and of Slurm."""
+        return sorted(living(self._mark))
+
     def states(self) -> dict[str, str]:
         said = subprocess.run(
             ["sinfo", "-h", "-N", "-o", "%N %t", "-p", "spot"], env=self._environment, capture_output=True, text=True
@@ -136,9 +152,10 @@ class Slurm:
 
     def run(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
         """One of Slurm's commands. Returns what it says."""
+        variables = {**self._environment, **(environment or {})}
         done = subprocess.run(
-            command,
-            env={**self._environment, **(environment or {})},
+            [shutil.which(command[0], path=variables["PATH"]) or command[0], *command[1:]],
+            env=variables,
             cwd=self.home,
             capture_output=True,
             text=True,
@@ -158,6 +175,15 @@ class Slurm:
         """What scontrol knows of it: JobState, ExitCode, Restarts, ..."""
         said = self.run("scontrol", "show", "job", "--oneliner", job)
         return {word.partition("=")[0]: word.partition("=")[2] for word in said.split() if "=" in word}
+
+    def node_of(self, job: str) -> str:
+        """Wait until it runs. Returns its node, which has to be one."""
+
+        def node() -> str | None:
+            known = self.job(job)
+            return known["NodeList"] if known["JobState"] == "RUNNING" else None
+
+        return self.until(f"{job} runs", node)
 
     def run_again(self, job: str) -> None:
         """As soon as it is back in the queue, where Slurm would leave it for two minutes."""
@@ -203,6 +229,23 @@ class Slurm:
             if not await_exits(living(self._mark), within_s=10.0):
                 return
         raise AssertionError(f"left: {living(self._mark)}")
+
+
+def _parent(pid: int) -> int:
+    """0: it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return int(status.partition("\nPPid:")[2].split()[0])
+
+
+def _is_slurmstepd(pid: int) -> bool:
+    """Which starts and watches the tasks of a node, and has not their environment."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")
+    except OSError:
+        return False
 
 
 def _free_ports(count: int) -> list[int]:

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from chaos_tests.cluster import sturdy_binary
 from tests.live.jobs import ROOT, SCRIPTS
 
 SCRIPT = SCRIPTS / "signalled.py"
 STEPS = 400
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
-    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "PATH": os.pathsep.join([str(BIN), str(Path(sturdy_binary() or BIN).parent), os.environ["PATH"]]),
     "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
 }

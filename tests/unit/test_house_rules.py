@@ -19,7 +19,8 @@ LAYERS = (
     *("elastic.checkpoints", "elastic.config", "elastic.daemon"),
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
-    *("elastic.dashboard", "elastic.timeline", "elastic.trackers"),
+    *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm"),
+    "elastic.notebook",
     *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.reduction", "runtime.state"),
     *(
         "runtime.session",
@@ -32,6 +33,7 @@ LAYERS = (
         "runtime.ddp",
         "runtime.restart",
         "runtime.forkserver",
+        "runtime.launched",
     ),
     *("elastic", "elastic.ddp"),
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
@@ -50,6 +52,7 @@ RUNTIME_MAY_USE = (
     "elastic.security",
     "elastic.stop_signals",
     "elastic.agent.worker",
+    "elastic.notebook.function_file",
 )
 """Of the control plane. What else there is would take memory and time of each worker."""
 
@@ -90,6 +93,9 @@ PURE_MODULES = (
     "elastic.preemption.policy",
     "elastic.records.story",
     "elastic.security.roles",
+    "elastic.slurm.agents_script",
+    "elastic.slurm.batch_options",
+    "elastic.slurm.fleet_script",
     "elastic.store.base",
     "elastic.store.chunks",
     "elastic.version",
@@ -111,6 +117,7 @@ SMALL = {
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.ddp.seams": "five modules replace things, which are put back in one order",
     "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
+    "runtime.launched": "a program of its own, which `elastic run -m` starts",
     "runtime.guards.numerics_fingerprint": "a worker says it to its leader; the other guards are of the loop",
     "runtime.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
 }
@@ -136,8 +143,8 @@ PURE_STDLIB = {
         "html",
         "ipaddress",
     ),
-    *("itertools", "json", "math", "operator", "random", "re", "signal", "statistics", "string", "struct", "textwrap"),
-    *("tomllib", "types", "typing", "xml.sax.saxutils"),
+    *("itertools", "json", "math", "operator", "random", "re", "shlex", "signal", "statistics", "string"),
+    *("struct", "textwrap", "tomllib", "types", "typing", "xml.sax.saxutils"),
 }
 """What a pure module may use: nothing that reads a clock, a file, the environment or the network, or runs elsewhere.
 Of `random` only Random, which has to be given a seed; of `signal` only the numbers; of `datetime` no clock."""

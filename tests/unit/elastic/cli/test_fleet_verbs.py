@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from elastic import cli
-from elastic.cli import parser
-from elastic.cli.daemons import default_node
+from elastic.cli import daemons, parser
+from elastic.cli.daemons import default_node, default_slots
 from elastic.cli.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -50,7 +51,11 @@ def code_of(arguments: list[str]) -> int:
         (["agent", "--rendezvous", "127.0.0.1:0"], "must be HOST:PORT"),
         (["agent", "--rendezvous", " , "], "is empty"),
         (["agent", "--rendezvous", "10.0.0.1:7070"], "whoever reaches the port can run commands as this user"),
-        (["agent", "--rendezvous", "10.0.0.1:7070", "--insecure"], "--address 127.0.0.1 is this machine alone"),
+        (
+            ["agent", "--rendezvous", "10.0.0.1:7070", "--insecure", "--address", "127.0.0.1"],
+            "--address 127.0.0.1 is this machine alone",
+        ),
+        (["agent", "--rendezvous", "no.such.host.invalid:7070", "--insecure"], "has no way to the rendezvous (no.such"),
         (["agent", *HERE, "--slots", "0"], "--slots=0 must be >= 1"),
         (["agent", *HERE, "--node", "GPU 7"], "'gpu-7'"),
         (["agent", *HERE, "--label", "fast"], "--label: 'fast' must be NAME=VALUE"),
@@ -99,6 +104,36 @@ def test_a_job_that_several_machines_cannot_run_is_refused_here(
 def test_every_verb_shows_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of([verb, "--help"]) == 0
     assert f"elastic {verb} " in capsys.readouterr().out.partition("examples:")[2]
+
+
+def test_a_node_is_reached_where_it_reaches_the_rendezvous() -> None:
+    assert endpoint.address_towards(["127.0.0.1:7070", "localhost:7071"]) == "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 7070))
+        except OSError:
+            pytest.skip("this machine has no way to others")
+        own = probe.getsockname()[0]
+    assert endpoint.address_towards(["127.0.0.1:7070", "192.0.2.1:7070"]) == own
+
+
+@pytest.mark.parametrize(
+    ("environment", "slots"),
+    [
+        ({}, 1),
+        ({"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "16"}, 8),
+        ({"SLURM_GPUS_ON_NODE": "0", "SLURM_CPUS_PER_TASK": "16"}, 16),
+        ({"SLURM_GPUS_ON_NODE": "gpu:2"}, 1),
+    ],
+)
+def test_an_agent_takes_as_many_workers_as_slurm_has_given_it(environment: dict[str, str], slots: int) -> None:
+    assert default_slots(environment) == slots
+
+
+def test_an_agent_in_a_job_of_slurm_has_the_name_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "GPU-7.cluster")
+    options = cli.parser(["agent"]).parse_args(["agent", *HERE])
+    assert daemons._node_of(options) == "gpu-7"
 
 
 def test_what_is_said_to_this_machine_alone_may_be_plain() -> None:
@@ -272,3 +307,24 @@ def test_replicas_are_those_of_the_environment_unless_others_are_given(monkeypat
     for words in (["jobs"], ["drain"], ["doctor"]):
         with pytest.raises(SystemExit):
             parser().parse_args(words)
+
+
+def test_who_waits_for_a_job_ends_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = {"job": "t-1", "state": "placed"}
+    told = [
+        running,
+        ElasticError("nobody leads"),
+        {**running, "state": "ended", "exit_code": 6, "because": "x", "digest": ""},
+    ]
+
+    def job(client: FleetClient, name: str) -> dict[str, Any]:
+        entry = told.pop(0)
+        if isinstance(entry, ElasticError):
+            raise entry
+        return cast(dict[str, Any], entry)
+
+    monkeypatch.setattr(FleetClient, "job", job)
+    assert code_of(["jobs", "--wait", "t-1", *HERE]) == ExitCode.DRAINED
+    assert told == [] and capsys.readouterr().out == "t-1 is over, exit 6: x\n"

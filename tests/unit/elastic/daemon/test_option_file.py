@@ -50,7 +50,7 @@ def test_a_file_has_options_under_their_names_and_the_command_line_counts_more(
         "notices": "none",
         "log_format": "json",
         "log_level": "info",
-        "address": "127.0.0.1",
+        "address": None,
         "node": None,
     }
     assert {name: found[name] for name in expected} == expected
@@ -137,7 +137,7 @@ def test_a_file_read_again_changes_what_may_change_and_names_the_rest(tmp_path: 
     path.write_text(GOOD.replace("slots = 3", "slots = 4").replace("jobs_dir", "address = '::1'\njobs_dir"))
     now = settings.reread()
     assert (now.slots, now.labels, now.notices, now.log_level) == (4, ("gpu=h100", "zone=a"), "none", "info")
-    assert now.changed == {"slots": (3, 4)} and now.refused == {"address": ("127.0.0.1", "::1")}
+    assert now.changed == {"slots": (3, 4)} and now.refused == {"address": (None, "::1")}
     path.write_text("slots = 0\n")
     with pytest.raises(ConfigError, match=r"agent.toml, line 1: --slots=0 must be >= 1"):
         settings.reread()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from elastic.preemption.file import File, notice_in
 from elastic.preemption.gcp import Gcp
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.provider import NoticeSource, Unanswered
-from elastic.preemption.slurm import Slurm, time_limit
+from elastic.preemption.slurm import Slurm, left_at_first, seconds_of
 
 ACTION = "spot/instance-action"
 REBALANCE = "events/recommendations/rebalance"
@@ -279,21 +280,42 @@ def test_nobody_at_the_address_is_trouble_too(of: Callable[[MetadataService], No
     ("end", "left_s"), [("1100", 100.0), ("", 60.0), ("soon", 60.0), ("900", 60.0), ("90000", 60.0)]
 )
 def test_slurms_end_of_the_job_counts_where_it_fits_to_the_signal(end: str, left_s: float) -> None:
-    notice = time_limit({"SLURM_JOB_END_TIME": end, "SLURM_JOB_ID": "77"}, 1000.0)
-    assert notice == Notice(NoticeKind.TIME_LIMIT, left_s, "Slurm job 77 reaches its time limit")
+    assert left_at_first({"SLURM_JOB_END_TIME": end, "SLURM_JOB_ID": "77"}, 1000.0) == left_s
 
 
-def fake_scontrol(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    command = directory / "scontrol"
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("59", 59.0),
+        ("1:30", 90.0),
+        ("0:00", 0.0),
+        ("2:00:01", 7201.0),
+        ("3-04:00:00", 273600.0),
+        ("UNLIMITED", math.inf),
+        ("NOT_SET", None),
+        ("INVALID", None),
+        ("", None),
+        ("1-30", None),
+    ],
+)
+def test_the_time_that_is_left_as_squeue_says_it(text: str, seconds: float | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+def program(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """A program of Slurm, which is asked before any other one of that name."""
+    command = directory / name
     command.write_text(f"#!/bin/sh\n{script}\n")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(directory), prepend=":")
+    if str(directory) not in os.environ["PATH"].split(os.pathsep):
+        monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
 
 
 def test_slurm_speaks_by_a_signal_and_takes_the_job_back_only_when_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_scontrol(tmp_path, monkeypatch, f'echo "$@" >> {tmp_path}/said')
+    program(tmp_path, monkeypatch, "scontrol", f'echo "$@" >> {tmp_path}/said')
+    program(tmp_path, monkeypatch, "squeue", "echo 'Invalid job id specified' >&2; exit 1")
     for requeue in (False, True):
         source = Slurm({"SLURM_JOB_ID": "77"}, requeue=requeue)
         assert source.look() is None
@@ -301,15 +323,46 @@ def test_slurm_speaks_by_a_signal_and_takes_the_job_back_only_when_asked_to(
         assert not (tmp_path / "said").exists(), "nobody had to leave"
         source.signalled()
         notice = source.look()
-        assert notice and notice.kind is NoticeKind.TIME_LIMIT
+        assert notice is not None and notice.kind is NoticeKind.TIME_LIMIT
+        assert notice.because == "Slurm job 77 reaches its time limit"
+        assert notice.seconds_left == pytest.approx(60.0, abs=1.0), "nobody says how much time is left"
         source.left()
     assert (tmp_path / "said").read_text() == "requeue 77\n"
 
 
+def test_a_limit_that_is_raised_takes_the_notice_back_until_the_new_one_is_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, monkeypatch, "scontrol", f'echo "$@" >> {tmp_path}/said')
+    program(tmp_path, monkeypatch, "squeue", f'echo "$@" > {tmp_path}/asked; cat {tmp_path}/left')
+    source = Slurm({"SLURM_JOB_ID": "77"}, requeue=True)
+    left = tmp_path / "left"
+    left.write_text("9:00:00")
+    assert source.look() is None
+    assert source.pause_s > 600 and not (tmp_path / "asked").exists(), "before the signal nobody is asked"
+    for text, seconds in (("2:00", 120.0), ("1:58", 118.0), ("1:02:00", None), ("2:10", None), ("2:04", 124.0)):
+        if text == "2:00":
+            source.signalled()
+        left.write_text(text)
+        notice = source.look()
+        assert (notice and notice.seconds_left) == (pytest.approx(seconds, abs=1.0) if seconds else None), text
+        if notice is None:
+            source.left()
+            assert not (tmp_path / "said").exists(), "the node stays"
+    assert source.pause_s == 60.0
+    assert (tmp_path / "asked").read_text() == "--noheader --jobs 77 --format %L\n"
+    left.write_text("slurm_load_jobs error: Unable to contact slurm controller")
+    assert source.look() is not None, "what was last heard stands"
+    source.left()
+    assert (tmp_path / "said").read_text() == "requeue 77\n"
+
+
 def test_a_refused_requeue_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_scontrol(tmp_path, monkeypatch, "echo 'Requested operation is presently disabled' >&2; exit 1")
+    program(tmp_path, monkeypatch, "scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
+    program(tmp_path, monkeypatch, "squeue", "echo 1:00")
     source = Slurm({"SLURM_JOB_ID": "77"}, requeue=True)
     source.signalled()
+    assert source.look() is not None
     with pytest.raises(Unanswered, match="scontrol requeue 77 ended with 1: Requested operation"):
         source.left()
 

@@ -1,0 +1,23 @@
+"""`python -m runtime.launched FILE`: a worker of `elastic.launch()`. It calls the function that is in the file, and
+leaves beside it what that returns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from elastic.notebook import function_file
+from runtime.job import job
+
+
+def main(path: Path) -> None:
+    function, arguments = function_file.read_function(path)
+    value = function(*arguments)
+    here = job.latest()
+    rank = here.rank if here is not None else int(os.environ["ELASTIC_SLOT"])
+    function_file.write_value(path.parent, rank, value)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""`elastic run` in a job of a real Slurm: preempted, cancelled, at its time limit.
+
+Slurm signals every process of a job. Its packages are installed by `make test-slurm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import ExitCode
+from tests.slurm.cluster import CPUS, Slurm
+from tests.slurm.training import Training
+
+WHOLE = f"--cpus-per-task={CPUS}"
+"""A node."""
+
+
+@pytest.fixture
+def slurm(home: Path) -> Iterator[Slurm]:
+    with Slurm(home, 1) as slurm:
+        yield slurm
+
+
+def test_a_preempted_job_goes_on_from_the_very_step(slurm: Slurm, training: Training) -> None:
+    job = slurm.submit(training.command("--grace 18"), WHOLE, "--requeue", environment=training.environment)
+    slurm.until("it trains", lambda: len(training.steps) > 5)
+    urgent = slurm.submit("sleep 3", "--partition=prod", WHOLE)
+    slurm.until("it leaves", lambda: training.exit_code is not None)
+    done = len(training.steps)
+    assert training.exit_code == ExitCode.DRAINED
+    slurm.until("the other job runs", lambda: slurm.job(urgent)["JobState"] != "PENDING")
+    training.pace(0.0)
+    slurm.run_again(job)
+    assert slurm.end(job) == "COMPLETED"
+    training.check(done)
+
+
+def test_a_cancelled_job_goes_on_from_the_very_step_when_it_is_submitted_again(
+    slurm: Slurm, training: Training
+) -> None:
+    job = slurm.submit(training.command("--grace 8"), WHOLE, environment=training.environment)
+    slurm.until("it trains", lambda: len(training.steps) > 5)
+    slurm.run("scancel", job)
+    assert slurm.end(job) == "CANCELLED"
+    assert training.exit_code == ExitCode.DRAINED
+    done = len(training.steps)
+    training.pace(0.0)
+    assert slurm.end(slurm.submit(training.command(), WHOLE, environment=training.environment)) == "COMPLETED"
+    training.check(done)
+
+
+def test_a_job_at_its_time_limit_puts_itself_into_the_queue_and_goes_on(slurm: Slurm, training: Training) -> None:
+    """Slurm sends the signal at most 60 s before the time that was asked for."""
+    limit = ("--time=2", "--signal=B:USR1@45", "--requeue")
+    command = training.command("--notices slurm:requeue")
+    job = slurm.submit(command, WHOLE, *limit, environment=training.environment)
+    slurm.until("it trains", lambda: len(training.steps) > 5)
+    training.pace(0.4)  # enough steps are left at the limit
+    slurm.until("it leaves", lambda: training.exit_code is not None)
+    assert training.exit_code == ExitCode.DRAINED
+    done = len(training.steps)
+    training.pace(0.0)
+    slurm.run_again(job)
+    assert slurm.end(job) == "COMPLETED"
+    training.check(done)
