@@ -35,8 +35,8 @@ def owned(units: int, paces: tuple[int, ...], hosts: tuple[str, ...], slack: int
     that, the fewest subtrees are dealt: first counted is the node with most, then the member with most. Each rank owns
     at least one unit, or nobody would learn that it has become faster; with fewer units than ranks, at most one.
     """
-    if not hosts:
-        return ()
+    if not hosts or units < 1:
+        return ((),) * len(hosts)
     world_size = len(hosts)
     each = costs(paces) if any(paces) and units >= world_size else (1,) * world_size
     least = slowest(_fastest(units, each), each)

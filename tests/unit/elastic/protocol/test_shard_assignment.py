@@ -109,6 +109,7 @@ def test_a_pace_that_is_not_known_counts_as_the_median() -> None:
 
 def test_too_few_units_are_dealt_one_by_one_and_nobody_owns_those_of_nobody() -> None:
     assert dealt(2, 10, 20, 30) == (1, 1, 0)
+    assert owned(0, (), ("x", "y"), 5) == ((), ())  # before a worker has said how many there are
     assert owned(7, (), (), 5) == ()  # of the last generation of a job in which nobody stays
 
 
