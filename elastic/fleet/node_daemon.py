@@ -194,6 +194,7 @@ class Daemon:
             self._journal.write("settings_unread", because=f"{error}; everything stays as it was")
         else:
             for name, (kept, wanted) in now.refused.items():
+                kept = "the default" if kept is None else kept
                 because = "it cannot change while the agent runs; restart the agent for it"
                 self._journal.write("setting_refused", setting=name, keeps=kept, wanted=wanted, because=because)
             if "log_level" in now.changed:

@@ -128,7 +128,7 @@ def test_an_agent_reads_its_file_again_and_changes_what_may_change(tmp_path: Pat
         agent.send_signal(signal.SIGHUP)
         service.hears("RELOADING=1")
         (refused,) = fleet.until("what stays", said(fleet, "setting_refused"))
-        assert (refused["setting"], refused["keeps"], refused["wanted"]) == ("address", "127.0.0.1", "127.0.0.9")
+        assert (refused["setting"], refused["keeps"], refused["wanted"]) == ("address", "the default", "127.0.0.9")
         (read,) = fleet.until("what changes", said(fleet, "settings_read"))
         assert read["changed"] == {"slots": [1, 2], "label": [["zone=a"], ["zone=b"]]}
         fleet.until("two slots", lambda: offered(fleet) == 2)
