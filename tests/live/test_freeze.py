@@ -71,6 +71,7 @@ def test_a_frozen_worker_is_expelled_and_finds_itself_fenced_when_thawed(job: Jo
     assert f"local.{slot}.1" in job.await_world(3), "its slot comes back as a newcomer"
 
 
+@pytest.mark.long
 def test_a_worker_frozen_for_good_is_killed_after_the_grace_and_replaced(job: Job) -> None:
     """Rank 0 this time: donor, and leader of the script."""
     worker = job.members()[0]

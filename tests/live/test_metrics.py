@@ -143,6 +143,7 @@ def test_a_planted_stall_fires_its_alert_which_clears_when_training_goes_on(tmp_
             assert job.wait() == 0
 
 
+@pytest.mark.long
 def test_a_resumed_command_begins_its_counts_at_0_and_goes_on_from_the_step(tmp_path: Path) -> None:
     (port,) = free_ports(1)
 

@@ -94,6 +94,7 @@ def test_a_script_that_always_fails_ends_the_job_with_what_it_said(tmp_path: Pat
         )
 
 
+@pytest.mark.long
 def test_a_script_is_asked_to_stop_when_the_job_is(tmp_path: Path) -> None:
     with job(tmp_path) as running:
         first = started(running, tmp_path, 3, set())

@@ -66,6 +66,7 @@ def test_what_a_script_has_started_ends_with_its_worker(tmp_path: Path) -> None:
         assert running.wait() == 0, running.output
 
 
+@pytest.mark.long
 def test_a_timer_of_torch_that_expires_is_blamed_on_its_worker(tmp_path: Path) -> None:
     with job(tmp_path, "timer", timers=True) as running:
         failed = running.await_event("script_failed")

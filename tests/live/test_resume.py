@@ -60,6 +60,7 @@ def kill_every_worker(job: Job) -> None:
     signals.send(pids, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet: Quiet) -> None:
     options = ("--workers", "2", "--json", "--checkpoint-every", "60 steps", "--snapshot-every", "2 steps")
     with Job(tmp_path, *options, str(TRAINER)) as job:

@@ -12,6 +12,7 @@ SCRIPT = ROOT / "tests" / "live" / "scripts" / "half_told.py"
 
 
 @pytest.mark.parametrize("words", [(), ("--no-retain-results",)], ids=["retained", "computed again"])
+@pytest.mark.long
 def test_a_member_behind_gets_or_computes_the_result_that_it_missed(words: tuple[str, ...], tmp_path: Path) -> None:
     expected = run_alone(tmp_path, SCRIPT).split()[-1]
     with Job(tmp_path, "--workers", "3", "--no-replace", "--quiet", *words, str(SCRIPT)) as job:
