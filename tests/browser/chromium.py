@@ -64,11 +64,18 @@ class Chromium:
         return " ".join(self.all(selector))
 
     def click(self, selector: str) -> None:
-        """The first such element, as a mouse does."""
+        """The first such element, as a mouse does; the page may replace it just then."""
+        from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
         from selenium.webdriver.common.by import By
 
-        self.until(f"{selector}", lambda: self.all(selector))
-        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+        def clicked() -> bool:
+            try:
+                self.driver.find_element(By.CSS_SELECTOR, selector).click()
+            except (NoSuchElementException, StaleElementReferenceException):
+                return False
+            return True
+
+        self.until(selector, clicked)
 
     def keys(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains

@@ -52,6 +52,8 @@ class LiveView:
         if (result := read_json(self._job_dir / "result.json")) is not None:
             ended = {"state": "closed", "because": result["because"], "generation": result["generation"]}
             self.status = {**self.status, **ended}
+            if not self._plan:  # a short job may be over before the first look at it
+                self._read_plan()
             return
         where = read_json(self._job_dir / "rendezvous.json")
         if where is None:
@@ -61,7 +63,10 @@ class LiveView:
         except ElasticError:
             self.status = {**self.status, "because": "no leader answers at the moment; training goes on"}
             return
-        self._read_plan()
+        at = (self.status["generation"], self.tail.last.get("epoch"), self.tail.steps > 0)
+        if self.status["state"] == "running" and (at != self._planned_at or not self._plan):
+            self._planned_at = at
+            self._read_plan()
         number = self.status["generation"]
         if number != self._told_of and self.status["state"] == "running":
             self._told_of = number
@@ -69,10 +74,8 @@ class LiveView:
 
     def _read_plan(self) -> None:
         """How far the job goes, which workers say when they come to a loop: each of them, and in each epoch anew."""
-        at = (self.status["generation"], self.tail.last.get("epoch"), self.tail.steps > 0)
-        if self.status["state"] == "running" and (at != self._planned_at or not self._plan):
-            told = read_all(self._job_dir, ("steps_planned",))
-            self._plan, self._planned_at = (told[-1] if told else {}), at
+        told = read_all(self._job_dir, ("steps_planned",))
+        self._plan = told[-1] if told else {}
 
     def _waits_for(self) -> str:
         """What has to happen before the next step of a job that has not begun to train, or has to begin again; "" where
