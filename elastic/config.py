@@ -37,6 +37,16 @@ class Reduction(StrEnum):
     """In the order of the canonical tree: the same bits for every world size."""
     ALLREDUCE = "allreduce"
     """In rank order: fastest, not bit-stable across world sizes."""
+    FIXED = "fixed"
+    """As integers, in any order: the same bits for every world size, and no more bytes than allreduce sends. Of 32 bits
+    for float32 up to 64 shards a step, else of 64 bits."""
+    FIXED64 = "fixed64"
+    """The same, with 64 bits always: twice the bytes, and closer to the true sum than float32 can be."""
+
+    @property
+    def stable(self) -> bool:
+        """Whether the bits of a sum are the same for every world size."""
+        return self is not Reduction.ALLREDUCE
 
 
 class Stragglers(StrEnum):
@@ -285,7 +295,8 @@ class JobSpec:
         "--reduction",
         "",
         Reduction.EXACT,
-        "how gradients are summed: the same bits for every number of workers, or the fastest way",
+        "how gradients are summed: along a tree (exact), or as integers (fixed, fixed64), which both have the same bits for "
+        "every number of workers; or in rank order (allreduce)",
     )
 
     retain_results: bool = _option(
@@ -422,9 +433,9 @@ class JobSpec:
             raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
         if not (math.isfinite(self.slow_factor) and self.slow_factor > 1):
             raise ConfigError(f"slow_factor={self.slow_factor} must be above 1; 2 names workers at half the speed")
-        if not self.retain_results and self.reduction is not Reduction.EXACT:
+        if not self.retain_results and not self.reduction.stable:
             raise ConfigError(
-                f"retain_results=False needs reduction='exact', not {str(self.reduction)!r}: what one member computes "
+                f"retain_results=False needs reduction='exact' or 'fixed', not {str(self.reduction)!r}: what one member computes "
                 "again must have the bits that the others have"
             )
         if self.threads < 1:
@@ -445,7 +456,7 @@ class JobSpec:
                 "restarted: each change of the workers ends the script on all of them and starts it again; only what "
                 "the script saves itself is kept"
             )
-        exact = "no bit changes" if self.reduction is Reduction.EXACT else "the last bits of a sum may change"
+        exact = "no bit changes" if self.reduction.stable else "the last bits of a sum may change"
         if self.ranks:
             ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
             return f"in place, {ranks}: the ranks of a lost worker go to the others, and {exact}"

@@ -53,6 +53,12 @@ class Op:
     early: bool = False
     """Whether it comes between the hand-out of its step and the first pass."""
 
+    @property
+    def joinable(self) -> bool:
+        """Whether newcomers may copy the state in it, and enter: in the first pass of each step, unless that is
+        computed again."""
+        return self.kind is OpKind.PASS and self.pass_no == 0 and not self.label
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -196,6 +202,11 @@ class Session(Protocol):
     @property
     def parting(self) -> bool:
         """Whether a generation without members is planned: all stop after a step, as soon as each of them may."""
+        ...
+
+    @property
+    def reduction(self) -> str:
+        """How gradients are summed, as in --reduction."""
         ...
 
     may_part: bool

@@ -19,7 +19,9 @@ from torch import nn
 
 from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
+from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction.buffers import Buffer, Modes
+from runtime.reduction.fixed_leaves import FixedPoint
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.layout import FlatGroup
 from runtime.reduction.partial_sum import Json, Partial, Scalars
@@ -47,10 +49,12 @@ class Harvest:
         *,
         modes: Modes | None = None,
         device: torch.device = CPU,
+        fixed: BlockExponents | None = None,
     ) -> None:
         """parameters: those that get gradients, the same on every worker. modes: those of the modules whose mode a
         shard may change (default: none). device: that of leaves and results, which differs from the parameters' if a
-        ring of CPUs carries the gradients of GPUs. Raises NotCarried for a dtype that is not summed.
+        ring of CPUs carries the gradients of GPUs. fixed: leaves and results are integers with these exponents. Raises
+        NotCarried for a dtype that is not summed.
         """
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -69,6 +73,7 @@ class Harvest:
             name: Flats(group.dtype, group.elements, like=group.like, device=device, pinned=self._staged)
             for name, group in self._groups.items()
         }
+        self._fixed = None if fixed is None else FixedPoint(fixed, self._groups, device)
         self._at = (0, 0, 0)
 
     def _group(self, name: str, dtype: torch.dtype) -> FlatGroup:
@@ -80,12 +85,17 @@ class Harvest:
         return self._groups.setdefault(str(wide).removeprefix("torch."), FlatGroup(wide))
 
     def groups(self) -> dict[str, int]:
-        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"."""
+        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"; or those of
+        fixed_leaves.py."""
+        if self._fixed is not None:
+            return dict(self._fixed.sizes)
         return {name: group.elements for name, group in self._groups.items()}
 
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
         """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
         self._at = (seed, step, pass_no)
+        if self._fixed is not None:
+            self._fixed.begin(pass_no)
         self._modes.begin()
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
@@ -126,15 +136,27 @@ class Harvest:
         leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)
         with torch.no_grad():
             for name, group in self._groups.items():
-                if weight and self._device.type == "cpu" and group.may_stay_loose():
+                loose = weight and self._fixed is None and self._device.type == "cpu"
+                if loose and group.may_stay_loose():
                     leaf.loose[name] = self._loosen(name, group, shard, weight)
                     leaf.has_grad |= group.bits
                 else:
                     leaf.flats[name] = flat = self._flats[name].take()
                     leaf.has_grad |= self._fill(group, flat, self._flats[name].parts(flat), shard, weight)
+            if self._fixed is not None:
+                self._fixed.encode(leaf)
         leaf.note = self._changed_integers() if weight else None
         self._clear_gradients()
         return leaf
+
+    def misfits(self, result: Partial) -> bool:
+        """Whether the result means nothing, because a leaf was too large for its integers. Then all members find that,
+        and compute the pass again, from another `before` on, with integers that fit it."""
+        if self._fixed is None or not self._fixed.misfits(result):
+            return False
+        self._fixed.begin(self._at[2])
+        self._restore()
+        return True
 
     def install(
         self,
@@ -149,6 +171,8 @@ class Harvest:
         infinity or NaN, if there are any; if it returns False, `leave_out` is done instead.
         """
         with torch.no_grad():
+            if self._fixed is not None:
+                result = self._fixed.decode(result, self._flats)
             nonfinite = self._nonfinite(result)
             if nonfinite and not accept(nonfinite):
                 self.leave_out()

@@ -549,7 +549,9 @@ class _Reduction:
     def result(self) -> Partial:
         """The sum of all terms, once the operation is complete."""
         total = add_metas(self._terms, self._folds)
-        return Partial(0, self._units, self._out, total.has_grad, total.weight, total.scalars, total.note)
+        return Partial(
+            0, self._units, self._out, total.has_grad, total.weight, total.scalars, total.note, total.nonfinite
+        )
 
 
 def piece_bytes(slices: int, most: int) -> int:

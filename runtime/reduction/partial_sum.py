@@ -20,11 +20,12 @@ Scalars: TypeAlias = dict[str, tuple[str, float, float]]
 class Partial:
     """The sum over one node of the canonical tree (see reduction_tree.py); the sum over all leaves is a result.
 
-    flats: group name ("float32", "float64") -> 1-D tensor of that dtype; all workers hold the same groups and lengths
-    for one operation. Empty for operations that reduce scalars only. Never divided by the weight. loose: the groups of
+    flats: group name, that of its dtype -> 1-D tensor of that dtype; all workers hold the same groups and lengths for
+    one operation. They are floats, or integers and their tops (fixed_leaves.py). Empty for operations that reduce scalars only. Never divided by the weight. loose: the groups of
     a leaf that are not in flats yet, see `settle`; empty in every sum. has_grad: bit i is set when parameter i had a
     gradient in at least one leaf. weight: sum of the leaves' weights. note: a JSON value of the leftmost leaf that has
-    one (integer buffers, the value of `once`).
+    one (integer buffers, the value of `once`). nonfinite: as has_grad, for what has an infinity or a NaN in a leaf of
+    integers, which cannot say it.
     """
 
     lo: int
@@ -34,6 +35,7 @@ class Partial:
     weight: float = 0.0
     scalars: Scalars = field(default_factory=dict)
     note: Json = None
+    nonfinite: int = 0
     loose: dict[str, Loose] = field(default_factory=dict)
 
     @property
@@ -48,13 +50,21 @@ class Partial:
 
     def meta(self) -> dict[str, Json]:
         """Everything but the tensors, for a header. Floats survive JSON exactly (shortest repr)."""
-        return {
+        meta: dict[str, Json] = {
             "node": [self.lo, self.hi],
             "has_grad": format(self.has_grad, "x"),
             "weight": self.weight,
             "scalars": {name: list(value) for name, value in self.scalars.items()},
             "note": self.note,
         }
+        if self.nonfinite:
+            meta["nonfinite"] = format(self.nonfinite, "x")
+        return meta
+
+
+def add_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """``left + right``; of int16, which are tops of blocks, the larger ones."""
+    return torch.maximum(left, right, out=out) if out.dtype is torch.int16 else torch.add(left, right, out=out)
 
 
 def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
@@ -67,7 +77,7 @@ def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
         raise ValueError(f"{left.node} and {right.node} are not siblings")
     flats = (into or right).flats
     for group in left.flats.keys() & right.flats.keys():
-        torch.add(left.flats[group], right.flats[group], out=flats[group])
+        add_into(left.flats[group], right.flats[group], flats[group])
     for group, first in left.loose.items():
         second = right.loose.get(group)
         flats[group] = first.plus(right.flats[group] if second is None else second)
@@ -77,8 +87,8 @@ def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
     return Partial(left.lo, right.hi, flats, *fold_meta(left, right))
 
 
-def fold_meta(left: Partial, right: Partial) -> tuple[int, float, Scalars, Json]:
-    """(has_grad, weight, scalars, note) of the sum; the tensors are not used."""
+def fold_meta(left: Partial, right: Partial) -> tuple[int, float, Scalars, Json, int]:
+    """(has_grad, weight, scalars, note, nonfinite) of the sum; the tensors are not used."""
     scalars = dict(left.scalars)
     for name, (kind, total, weight) in right.scalars.items():
         if name in scalars:
@@ -87,7 +97,8 @@ def fold_meta(left: Partial, right: Partial) -> tuple[int, float, Scalars, Json]
         else:
             scalars[name] = (kind, total, weight)
     note = left.note if left.note is not None else right.note
-    return left.has_grad | right.has_grad, left.weight + right.weight, scalars, note
+    nonfinite = left.nonfinite | right.nonfinite
+    return left.has_grad | right.has_grad, left.weight + right.weight, scalars, note, nonfinite
 
 
 def total(partials: Sequence[Partial]) -> Partial:
@@ -99,6 +110,6 @@ def total(partials: Sequence[Partial]) -> Partial:
     result = first
     for other in others:
         for group, flat in flats.items():
-            flat.add_(other.flats[group])
+            add_into(flat, other.flats[group], flat)
         result = Partial(first.lo, other.hi, flats, *fold_meta(result, other))
     return result

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from elastic.protocol.reduction_tree import Node, covers_exactly, is_node, split
-from runtime.reduction.partial_sum import Json, Partial, Scalars, fold_meta
+from runtime.reduction.partial_sum import Json, Partial, Scalars, add_into, fold_meta
 
 Fold: TypeAlias = tuple[int, int]
 """Positions of (left, right); the sum gets the next position after all terms and earlier folds."""
 
 ALIGN = 64
 """Slices begin at multiples of this many elements, so that the adds are vectorised from the start."""
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int16", "int32", "int64")}
 """The dtypes of the groups, by name."""
 
 
@@ -123,7 +123,7 @@ def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], t
         into = targets.get(position)
         if into is None:
             into = values[right] if free[right] else values[left] if free[left] else torch.empty_like(values[left])
-        values.append(torch.add(values[left], values[right], out=into))
+        values.append(add_into(values[left], values[right], into))
         free.append(position not in targets)
 
 
@@ -148,10 +148,10 @@ def parse_term(meta: Json) -> Term:
         kind, total, weight = as_list(value)
         scalars[name] = (str(kind), _float(total), _float(weight))
     leaves = tuple(as_counts(meta["leaves"])) if "leaves" in meta else ()
-    has_grad = int(str(meta["has_grad"]), 16)
-    if has_grad < 0:
-        raise ValueError("has_grad is no set of bits")
-    return Term(Partial(lo, hi, {}, has_grad, _float(meta["weight"]), scalars, meta["note"]), leaves)
+    has_grad, nonfinite = (int(str(meta.get(name, "0")), 16) for name in ("has_grad", "nonfinite"))
+    if has_grad < 0 or nonfinite < 0:
+        raise ValueError("has_grad or nonfinite is no set of bits")
+    return Term(Partial(lo, hi, {}, has_grad, _float(meta["weight"]), scalars, meta["note"], nonfinite), leaves)
 
 
 def as_list(value: Json) -> list[Json]:

@@ -100,16 +100,15 @@ class OperationLoop:
         self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
     ) -> None:
         self._task = OperationSpec(op, fingerprint, groups or {}, own)
-        joinable = op.kind is OpKind.PASS and op.pass_no == 0
-        if joinable:
+        if op.joinable:
             self._pace.begin(time.monotonic())
         self._gauge.begin(op)
         if self.behind:
             return
         self._leave_unless_leaving()
         with self._standing.changed:
-            self._standing.post(worker_state.Begin(op.units, joinable, self.may_part))
-            if joinable:
+            self._standing.post(worker_state.Begin(op.units, op.joinable, self.may_part))
+            if op.joinable:
                 self._donor.open_window(op, self._pace.step_s + self._grace_s)
 
     def _leave_unless_leaving(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from elastic.checkpoints.naming import EntryName
+from elastic.config import Reduction
 from elastic.protocol.reduction_tree import next_fold
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial, fold
@@ -27,6 +28,7 @@ class SingleSession:
     rank = 0
     world_size = 1
     alone = True
+    reduction = str(Reduction.EXACT)
     local_rank = 0
     home = HomeRank(0, 0, 1)
     generation = 1

@@ -23,8 +23,9 @@ BATCH = 16
 class Recorded(SingleSession):
     """A job of one that remembers its ledger."""
 
-    def __init__(self) -> None:
+    def __init__(self, reduction: str = "exact") -> None:
         super().__init__()
+        self.reduction = reduction
         self.records: list[StepRecord] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []
         self.closed_with: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import torch
@@ -42,7 +42,10 @@ class Contribution:
 class World:
     """A fake of everything below Session. kills: worker -> (operation number, units computed before it dies)."""
 
-    def __init__(self, workers: int, kills: Mapping[str, tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self, workers: int, kills: Mapping[str, tuple[int, int]] | None = None, reduction: str = "exact"
+    ) -> None:
+        self.reduction = reduction
         self.lock = threading.Condition()
         self.members = [f"w{i}" for i in range(workers)]
         self.kills = dict(kills or {})
@@ -127,8 +130,7 @@ class World:
         fingerprints = {name: part.fingerprint for name, part in self.open.items()}
         if len({tuple(sorted(values.items())) for values in fingerprints.values()}) > 1:
             self.fail(checks.disagree(fingerprints, op))
-        first = op.kind is OpKind.PASS and op.pass_no == 0
-        newcomers = [self.sessions[name] for name in self.newcomers] if first else []
+        newcomers = [self.sessions[name] for name in self.newcomers] if op.joinable else []
         if any(op.step in (newcomer.copy_at, newcomer.admit_at) and not newcomer.ready for newcomer in newcomers):
             return False
         held = {node: copied(partial) for part in self.open.values() for node, partial in part.held.items()}
@@ -187,6 +189,7 @@ class FakeMember:
 
     def __init__(self, world: World, name: str, joining: bool) -> None:
         self.world = world
+        self.reduction = world.reduction
         self.worker_id = name
         self.joining = joining
         self.behind = False
@@ -393,4 +396,4 @@ class FakeMember:
 def copied(partial: Partial) -> Partial:
     partial.settle()
     flats: dict[str, torch.Tensor] = {name: flat.clone() for name, flat in partial.flats.items()}
-    return Partial(partial.lo, partial.hi, flats, partial.has_grad, partial.weight, dict(partial.scalars), partial.note)
+    return replace(partial, flats=flats, scalars=dict(partial.scalars))
