@@ -5,7 +5,9 @@ topology.py          who sums which slice: first within each node, then between 
 schedule.py          what is added, in which order
 headers.py           what each member brings, and what all have to agree on
 dissemination.py     everybody's header to everybody, in O(log P) messages
-over_mesh.py         an operation over a ring: headers, terms, sums
+over_mesh.py         an operation over a ring: headers, and the sum of all terms
+slice_sums.py        the tensors of an operation over a ring: terms, folds, sums
+lanes.py             what comes to a member while tensors are summed, and the memory for it
 over_transport.py    the same operation, with tensors over a transport
 partial_sum.py       a partial sum, which a worker folds, sends, keeps and serves
 layout.py            the places of parameters and buffers in a flat tensor
