@@ -295,8 +295,8 @@ class JobSpec:
         "--reduction",
         "",
         Reduction.EXACT,
-        "how gradients are summed: along a tree (exact), or as integers (fixed, fixed64), which both have the same bits for "
-        "every number of workers; or in rank order (allreduce)",
+        "how gradients are summed: along a tree (exact) or as integers (fixed, fixed64), with the same bits for every "
+        "number of workers; or in rank order (allreduce)",
     )
 
     retain_results: bool = _option(
@@ -435,8 +435,8 @@ class JobSpec:
             raise ConfigError(f"slow_factor={self.slow_factor} must be above 1; 2 names workers at half the speed")
         if not self.retain_results and not self.reduction.stable:
             raise ConfigError(
-                f"retain_results=False needs reduction='exact' or 'fixed', not {str(self.reduction)!r}: what one member computes "
-                "again must have the bits that the others have"
+                f"retain_results=False needs reduction='exact' or 'fixed', not {str(self.reduction)!r}: what one "
+                "member computes again must have the bits that the others have"
             )
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be >= 1")

@@ -45,16 +45,12 @@ def encode(values: Tensor, exponents: Tensor, block: int, out: Tensor) -> Tensor
     if kernel is not None:
         bits = torch.empty(len(exponents), dtype=raw)
         call = getattr(kernel, f"encode_{_name(values)}_{_name(out)}")
-        call(*map(_address, (values,)), *_sizes(values, block), *map(_address, (scale, out, bits)))
+        call(_address(values), *_sizes(values, block), _address(scale), _address(out), _address(bits))
     else:
         bits = torch.empty(len(exponents), dtype=raw, device=values.device)
         for rows, x, into in _rows(block, values, out):
             bits[rows] = x.abs().amax(1).view(raw)
-            into.copy_(
-                x.to(scale.dtype).mul_(scale[rows, None]).round_()
-                if x.dtype != scale.dtype
-                else x.mul(scale[rows, None]).round_()
-            )
+            into.copy_(x.to(scale.dtype).mul(scale[rows, None]).round_())
     tops = (bits >> mantissa) - (bias - 1)
     tops[bits == 0] = NOTHING
     tops[tops == bias + 2] = NONFINITE
@@ -86,9 +82,10 @@ def _rows(block: int, values: Tensor, out: Tensor) -> list[tuple[slice, Tensor, 
     found = []
     for lo in range(0, full, step):
         hi = min(lo + step, full)
-        found.append((slice(lo, hi), *(x[lo * block : hi * block].view(-1, block) for x in (values, out))))
+        part = slice(lo * block, hi * block)
+        found.append((slice(lo, hi), values[part].view(-1, block), out[part].view(-1, block)))
     if full * block < len(values):
-        found.append((slice(full, full + 1), *(x[full * block :].view(1, -1) for x in (values, out))))
+        found.append((slice(full, full + 1), values[full * block :].view(1, -1), out[full * block :].view(1, -1)))
     return found
 
 

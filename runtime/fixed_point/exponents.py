@@ -2,8 +2,8 @@
 
 A leaf is converted before the other leaves of its pass are known. So the power comes from the largest values that the
 passes before had in this block, with headroom for larger ones. Members add up the tops of all leaves by maximum, hence
-each of them knows after the pass whether a leaf was too large for its integers. Then all of them compute the pass again,
-with exponents that fit it.
+each of them knows after the pass whether a leaf was too large for its integers. Then all of them compute the pass
+again, with exponents that fit it.
 
 Where a block's values become smaller, its exponent follows slowly, because they may become larger again: a word that
 is rare has no gradient in most steps.
@@ -84,7 +84,7 @@ class BlockExponents:
 
 
 def followed(references: Tensor, tops: Tensor) -> Tensor:
-    """The references after a pass with these tops: up at once, down slowly, and as they were where all values were 0."""
+    """The references after a pass with these tops: up at once, down slowly, the same where all values were 0."""
     raised = tops.to(torch.int32) * FALL
     fallen = torch.maximum(raised, references.to(torch.int32) - 1)
     return torch.where(tops == NOTHING, references, fallen).clamp_(min=NOTHING).to(torch.int16)

@@ -18,7 +18,7 @@ FLAGS = ("-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-f
 """No other freedom with floats than the errors that nobody looks at: the bits must be those of torch."""
 
 
-class KernelBuild(BuildHookInterface[Any]):
+class KernelBuild(BuildHookInterface[Any]):  # type: ignore[misc]  # it is installed while others are built
     """hatchling's hook."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -251,11 +251,11 @@ class Pass(Iterator[Any]):
             training.adopt(place.index, place.epoch)
             self._harvest = training.harvest()
             self._harvest.begin_pass(training.seed, place.index, self._number)
+            self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
             if result is not None:
                 if not self._repeated(result):
                     self._end(result)
                 return
-            self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
         self._collect(place, self._fingerprint or training.fingerprint())
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:

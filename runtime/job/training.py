@@ -97,7 +97,7 @@ class Training:
         examination = Examination.from_environment(os.environ)
         self.exponents = _exponents(session.reduction)
         if self.exponents is not None:
-            self.carrier.register(**{_EXPONENTS: self.exponents})
+            self.carrier.register(None, **{_EXPONENTS: self.exponents})
         self.examiner = Examiner(examination, self.carrier) if examination is not None else None
         self.changes = WorldHooks(session)
         session.before_leaving(self._before_leaving)
@@ -222,8 +222,8 @@ class Training:
             )
         if moment.reduction not in ("", self.session.reduction):
             raise ConfigError(
-                f"this job was begun with --reduction {moment.reduction}, and goes on with {self.session.reduction}, which "
-                "has other bits; go on with the old one, or start anew with --fresh"
+                f"this job was begun with --reduction {moment.reduction}, and goes on with {self.session.reduction}, "
+                "which has other bits; go on with the old one, or start anew with --fresh"
             )
         if moment.shards:
             self.claim_shards(moment.shards)

@@ -10,6 +10,7 @@ slice_sums.py        the tensors of an operation over a ring: terms, folds, sums
 lanes.py             what comes to a member while tensors are summed, and the memory for it
 over_transport.py    the same operation, with tensors over a transport
 partial_sum.py       a partial sum, which a worker folds, sends, keeps and serves
+fixed_leaves.py      leaves of integers, for sums in any order
 layout.py            the places of parameters and buffers in a flat tensor
 flat_pool.py         memory for flat tensors, used again
 unpacked_leaf.py     gradients that are added without a copy before

@@ -32,7 +32,7 @@ BUFFER_BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """Elements lo..hi-1 of a group's flat tensor, which lie from `at` on in the integers, their tops from tops_at on."""
+    """Elements lo..hi-1 of a group's flat tensor. They lie from `at` on in the integers, their tops from tops_at on."""
 
     name: str
     group: str
@@ -124,12 +124,9 @@ class FixedPoint:
         """(group, its "first" buffers, its flags) in the integers."""
         for name, at in self._verbatim.items():
             group = self._groups[name]
-            end = at + group.elements - group.weighted
-            yield (
-                name,
-                integers["int64"][at : end - len(group.buffers)],
-                integers["int64"][end - len(group.buffers) : end],
-            )
+            verbatim = integers["int64"][at : at + group.elements - group.weighted]
+            firsts = len(verbatim) - len(group.buffers)
+            yield name, verbatim[:firsts], verbatim[firsts:]
 
     def _take_out(self, floats: Mapping[str, Tensor]) -> int:
         """Put zeros in the place of infinities and NaN. Returns the bits of the parameters and buffers with some."""

@@ -85,8 +85,8 @@ class Harvest:
         return self._groups.setdefault(str(wide).removeprefix("torch."), FlatGroup(wide))
 
     def groups(self) -> dict[str, int]:
-        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"; or those of
-        fixed_leaves.py."""
+        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"; or, of
+        integers, those of fixed_leaves.py."""
         if self._fixed is not None:
             return dict(self._fixed.sizes)
         return {name: group.elements for name, group in self._groups.items()}

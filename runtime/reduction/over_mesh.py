@@ -2,20 +2,21 @@
 
 `exchange` is the canonical reduction: terms are roots of the tree in elastic/protocol/reduction_tree.py and are added
 in its order, so the bits depend on nothing but the leaves. With `leaves`, one local sum per member is added in the
-order of ranks. headers.py carries the headers, slice_sums.py the tensors.
+order of ranks. With `merged`, tensors are added like that, and all else along the tree: integers have the same sum in
+any order. headers.py carries the headers, slice_sums.py the tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from elastic.errors import Disagree, RingBroken
 from runtime.reduction.headers import HeaderExchange, Headers
-from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.partial_sum import Json, Partial, total
 from runtime.reduction.schedule import (
     DTYPES,
     Fold,
@@ -25,7 +26,9 @@ from runtime.reduction.schedule import (
     as_counts,
     as_list,
     by_rank,
+    in_turn,
     parse_term,
+    tensors_of,
 )
 from runtime.reduction.slice_sums import SliceSums
 from runtime.ring.frames import Frame, FrameKind, LinkError
@@ -60,6 +63,7 @@ def exchange(
     groups: dict[str, int],
     check: Callable[[Headers], None],
     leaves: Sequence[int] | None = None,
+    merged: bool = False,
     sums: Sums | None = None,
     again: bool = False,
 ) -> tuple[Headers, Partial]:
@@ -78,6 +82,8 @@ def exchange(
     sum of these leaves, any of them, and whose lo and hi are ignored; the roots are added in rank order, and the result
     has the note of the first rank with one.
 
+    merged: the same on all members: each sends the sum of its roots in place of these, to be added in any order.
+
     Raises RingBroken when a peer is gone, the ring is aborted, or the roots do not cover each unit exactly once;
     Disagree when members bring different groups or units. After any exception the ring is unusable, and of the sums
     only what they count as held is defined.
@@ -88,13 +94,16 @@ def exchange(
             raise ValueError("a sum comes with its leaves, and leaves with their one sum")
         metas = [{**meta, "leaves": list[Json](sorted(leaves))} for meta in metas]
     arrange = along_tree if leaves is None else by_rank
-    reduction = _Reduction(ring, op, header, agreed or {}, roots, metas, units, groups, check, arrange, sums, again)
+    own = [total(roots)] if merged and roots else roots
+    reduction = _Reduction(
+        ring, op, header, agreed or {}, own, metas, units, groups, check, arrange, merged, sums, again
+    )
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
 
 class _Reduction:
-    """The ring.Operation of both variants."""
+    """The ring.Operation of all variants."""
 
     def __init__(
         self,
@@ -108,11 +117,12 @@ class _Reduction:
         groups: dict[str, int],
         check: Callable[[Headers], None],
         arrange: Callable[[Sequence[Term], int, Sequence[int]], list[Fold]],
+        merged: bool,
         sums: Sums | None,
         again: bool,
     ) -> None:
         self._ring, self._op, self._units, self._groups = ring, op, units, groups
-        self._check, self._arrange, self._again = check, arrange, again
+        self._check, self._arrange, self._merged, self._again = check, arrange, merged, again
         if taken := (set(header) | set(agreed)) & set(_OURS):
             raise ValueError(f"header fields {sorted(taken)} are set by the exchange")
         if units < 1 or op < 0 or set(groups) - set(DTYPES):
@@ -191,6 +201,7 @@ class _Reduction:
         ):
             raise LinkError(f"{peer} says that it holds {held} pieces")
         source.terms, source.like_us, source.held = terms, like_us, held
+        source.brings = tensors_of(len(terms), self._merged)
         if like_us and not self._again:
             self._sums.expect_terms(peer)
 
@@ -208,20 +219,18 @@ class _Reduction:
         for node, worker in zip(nodes, ring.members, strict=True):
             brought = self._own_terms if worker == ring.me else self._sums.sources[worker].terms
             self._terms += brought
-            places += [(worker, index) for index in range(len(brought))]
+            places += [(worker, index) for index in range(tensors_of(len(brought), self._merged))]
             term_nodes += [node] * len(brought)
         try:
             self._folds = self._arrange(self._terms, self._units, term_nodes)
         except ValueError as error:
             raise RingBroken(f"operation {self._op} of generation {ring.generation}: {error}") from error
-        self._sums.begin(places, self._folds)
+        of_places = [nodes[ring.members.index(worker)] for worker, _ in places]
+        self._sums.begin(places, in_turn(of_places) if self._merged else self._folds)
 
     def result(self) -> Partial:
         """The sum of all terms, once the operation is complete."""
-        total = add_metas(self._terms, self._folds)
-        return Partial(
-            0, self._units, self._out, total.has_grad, total.weight, total.scalars, total.note, total.nonfinite
-        )
+        return replace(add_metas(self._terms, self._folds), lo=0, hi=self._units, flats=self._out)
 
 
 def _checked(flats: dict[str, Tensor], groups: dict[str, int], what: str) -> dict[str, Tensor]:

@@ -4,7 +4,8 @@ Headers, scalars and notes go first, as an operation without groups: after it a 
 and so the same list of pieces and of folds. Then the tensors move in rounds, one for the n-th pieces of all slices,
 each with the same steps on every member: the terms of every slice to its aggregators (topology.py), what these add up
 to the slice's owner, the sum to the aggregators, and from there to all. No confirmation follows: a member that has the
-sum keeps it, and members that lack it ask for the result.
+sum keeps it, and members that lack it ask for the result. Integers, which are added in any order, are left to the
+transport if it can add.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from elastic.errors import Disagree
 from runtime.reduction.headers import Headers
 from runtime.reduction.over_mesh import exchange
-from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.partial_sum import Json, Partial, nothing_of, total
 from runtime.reduction.schedule import (
     DTYPES,
     Fold,
@@ -31,8 +32,10 @@ from runtime.reduction.schedule import (
     along_tree,
     as_list,
     by_rank,
+    in_turn,
     parse_term,
     pieces,
+    tensors_of,
 )
 from runtime.reduction.topology import Topology, divide, topology
 from runtime.ring.ring import Ring
@@ -59,13 +62,15 @@ def exchange_over(
     check: Callable[[Headers], None],
     out: dict[str, Tensor],
     leaves: Sequence[int] | None = None,
+    merged: bool = False,
 ) -> tuple[Headers, Partial]:
     """As over_mesh.exchange, with flats and out on the transport's device; the headers also have the field "bulk".
 
     Raises what over_mesh.exchange raises; RingBroken also for every error of the transport.
     """
-    flats = [_checked(root.flats, groups, out) for root in roots]
-    headers, total = exchange(
+    own = [total(roots)] if merged and roots else roots
+    flats = [_checked(root.flats, groups, out) for root in own]
+    headers, summed = exchange(
         ring,
         op=op,
         header=header,
@@ -75,12 +80,20 @@ def exchange_over(
         groups={},
         check=_checking(check, groups, op),
         leaves=leaves,
+        merged=merged,
     )
-    mover = _Mover(ring, headers, units, along_tree if leaves is None else by_rank, flats, groups, out)
+    if merged and transport.adds:
+        for group, result in out.items():
+            result.copy_(flats[0][group]) if flats else result.fill_(nothing_of(result.dtype))
+        with transport.attempt():
+            transport.add_up([out[group] for group in sorted(out)])
+        return headers, replace(summed, flats=out)
+    arrange = along_tree if leaves is None else by_rank
+    mover = _Mover(ring, headers, units, arrange, flats, groups, out, merged)
     with transport.attempt():
         for _, cut in groupby(mover.pieces, lambda piece: piece.number):
             mover.round(transport, list(cut))
-    return headers, replace(total, flats=out)
+    return headers, replace(summed, flats=out)
 
 
 def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
@@ -105,20 +118,21 @@ class _Mover:
         own: Sequence[dict[str, Tensor]],
         groups: dict[str, int],
         out: dict[str, Tensor],
+        merged: bool,
     ) -> None:
         self._ring, self._own, self._out = ring, own, out
         self._topology = topology(ring.hosts)
         self._node = self._topology.node_of[ring.rank]
+        terms = [as_list(header["terms"]) for header in headers.values()]
         self._brought = [
-            (rank, index, parse_term(meta))
-            for rank, header in enumerate(headers.values())
-            for index, meta in enumerate(as_list(header["terms"]))
+            (rank, index) for rank, metas in enumerate(terms) for index in range(tensors_of(len(metas), merged))
         ]
-        nodes = [self._topology.node_of[rank] for rank, _, _ in self._brought]
+        nodes = [self._topology.node_of[rank] for rank, _ in self._brought]
         adds = [len(ranks) > 1 for ranks in self._topology.ranks]
-        division = divide(arrange([term for _, _, term in self._brought], units, nodes), nodes, adds)
+        folds = in_turn(nodes) if merged else arrange([parse_term(m) for metas in terms for m in metas], units, nodes)
+        division = divide(folds, nodes, adds)
         self._nodes, self._folds_at_owner = division.nodes, division.at_owner(self._node)
-        self._counts = [sum(rank == holder for holder, _, _ in self._brought) for rank in range(ring.world_size)]
+        self._counts = [sum(rank == holder for holder, _ in self._brought) for rank in range(ring.world_size)]
         self._leave_most = max(len(node.leave) for node in self._nodes)
         # All members must cut alike, so the most that any of them may have to keep decides.
         kept = self._topology.most * (len(self._brought) + self._leave_most * len(self._nodes))
@@ -201,7 +215,7 @@ class _Mover:
     ) -> tuple[list[Tensor], list[bool]]:
         """The terms of this node's members, and whether each may be overwritten: scratch, not a root."""
         values, free = [], []
-        for rank, index, _ in (self._brought[position] for position in self._nodes[self._node].terms):
+        for rank, index in (self._brought[position] for position in self._nodes[self._node].terms):
             free.append(rank != self._ring.rank)
             values.append(terms[piece.slice, rank, index] if free[-1] else _part(self._own[index], piece))
         return values, free

@@ -21,11 +21,11 @@ class Partial:
     """The sum over one node of the canonical tree (see reduction_tree.py); the sum over all leaves is a result.
 
     flats: group name, that of its dtype -> 1-D tensor of that dtype; all workers hold the same groups and lengths for
-    one operation. They are floats, or integers and their tops (fixed_leaves.py). Empty for operations that reduce scalars only. Never divided by the weight. loose: the groups of
-    a leaf that are not in flats yet, see `settle`; empty in every sum. has_grad: bit i is set when parameter i had a
-    gradient in at least one leaf. weight: sum of the leaves' weights. note: a JSON value of the leftmost leaf that has
-    one (integer buffers, the value of `once`). nonfinite: as has_grad, for what has an infinity or a NaN in a leaf of
-    integers, which cannot say it.
+    one operation. They are floats, or integers and their tops (fixed_leaves.py). Empty for operations that reduce
+    scalars only. Never divided by the weight. loose: the groups of a leaf that are not in flats yet, see `settle`;
+    empty in every sum. has_grad: bit i is set when parameter i had a gradient in at least one leaf. weight: sum of the
+    leaves' weights. note: a JSON value of the leftmost leaf that has one (integer buffers, the value of `once`).
+    nonfinite: as has_grad, for what has an infinity or a NaN in a leaf of integers, which cannot say it.
     """
 
     lo: int
@@ -65,6 +65,11 @@ class Partial:
 def add_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """``left + right``; of int16, which are tops of blocks, the larger ones."""
     return torch.maximum(left, right, out=out) if out.dtype is torch.int16 else torch.add(left, right, out=out)
+
+
+def nothing_of(dtype: torch.dtype) -> int:
+    """What adds nothing to a value in `add_into`."""
+    return torch.iinfo(dtype).min if dtype is torch.int16 else 0
 
 
 def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:

@@ -97,18 +97,28 @@ def by_rank(terms: Sequence[Term], units: int, nodes: Sequence[int]) -> list[Fol
     leaves = sorted(leaf for term in terms for leaf in term.leaves)
     if leaves != list(range(units)):
         raise ValueError(f"leaves {leaves} are not 0..{units - 1}")
+    return in_turn(nodes)
+
+
+def in_turn(nodes: Sequence[int]) -> list[Fold]:
+    """The folds, one after the other, of tensors that lie on these nodes: within each node, then over the nodes."""
     folds: list[Fold] = []
 
     def chain(values: Sequence[int]) -> int:
         total, *others = values
         for value in others:
             folds.append((total, value))
-            total = len(terms) + len(folds) - 1
+            total = len(nodes) + len(folds) - 1
         return total
 
     of_nodes = {node: [number for number, other in enumerate(nodes) if other == node] for node in nodes}
     chain([chain(values) for values in of_nodes.values()])
     return folds
+
+
+def tensors_of(terms: int, merged: bool) -> int:
+    """How many tensors of each group a member with so many terms brings."""
+    return min(terms, 1) if merged else terms
 
 
 def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], targets: Mapping[int, Tensor]) -> None:

@@ -32,6 +32,8 @@ class Source:
     """What one peer brings to an operation, and what has come of it."""
 
     terms: Sequence[Term] = ()
+    brings: int = 0
+    """How many tensors of each group it sends: one for each term, or the sum of all."""
     like_us: bool = False
     """Whether its header is there, and agrees with this member's."""
     held: Sequence[int] = ()
@@ -139,7 +141,7 @@ class SliceSums:
 
     def expect_terms(self, peer: str) -> None:
         """Make memory for the terms of a peer that sends them to this member, as far as its own header tells."""
-        terms = len(self.sources[peer].terms)
+        terms = self.sources[peer].brings
         if not terms or not self._pieces:
             return
         node = self._topology.node_of[self._ranks[peer]]
@@ -154,7 +156,7 @@ class SliceSums:
     # ------------------------------------------------------------------------------------- after the headers
 
     def begin(self, places: Sequence[tuple[str, int]], folds: Sequence[Fold]) -> None:
-        """All headers are there. places: (member, number among its own) of each term. folds: over all terms."""
+        """All headers are there. places: (member, number among its own) of each tensor. folds: over all of them."""
         self.begun = True
         if not self._pieces:
             return

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import cast
 
+from elastic.config import Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Kind
@@ -103,7 +104,8 @@ class RingExchange:
             self._gauge.gathered()
 
         beside = ring.transport if task.groups else None
-        native = self._reduction == "allreduce" and bool(task.groups)
+        native = self._reduction == Reduction.ALLREDUCE and bool(task.groups)
+        merged = self._reduction in (Reduction.FIXED, Reduction.FIXED64) and bool(task.groups)
         attempts = self._begin(task, number, ring.members)
         sums = attempts.sums
         try:
@@ -118,6 +120,7 @@ class RingExchange:
                 agreed=agreed,
                 roots=[total(roots)] if native and roots else roots,
                 leaves=leaves([root.node for root in roots]) if native else None,
+                merged=merged,
                 units=task.op.units,
                 groups=task.groups,
                 check=check,

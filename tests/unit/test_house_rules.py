@@ -21,7 +21,14 @@ LAYERS = (
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
     *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm"),
     "elastic.notebook",
-    *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.reduction", "runtime.state"),
+    *(
+        "runtime.script_end",
+        "runtime.fixed_point",
+        "runtime.ring",
+        "runtime.data",
+        "runtime.reduction",
+        "runtime.state",
+    ),
     *(
         "runtime.session",
         "runtime.guards",

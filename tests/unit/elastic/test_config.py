@@ -176,7 +176,7 @@ def test_every_field_can_be_set_from_toml() -> None:
 
 def test_results_are_computed_again_only_where_that_gives_the_same_bits() -> None:
     assert not job_from_toml(MINIMAL + "retain_results = false", "job.toml").retain_results
-    with pytest.raises(ConfigError, match="retain_results=False needs reduction='exact', not 'allreduce'"):
+    with pytest.raises(ConfigError, match="retain_results=False needs reduction='exact' or 'fixed', not 'allreduce'"):
         job_from_toml(MINIMAL + 'retain_results = false\nreduction = "allreduce"', "job.toml")
 
 

@@ -31,6 +31,7 @@ from tests.trees import fold_nodes
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
 
 LENGTHS = {"float32": 1000, "float64": 77}
+INTEGERS = ["int16", "int32", "int64"]
 
 
 def leaf(unit: int, groups: dict[str, int], seed: int = 0) -> Partial:
@@ -39,6 +40,10 @@ def leaf(unit: int, groups: dict[str, int], seed: int = 0) -> Partial:
     flats = {}
     for group, length in groups.items():
         dtype = getattr(torch, group)
+        if group.startswith("int"):  # sums of int32 and int64 go round here, which is the same in any order
+            most = torch.iinfo(dtype).max
+            flats[group] = torch.randint(-most, most, (length,), generator=generator, dtype=dtype)
+            continue
         exponent = torch.randint(-20, 20, (length,), generator=generator).to(dtype)
         flats[group] = torch.randn(length, generator=generator, dtype=dtype) * torch.pow(2.0, exponent)
     scalars = {"loss": ("mean", math.pi * 10.0 ** (unit % 9 - 4), 1.0)}
@@ -72,6 +77,7 @@ def run(
     seed: int = 0,
     check: Callable[[Headers], None] = lambda headers: None,
     folded: bool = True,
+    merged: bool = False,
 ) -> list[tuple[Headers, Partial]]:
     """One exchange; owners[unit] is the rank that computed it. Also asserts that no root was changed."""
 
@@ -79,7 +85,7 @@ def run(
         leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
         roots = [sum_of(node, groups, seed) for node in (fold_nodes(leaves, len(owners)) if folded else leaves)]
         before = [{group: flat.clone() for group, flat in root.flats.items()} for root in roots]
-        out = {group: torch.full((length,), math.nan, dtype=getattr(torch, group)) for group, length in groups.items()}
+        out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
         headers, result = exchange(
             ring,
             op=op,
@@ -88,6 +94,7 @@ def run(
             units=len(owners),
             groups=groups,
             check=check,
+            merged=merged,
             sums=Sums(out),
         )
         assert all(
@@ -136,10 +143,12 @@ def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> No
         for op in range(data.draw(st.integers(1, 3), "operations")):
             units = data.draw(st.integers(1, 12), "units")
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=units, max_size=units), "owners")
-            groups = data.draw(st.dictionaries(st.sampled_from(["float32", "float64"]), st.integers(0, 1500)), "groups")
+            merged = data.draw(st.booleans(), "merged")
+            names = st.sampled_from(INTEGERS if merged else ["float32", "float64"])
+            groups = data.draw(st.dictionaries(names, st.integers(0, 1500)), "groups")
             folded = data.draw(st.booleans(), "folded")
             wanted = sum_of((0, units), groups, op)
-            for _, result in run(built, owners, groups, op=op, seed=op, folded=folded):
+            for _, result in run(built, owners, groups, op=op, seed=op, folded=folded, merged=merged):
                 assert_same(result, wanted)
 
 
@@ -315,13 +324,16 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
     hosts = data.draw(worlds(2), "hosts")
     world_size = len(hosts)
     slices = topology(tuple(hosts)).slices
-    table, _ = pieces(tuple(sorted(LENGTHS.items())), len(slices), over_mesh.PIECE_BYTES)
     sums: list[Sums] = []
     moved: list[tuple[str, FrameKind, int]] = []
 
+    merged = data.draw(st.booleans(), "merged")
+    lengths = {"int32": 1000, "int64": 77, "int16": 5} if merged else LENGTHS
+    table, _ = pieces(tuple(sorted(lengths.items())), len(slices), over_mesh.PIECE_BYTES)
+
     def attempt(ring: Ring, owners: Sequence[int], again: bool) -> Partial | None:
         leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
-        roots = [sum_of(node, LENGTHS) for node in fold_nodes(leaves, len(owners))]
+        roots = [sum_of(node, lengths) for node in fold_nodes(leaves, len(owners))]
         try:
             _, result = exchange(
                 ring,
@@ -329,8 +341,9 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
                 header={},
                 roots=roots,
                 units=len(owners),
-                groups=LENGTHS,
+                groups=lengths,
                 check=lambda headers: None,
+                merged=merged,
                 sums=sums[ring.rank],
                 again=again,
             )
@@ -356,7 +369,7 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
             for ring, after in zip(built, breaks, strict=True):
                 held = Breaking(ring, after)
                 held |= {} if first else sums[ring.rank].held
-                out = {group: torch.full((size,), math.nan, dtype=DTYPES[group]) for group, size in LENGTHS.items()}
+                out = {group: torch.empty(size, dtype=DTYPES[group]) for group, size in lengths.items()}
                 if first:
                     sums.append(Sums(out, held))
                 else:
@@ -373,7 +386,29 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
                 ring.close()
     for result in results:
         assert result is not None
-        assert_same(result, sum_of((0, 8), LENGTHS))
+        assert_same(result, sum_of((0, 8), lengths))
+
+
+@pytest.mark.parametrize("owners", [[0, 1, 2, 0, 1, 2, 0, 1], [0, 0, 0, 1, 1, 1, 2, 2], [2] * 8])
+def test_of_integers_each_member_sends_one_sum_however_its_leaves_lie(owners: list[int]) -> None:
+    """Twice (P - 1) / P of the tensors, at most, besides frames; a member without a leaf sends none."""
+    groups = {"int32": 30_000}
+    nbytes, sent = 4 * groups["int32"], dict.fromkeys(range(3), 0)
+
+    def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
+        item = make(link)
+        if item is not None and item[0].kind in (FrameKind.GATHER, FrameKind.SCATTER):
+            sent[ranks[link]] += item[0].length
+        return item
+
+    with rings(3) as built, pytest.MonkeyPatch.context() as patch:
+        ranks = {link: ring.rank for ring in built for link in ring.links.values()}
+        patch.setattr(PeerLink, "_next", noted)
+        for _, result in run(built, owners, groups, merged=True):
+            assert_same(result, sum_of((0, 8), groups))
+    for rank, count in sent.items():
+        sums = 2 if rank in owners else 1  # that of its leaves, and its slice of all
+        assert count == pytest.approx(sums * 2 / 3 * nbytes, rel=0.02)
 
 
 def test_who_has_lost_what_it_held_gets_all_of_it_from_those_who_have_it() -> None:
