@@ -270,6 +270,7 @@ class Pass(Iterator[Any]):
         self._repeats += 1
         if self._repeats > REPEATS_MAX:
             raise checks.other_gradients(self._where)
+        self._training.session.note("pass_repeated", step=self._running.place.index, pass_no=self._number)
         self._training.session.used()
         self._collect(self._running.place, self._fingerprint or self._training.fingerprint())
         return True
