@@ -33,6 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from chaos_tests.cluster.network import Network, why_not
 from elastic.protocol.reduction_tree import Node
 from elastic.protocol.shard_assignment import owned, slack_percent
+from runtime.fixed_point.conversion import decode, encode
+from runtime.reduction.fixed_leaves import BLOCK
 from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.ring.ring import Listener, Peer, Ring, build
@@ -43,6 +45,7 @@ PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 BYTES = 4 * PARAMETERS
 BUCKETS_MB = (1, 4, 25)
 """DDP's own choices; the best counts."""
+OURS = ("exact", "fixed", "allreduce")
 ODD_SHARDS = 64
 WAIT_S = 300.0
 PACKET_HEADERS = 14 + 20 + 32
@@ -106,11 +109,11 @@ def _layout(layout: Layout, rates: Sequence[int], rounds: int) -> dict[str, floa
     with _members(layout) as members:
         for rate in rates:
             members.narrow(rate)
-            turns = members.turns(["exact", "allreduce", *ddp], rounds)
+            turns = members.turns([*OURS, *ddp], rounds)
             best = min(ddp, key=lambda kind: statistics.median(turn.seconds for turn in turns[kind]))
             sizes = f"{BYTES / 1e6:.1f} MB of gradients, of which a node has to send {layout.bound / 1e6:.1f} MB"
             print(f"{layout} at {rate} Mbit/s, {sizes}; {rounds} rounds")
-            for kind in ("exact", "allreduce", best):
+            for kind in (*OURS, best):
                 print(f"  {_line(kind, turns[kind], turns[best])}")
             if layout == Layout(2, 4) and rate == min(rates):
                 sent = statistics.median(max(turn.sent) for turn in turns["exact"])
@@ -132,10 +135,11 @@ def _layout(layout: Layout, rates: Sequence[int], rounds: int) -> dict[str, floa
 def _odd(layout: Layout) -> float:
     """Bytes of the member that sends most, over those of a ring, with more shards than members."""
     with _members(layout) as members:
-        turns = members.turns(["odd"], 3)["odd"]
-    sent = statistics.median(max(turn.sent) for turn in turns)
-    print(f"{layout} with {ODD_SHARDS} shards: who sends most sends {sent / layout.bound:.3f} of a ring's bytes")
-    return sent / layout.bound
+        turns = members.turns(["odd", "odd fixed"], 3)
+    ratios = {kind: statistics.median(max(turn.sent) for turn in turns[kind]) / layout.bound for kind in turns}
+    for kind, ratio in ratios.items():
+        print(f"{layout} with {ODD_SHARDS} shards, {kind}: who sends most sends {ratio:.3f} of a ring's bytes")
+    return ratios["odd"]
 
 
 def _line(kind: str, turns: Sequence[Turn], base: Sequence[Turn]) -> str:
@@ -316,7 +320,15 @@ class _Steps:
         }
         self._data = torch.randn(4, WIDTH)
         self._flat = torch.empty(PARAMETERS)
-        self._sums = Sums({GROUP: torch.empty(PARAMETERS)})
+        self._exponents = torch.full((-(-PARAMETERS // BLOCK),), 16, dtype=torch.int16)
+        self._integers = {
+            "int16": torch.zeros_like(self._exponents),
+            "int32": torch.zeros(PARAMETERS, dtype=torch.int32),
+        }
+        self._sums_of = {
+            GROUP: Sums({GROUP: torch.empty(PARAMETERS)}),
+            "int32": Sums({group: torch.empty_like(flat) for group, flat in self._integers.items()}),
+        }
         self._scratch = torch.randn(PARAMETERS)
         self._odd = owned(ODD_SHARDS, (), layout.hosts, slack_percent(layout.nodes))[rank]
         self._op = 0
@@ -328,30 +340,46 @@ class _Steps:
             self._train(self._wrapped[kind])
             return
         if kind == "odd":
-            self._exchange(self._odd, [self._scratch] * len(self._odd), ODD_SHARDS, None)
+            self._exchange(self._odd, [{GROUP: self._scratch}] * len(self._odd), ODD_SHARDS)
+            return
+        if kind == "odd fixed":
+            self._exchange(self._odd, [self._integers] * len(self._odd), ODD_SHARDS, merged=True)
             return
         self._train(self._model)
         flat = torch.cat([p.grad.reshape(-1) for p in self._model.parameters() if p.grad is not None], out=self._flat)
         node = (self._rank, self._rank + 1)
-        self._exchange([node], [flat], self._world_size, [self._rank] if kind == "allreduce" else None)
+        if kind == "fixed":
+            self._integers["int16"].copy_(encode(flat, self._exponents, BLOCK, self._integers["int32"]))
+            self._exchange([node], [self._integers], self._world_size, merged=True)
+            decode(self._sums_of["int32"].out["int32"], self._exponents, BLOCK, flat)
+            return
+        self._exchange([node], [{GROUP: flat}], self._world_size, [self._rank] if kind == "allreduce" else None)
 
     def _train(self, model: nn.Module) -> None:
         self._model.zero_grad(set_to_none=False)
         model(self._data).sum().backward()
 
     def _exchange(
-        self, nodes: Iterable[Node], flats: Sequence[Tensor], units: int, leaves: Sequence[int] | None
+        self,
+        nodes: Iterable[Node],
+        flats: Sequence[dict[str, Tensor]],
+        units: int,
+        leaves: Sequence[int] | None = None,
+        *,
+        merged: bool = False,
     ) -> None:
+        sums = self._sums_of["int32" if merged else GROUP]
         exchange(
             self._ring,
             op=self._op,
             header={},
-            roots=[Partial(*node, {GROUP: flat}) for node, flat in zip(nodes, flats, strict=True)],
+            roots=[Partial(*node, values) for node, values in zip(nodes, flats, strict=True)],
             leaves=leaves,
+            merged=merged,
             units=units,
-            groups={GROUP: PARAMETERS},
+            groups={group: len(flat) for group, flat in sums.out.items()},
             check=lambda headers: None,
-            sums=self._sums,
+            sums=sums,
         )
         self._op += 1
 
