@@ -60,6 +60,15 @@ class Stragglers(StrEnum):
     """So they do, and it gives its place to a spare, where one is ready."""
 
 
+class Overlap(StrEnum):
+    """Whether gradients are summed while backward goes on."""
+
+    AUTO = "auto"
+    """On if the workers are on several machines: within one, sending takes the processors from the training."""
+    ON = "on"
+    OFF = "off"
+
+
 class RingKind(StrEnum):
     """What carries the gradients from worker to worker."""
 
@@ -297,6 +306,14 @@ class JobSpec:
         Reduction.EXACT,
         "how gradients are summed: along a tree (exact) or as integers (fixed, fixed64), with the same bits for every "
         "number of workers; or in rank order (allreduce)",
+    )
+
+    overlap: Overlap = _option(
+        "--overlap",
+        "",
+        Overlap.AUTO,
+        "whether gradients are summed while backward goes on; auto: on if the workers are on several machines. No bit "
+        "changes",
     )
 
     retain_results: bool = _option(

@@ -25,7 +25,10 @@ from typing import Any, Protocol, Self
 import torch
 
 from elastic.checkpoints.naming import EntryName
+from elastic.config import Reduction
+from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.schedule import Cut
 from runtime.state.training_state import Carrier
 
 
@@ -205,8 +208,8 @@ class Session(Protocol):
         ...
 
     @property
-    def reduction(self) -> str:
-        """How gradients are summed, as in --reduction."""
+    def reduction(self) -> Reduction:
+        """How gradients are summed."""
         ...
 
     may_part: bool
@@ -315,16 +318,29 @@ class Session(Protocol):
         ...
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
     ) -> None:
         """Start the next operation. fingerprint: name -> short value; all members must carry the same.
 
         groups: elements of a leaf's tensor by dtype group (see Partial.flats); none for scalar operations. own: for
-        ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members.
+        ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members. cuts: parts of
+        these tensors that may be summed one by one, while the last unit is computed.
         """
         ...
 
     def next_unit(self) -> int | None: ...
+
+    @property
+    def early(self) -> EarlySums | None:
+        """Takes the values of the unit that was handed out last as they come; None: nobody wants them early. Asked for
+        once a unit."""
+        ...
+
     def unit_done(self, leaf: Partial) -> None: ...
     def finish(self) -> Partial | None: ...
 

@@ -259,7 +259,8 @@ class Pass(Iterator[Any]):
         self._collect(place, self._fingerprint or training.fingerprint())
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
-        self._training.session.begin(self._op(place), fingerprint, self._harvest.groups())
+        harvest = self._harvest
+        self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.cuts)
         self._phase = "collecting"
 
     def _repeated(self, result: Partial) -> bool:
@@ -295,6 +296,8 @@ class Pass(Iterator[Any]):
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
+        if self._phase == "collecting" and (early := training.session.early) is not None:
+            self._harvest.expect(early, lambda: self._counted(shard))
         running.cached.begin_shard()
         return running.shard if loader is None else batch
 
@@ -316,9 +319,18 @@ class Pass(Iterator[Any]):
         scalars = {} if said.skipped else said.scalars(weight)
         if work.loader is not None and work.loader.ends(shard.index):
             scalars[ENDS] = ("sum", 1.0, 0.0)
-        counted = 0.0 if said.skipped else weight if work.gradients == "mean" else 1.0
+        counted = self._counted(shard.index)
         training.session.unit_done(self._harvest.leaf(shard.index, counted, training.riders.travel(scalars)))
         training.running = None
+
+    def _counted(self, shard: int) -> float:
+        """By what the gradients of the running shard are multiplied, as far as the script has said."""
+        work, said = self._running.work, self._running.contribution
+        if said.skipped:
+            return 0.0
+        if work.gradients == "sum":
+            return 1.0
+        return work.weight(shard) if said.weight is None else said.weight
 
     def _check_unchanged(self) -> None:
         if "StateChanged" in self._running.work.allow:

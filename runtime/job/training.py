@@ -473,7 +473,7 @@ class Training:
             return {}
         return {
             "data": json.dumps(self.data, sort_keys=True),
-            "reduction": self.session.reduction,
+            "reduction": str(self.session.reduction),
             **self.where(),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
@@ -580,7 +580,7 @@ class Training:
             shared=dict(self._shared),
             data=self.data,
             values=self._epoch_values,
-            reduction=self.session.reduction,
+            reduction=str(self.session.reduction),
         )
 
     def plan_save(self) -> Json:
@@ -700,6 +700,7 @@ class Training:
         trainable = [id(parameter) for _, parameter in parameters]
         if trainable != self._trainable:
             self._trainable = trainable
+            self._harvest.close()
             self._harvest = Harvest(
                 parameters,
                 self.carrier.float_buffers(),
@@ -722,11 +723,12 @@ class Training:
     def close(self) -> None:
         """Remove the hooks from the user's objects."""
         self.cleanup.close()
+        self._harvest.close()
         self._attributes.close()
         self._guard.close()
 
 
-def _exponents(reduction: str) -> BlockExponents | None:
+def _exponents(reduction: Reduction) -> BlockExponents | None:
     """The exponents of sums as integers; None: they are summed as floats."""
     if reduction not in (Reduction.FIXED, Reduction.FIXED64):
         return None

@@ -11,6 +11,8 @@ lanes.py             what comes to a member while tensors are summed, and the me
 over_transport.py    the same operation, with tensors over a transport
 partial_sum.py       a partial sum, which a worker folds, sends, keeps and serves
 fixed_leaves.py      leaves of integers, for sums in any order
+early_sums.py        the sum of a part of the tensors while the last shard is computed
+early_leaf.py        which gives it gradients as backward completes them
 layout.py            the places of parameters and buffers in a flat tensor
 flat_pool.py         memory for flat tensors, used again
 unpacked_leaf.py     gradients that are added without a copy before

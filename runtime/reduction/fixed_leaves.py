@@ -120,6 +120,23 @@ class FixedPoint:
             flags.copy_(flat[group.elements - len(group.buffers) :])
         return found
 
+    def _gradients(self, group: str) -> _Section:
+        return next(section for section in self._sections if section.name == f"{group} gradients")
+
+    def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
+        """Where the integers of a group's gradients lo..hi-1 lie: (dtype, first, the one behind the last)."""
+        section = self._gradients(group)
+        return section.dtype, section.at + lo, section.at + hi
+
+    def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
+        """The integers of a group's gradients from lo on, where a block begins: dtype -> new tensor. Those of a block
+        with an infinity or a NaN mean nothing."""
+        section = self._gradients(group)
+        out = torch.empty(len(values), dtype=section.range.dtype, device=values.device)
+        blocks = slice(lo // section.block, -(-(lo + len(values)) // section.block))
+        encode(values, self._exponents[section.name][blocks], section.block, out)
+        return {section.dtype: out}
+
     def _verbatims(self, integers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(group, its "first" buffers, its flags) in the integers."""
         for name, at in self._verbatim.items():

@@ -21,10 +21,13 @@ from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
 from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction.buffers import Buffer, Modes
+from runtime.reduction.early_leaf import EarlyLeaf
+from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.fixed_leaves import FixedPoint
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.layout import FlatGroup
 from runtime.reduction.partial_sum import Json, Partial, Scalars
+from runtime.reduction.schedule import Cut
 from runtime.reduction.unpacked_leaf import Loose
 
 _GROUP_DTYPES = {
@@ -74,6 +77,7 @@ class Harvest:
             for name, group in self._groups.items()
         }
         self._fixed = None if fixed is None else FixedPoint(fixed, self._groups, device)
+        self._early = EarlyLeaf(self._groups, self.groups(), self._flats, self._fixed)
         self._at = (0, 0, 0)
 
     def _group(self, name: str, dtype: torch.dtype) -> FlatGroup:
@@ -90,6 +94,20 @@ class Harvest:
         if self._fixed is not None:
             return dict(self._fixed.sizes)
         return {name: group.elements for name, group in self._groups.items()}
+
+    @property
+    def cuts(self) -> Sequence[Cut]:
+        """The parts of a leaf's flat tensors, for EarlySums."""
+        return self._early.cuts
+
+    def expect(self, sums: EarlySums, weight: Callable[[], float]) -> None:
+        """After `before`: give the shard's gradients to these sums as they come. weight: returns what the script has
+        said so far that they are multiplied by."""
+        self._early.expect(sums, weight)
+
+    def close(self) -> None:
+        """Take the hooks away from the parameters."""
+        self._early.close()
 
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
         """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
@@ -120,6 +138,7 @@ class Harvest:
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
+        self._early.forget()
         self._restore()
         self._clear_gradients()
         seed_all(*self._at, "begin")
@@ -131,6 +150,7 @@ class Harvest:
         nothing refers to them, so do not keep a partial sum that was folded. A group is left loose if every parameter
         of it has a gradient of its own, in the group's dtype.
         """
+        self._early.forget()
         for buffer in (*self._floats, *self._integers):
             buffer.check_kind()
         leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from elastic.errors import Disagree, RingBroken
 from runtime.reduction.headers import HeaderExchange, Headers
-from runtime.reduction.partial_sum import Json, Partial, total
+from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import (
     DTYPES,
+    Cut,
     Fold,
     Term,
     add_metas,
@@ -63,9 +64,11 @@ def exchange(
     groups: dict[str, int],
     check: Callable[[Headers], None],
     leaves: Sequence[int] | None = None,
-    merged: bool = False,
+    merged: Sequence[dict[str, Tensor]] | None = None,
     sums: Sums | None = None,
     again: bool = False,
+    cuts: tuple[Cut, ...] = (),
+    ready: Callable[[], int] | None = None,
 ) -> tuple[Headers, Partial]:
     """Reduce the roots of all members along the canonical tree; returns all headers and Partial(0, units).
 
@@ -82,7 +85,10 @@ def exchange(
     sum of these leaves, any of them, and whose lo and hi are ignored; the roots are added in rank order, and the result
     has the note of the first rank with one.
 
-    merged: the same on all members: each sends the sum of its roots in place of these, to be added in any order.
+    merged: for sums in any order: what the member brings in place of its roots' flats, which are not used: one sum, or
+    nothing. All members give it, or none does; whoever has a root has a sum.
+
+    cuts, ready: for tensors that this member gets while the operation runs: see SliceSums. All give the same cuts.
 
     Raises RingBroken when a peer is gone, the ring is aborted, or the roots do not cover each unit exactly once;
     Disagree when members bring different groups or units. After any exception the ring is unusable, and of the sums
@@ -94,9 +100,25 @@ def exchange(
             raise ValueError("a sum comes with its leaves, and leaves with their one sum")
         metas = [{**meta, "leaves": list[Json](sorted(leaves))} for meta in metas]
     arrange = along_tree if leaves is None else by_rank
-    own = [total(roots)] if merged and roots else roots
+    own = [root.flats for root in roots] if merged is None else merged
+    if merged is not None and len(merged) != tensors_of(len(roots), True):
+        raise ValueError("whoever has roots brings one sum")
     reduction = _Reduction(
-        ring, op, header, agreed or {}, own, metas, units, groups, check, arrange, merged, sums, again
+        ring,
+        op,
+        header,
+        agreed or {},
+        own,
+        metas,
+        units,
+        groups,
+        check,
+        arrange,
+        merged is not None,
+        sums,
+        again,
+        cuts,
+        ready,
     )
     ring.run(reduction)
     return reduction.headers, reduction.result()
@@ -111,7 +133,7 @@ class _Reduction:
         op: int,
         header: dict[str, Json],
         agreed: dict[str, Json],
-        own: Sequence[Partial],
+        own: Sequence[dict[str, Tensor]],
         metas: Sequence[dict[str, Json]],
         units: int,
         groups: dict[str, int],
@@ -120,6 +142,8 @@ class _Reduction:
         merged: bool,
         sums: Sums | None,
         again: bool,
+        cuts: tuple[Cut, ...],
+        ready: Callable[[], int] | None,
     ) -> None:
         self._ring, self._op, self._units, self._groups = ring, op, units, groups
         self._check, self._arrange, self._merged, self._again = check, arrange, merged, again
@@ -130,8 +154,10 @@ class _Reduction:
         if sums is None:
             sums = Sums({group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()})
         self._out = _checked(sums.out, groups, "out")
-        roots = [_checked(partial.flats, groups, "root") for partial in own]
-        self._sums = SliceSums(ring, op, roots, self._out, sums.held, piece_bytes=PIECE_BYTES, again=again)
+        terms = [_checked(flats, groups, "root") for flats in own]
+        self._sums = SliceSums(
+            ring, op, terms, self._out, sums.held, piece_bytes=PIECE_BYTES, again=again, cuts=cuts, ready=ready
+        )
         self._terms: list[Term] = []
         self._folds: list[Fold] = []
         self.headers: Headers = {}
@@ -173,6 +199,7 @@ class _Reduction:
             self._sums.complete(peer, frame)
 
     def advance(self) -> bool:
+        self._sums.look()
         if not self._sums.begun:
             # If the check raises, the others must have what this member passes on to come to the same conclusion.
             if not self._words.complete or any(link.unsent_urgent for link in self._ring.links.values()):

@@ -22,9 +22,10 @@ from torch import Tensor
 from elastic.errors import Disagree
 from runtime.reduction.headers import Headers
 from runtime.reduction.over_mesh import exchange
-from runtime.reduction.partial_sum import Json, Partial, nothing_of, total
+from runtime.reduction.partial_sum import Json, Partial, nothing_of
 from runtime.reduction.schedule import (
     DTYPES,
+    Cut,
     Fold,
     ScheduledPiece,
     Term,
@@ -36,6 +37,7 @@ from runtime.reduction.schedule import (
     parse_term,
     pieces,
     tensors_of,
+    whole,
 )
 from runtime.reduction.topology import Topology, divide, topology
 from runtime.ring.ring import Ring
@@ -62,14 +64,17 @@ def exchange_over(
     check: Callable[[Headers], None],
     out: dict[str, Tensor],
     leaves: Sequence[int] | None = None,
-    merged: bool = False,
+    merged: Sequence[dict[str, Tensor]] | None = None,
+    cuts: tuple[Cut, ...] = (),
+    wait_for: Callable[[int], None] = lambda cut: None,
 ) -> tuple[Headers, Partial]:
     """As over_mesh.exchange, with flats and out on the transport's device; the headers also have the field "bulk".
+    wait_for: returns when this member has its tensors of a cut, or raises.
 
     Raises what over_mesh.exchange raises; RingBroken also for every error of the transport.
     """
-    own = [total(roots)] if merged and roots else roots
-    flats = [_checked(root.flats, groups, out) for root in own]
+    own = [root.flats for root in roots] if merged is None else merged
+    flats = [_checked(each, groups, out) for each in own]
     headers, summed = exchange(
         ring,
         op=op,
@@ -80,19 +85,23 @@ def exchange_over(
         groups={},
         check=_checking(check, groups, op),
         leaves=leaves,
-        merged=merged,
+        merged=None if merged is None else [{} for _ in merged],
     )
-    if merged and transport.adds:
-        for group, result in out.items():
-            result.copy_(flats[0][group]) if flats else result.fill_(nothing_of(result.dtype))
+    if merged is not None and transport.adds:
         with transport.attempt():
-            transport.add_up([out[group] for group in sorted(out)])
+            for number, cut in enumerate(cuts or whole(out)):
+                wait_for(number)
+                parts = [out[group][lo:hi] for group, lo, hi in cut]
+                for part, (group, lo, hi) in zip(parts, cut, strict=True):
+                    part.copy_(flats[0][group][lo:hi]) if flats else part.fill_(nothing_of(part.dtype))
+                transport.add_up(parts)
         return headers, replace(summed, flats=out)
     arrange = along_tree if leaves is None else by_rank
-    mover = _Mover(ring, headers, units, arrange, flats, groups, out, merged)
+    mover = _Mover(ring, headers, units, arrange, flats, cuts or whole(out), out, merged is not None)
     with transport.attempt():
-        for _, cut in groupby(mover.pieces, lambda piece: piece.number):
-            mover.round(transport, list(cut))
+        for (number, _), round_of in groupby(mover.pieces, lambda piece: (piece.cut, piece.number)):
+            wait_for(number)
+            mover.round(transport, list(round_of))
     return headers, replace(summed, flats=out)
 
 
@@ -116,7 +125,7 @@ class _Mover:
         units: int,
         arrange: Callable[[Sequence[Term], int, Sequence[int]], list[Fold]],
         own: Sequence[dict[str, Tensor]],
-        groups: dict[str, int],
+        cuts: tuple[Cut, ...],
         out: dict[str, Tensor],
         merged: bool,
     ) -> None:
@@ -137,7 +146,7 @@ class _Mover:
         # All members must cut alike, so the most that any of them may have to keep decides.
         kept = self._topology.most * (len(self._brought) + self._leave_most * len(self._nodes))
         size = max(min(PIECE_BYTES, SCRATCH_BYTES // kept) // 8 * 8, 8)
-        self.pieces, _ = pieces(tuple(sorted(groups.items())), len(self._topology.slices), size)
+        self.pieces, _ = pieces(cuts, len(self._topology.slices), size)
         self._scratch = _Scratch(ring, max((piece.size for piece in self.pieces), default=0), out)
 
     def round(self, transport: Transport, cut: Sequence[ScheduledPiece]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
-from elastic.protocol.reduction_tree import Node
+from elastic.protocol.reduction_tree import Node, parent, split
 from runtime.reduction.unpacked_leaf import Loose
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -70,6 +70,27 @@ def add_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torc
 def nothing_of(dtype: torch.dtype) -> int:
     """What adds nothing to a value in `add_into`."""
     return torch.iinfo(dtype).min if dtype is torch.int16 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """With which held sums a leaf becomes which node. chain: (sum, whether it is the left one), from the leaf up."""
+
+    node: Node
+    chain: tuple[tuple[Partial, bool], ...]
+
+
+def siblings(leaf: Node, held: Mapping[Node, Partial], units: int) -> Siblings:
+    """How a leaf of the canonical tree over so many units is added to what is held."""
+    node, chain = leaf, []
+    while (above := parent(node, units)) is not None:
+        left, right = split(above)
+        sibling = held.get(left if node == right else right)
+        if sibling is None:
+            break
+        chain.append((sibling, node == right))
+        node = above
+    return Siblings(node, tuple(chain))
 
 
 def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:

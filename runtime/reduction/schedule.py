@@ -38,6 +38,8 @@ class ScheduledPiece:
     slice: int
     number: int
     """Of the piece in its slice."""
+    cut: int = 0
+    """The number of the cut that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +51,35 @@ class Term:
     leaves: tuple[int, ...]
 
 
+Cut: TypeAlias = tuple[tuple[str, int, int], ...]
+"""A part of all tensors: (group, its first element, the one behind its last)."""
+
+
+def whole(flats: Mapping[str, Tensor]) -> tuple[Cut, ...]:
+    """One cut with all of these tensors."""
+    return (tuple((group, 0, len(flat)) for group, flat in sorted(flats.items())),)
+
+
 @lru_cache(maxsize=64)
-def pieces(
-    groups: tuple[tuple[str, int], ...], slices: int, piece_bytes: int
-) -> tuple[tuple[ScheduledPiece, ...], tuple[int, ...]]:
-    """(the pieces, of at most piece_bytes, of all slices: the first of every slice, the second of every slice, and so
-    on; the number of pieces of each slice). groups: (name, elements)."""
+def pieces(cuts: tuple[Cut, ...], slices: int, piece_bytes: int) -> tuple[tuple[ScheduledPiece, ...], tuple[int, ...]]:
+    """(the pieces, of at most piece_bytes, cut by cut: in each the first of every slice, the second of every slice, and
+    so on; the number of pieces of each slice). Each cut is sliced for itself."""
     found = []
     counts = [0] * slices
-    for group, length in groups:
-        itemsize = DTYPES[group].itemsize
-        share = -(-length // slices)
-        share += -share % ALIGN
-        step = piece_bytes // itemsize
-        for index in range(slices):
-            end = min(length, (index + 1) * share)
-            for lo in range(index * share, end, step):
-                hi = min(lo + step, end)
-                found.append(ScheduledPiece(group, lo, hi, (hi - lo) * itemsize, index, counts[index]))
-                counts[index] += 1
-    return tuple(sorted(found, key=lambda piece: (piece.number, piece.slice))), tuple(counts)
+    for number, cut in enumerate(cuts):
+        for group, first, behind in cut:
+            itemsize = DTYPES[group].itemsize
+            share = -(-(behind - first) // slices)
+            share += -share % ALIGN
+            step = piece_bytes // itemsize
+            for index in range(slices):
+                end = min(behind, first + (index + 1) * share)
+                for lo in range(first + index * share, end, step):
+                    hi = min(lo + step, end)
+                    size = (hi - lo) * itemsize
+                    found.append(ScheduledPiece(group, lo, hi, size, index, counts[index], number))
+                    counts[index] += 1
+    return tuple(sorted(found, key=lambda piece: (piece.cut, piece.number, piece.slice))), tuple(counts)
 
 
 def along_tree(terms: Sequence[Term], units: int, nodes: Sequence[int]) -> list[Fold]:

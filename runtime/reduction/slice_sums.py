@@ -13,7 +13,7 @@ other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runtime.reduction import lanes
 from runtime.reduction.lanes import Lane, LeavingPiece
-from runtime.reduction.schedule import DTYPES, Fold, ScheduledPiece, Term, add, pieces
+from runtime.reduction.schedule import DTYPES, Cut, Fold, ScheduledPiece, Term, add, pieces, whole
 from runtime.reduction.topology import divide, topology
 from runtime.ring.frames import Frame, FrameKind, LinkError, Payload
 from runtime.ring.ring import Ring
@@ -60,7 +60,11 @@ class SliceSums:
         *,
         piece_bytes: int,
         again: bool,
+        cuts: tuple[Cut, ...] = (),
+        ready: Callable[[], int] | None = None,
     ) -> None:
+        """cuts: (): all at once. ready: how many of the cuts, from the first on, own has by now; it grows while the
+        operation runs, after which the ring has to be woken. None: all of them."""
         self._ring, self._op, self._own, self._out, self._again = ring, op, own, out, again
         self._own_bytes = [{group: _bytes(flat) for group, flat in flats.items()} for flats in own]
         self._out_bytes = {group: _bytes(flat) for group, flat in out.items()}
@@ -69,8 +73,7 @@ class SliceSums:
         self._ranks = {member: rank for rank, member in enumerate(ring.members)}
         slices = len(self._topology.slices)
         size = lanes.piece_bytes(self._topology.most, piece_bytes)
-        groups = tuple(sorted((group, len(flat)) for group, flat in out.items()))
-        self._pieces, self.counts = pieces(groups, slices, size)
+        self._pieces, self.counts = pieces(cuts or whole(out), slices, size)
         """counts: the number of pieces of each slice."""
         self._largest = max((piece.size for piece in self._pieces), default=0)
         self._held = held
@@ -84,6 +87,11 @@ class SliceSums:
         self._folds_at_owner: tuple[Fold, ...] = ()
         self._held_back: dict[int, list[int]] = {}
         """Rank -> pieces of the terms that are sent to it behind a header."""
+        self._ready = ready
+        self._there = len(cuts) or 1
+        """How many cuts own has, as far as was looked."""
+        if ready is not None:
+            self._there = ready()
         self.begun = False
         """Whether all headers are there."""
 
@@ -131,10 +139,12 @@ class SliceSums:
         if (numbers := self._held_back.pop(rank, None)) is not None:
             self._ring.links[self._ring.members[rank]].send_bulk(self._scatter(numbers))
 
-    def _scatter(self, numbers: Sequence[int]) -> Iterator[tuple[Frame, Payload]]:
+    def _scatter(self, numbers: Sequence[int]) -> Iterator[tuple[Frame, Payload] | None]:
         generation = self._ring.generation
         for number in numbers:
             piece = self._pieces[number]
+            while piece.cut >= self._there:
+                yield None
             for term, flat in enumerate(self._own_bytes):
                 frame = Frame(FrameKind.SCATTER, generation, self._op, piece.size, term, number)
                 yield frame, _part(flat, piece)
@@ -242,13 +252,23 @@ class SliceSums:
 
     def advance(self) -> bool:
         """Add and send on what has come. True once nothing more has to come. For use after `begin`."""
-        while (number := self._owned.next) is not None and self._owned.has_come(number):
+        while (number := self._owned.next) is not None and self._is_there(self._owned, number):
             self._sum(number)
-        while (number := self._relayed.next) is not None and self._relayed.has_come(number):
+        while (number := self._relayed.next) is not None and self._is_there(self._relayed, number):
             if not self._relay(number):
                 break
         done = self._owned.next is None and self._relayed.next is None
         return done and not any(source.left for source in self.sources.values())
+
+    def look(self) -> None:
+        """Send on what own has got since the last look."""
+        if self._ready is not None and (there := self._ready()) > self._there:
+            self._there = there
+            for link in self._ring.links.values():
+                link.resume_bulk()
+
+    def _is_there(self, lane: Lane, number: int) -> bool:
+        return self._pieces[number].cut < self._there and lane.has_come(number)
 
     def _values_of_node(self, lane: Lane, piece: ScheduledPiece) -> tuple[list[Tensor], list[bool]]:
         """The terms of this node's members, and whether each may be overwritten: scratch, not a root."""

@@ -39,6 +39,8 @@ _CANCEL_CHECK_S = 0.02
 _NOTHING = memoryview(b"")
 
 ENDS_POLL_S = 0.02
+PARTS = 4
+"""An operation is at most so many Operations of a ring, one after the other; their numbers follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,12 @@ class Ring:
             if self.transport is not None:
                 self.transport.abort()
 
+    def wake(self) -> None:
+        """Have the operation that runs look again at what it can do. Any thread; at once."""
+        with self._ending:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
     def closed_by_peers(self) -> tuple[str, ...]:
         """The members that have closed their ends of the connections, or whose kernels have, by this kernel's word,
         whether or not all received bytes were read. Any thread; at once."""
@@ -196,7 +204,7 @@ class Ring:
         Raises RingBroken if one of them is gone before, or on abort.
         """
         waiting = set(of) & self.links.keys()
-        self.run(_Waiting(op, lambda: {peer for peer in waiting if self._acknowledged[peer] < op}))
+        self.run(_Waiting((op + 1) * PARTS - 1, lambda: {peer for peer in waiting if self._acknowledged[peer] < op}))
 
     def run(self, operation: Operation) -> None:
         """Send what the operation queues on `links`, and pass it what comes, until it is complete and all is sent.
@@ -241,6 +249,7 @@ class Ring:
                 raise LinkSilent(said, peer=lost)
             for fd, event in self._poller.poll(1000 * KERNEL_CHECK_S):
                 if fd == self._wake:
+                    os.eventfd_read(self._wake)
                     continue
                 link = self._by_fd[fd]
                 if event & select.POLLOUT:
@@ -298,7 +307,7 @@ class Ring:
                 return
             self._send_acknowledgements(op, peers)
         with contextlib.suppress(RingBroken):  # a peer that waits sees the connection end
-            self.run(_Waiting(op, set))
+            self.run(_Waiting((op + 1) * PARTS - 1, set))
 
 
 class _Waiting:

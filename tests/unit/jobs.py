@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastic.config import Reduction
 from runtime.job.job import Job
 from runtime.session import Session, StepRecord
 from runtime.worker.single import SingleSession
@@ -25,7 +26,7 @@ class Recorded(SingleSession):
 
     def __init__(self, reduction: str = "exact") -> None:
         super().__init__()
-        self.reduction = reduction
+        self.reduction = Reduction(reduction)
         self.records: list[StepRecord] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []
         self.closed_with: str | None = None

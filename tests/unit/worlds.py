@@ -7,17 +7,19 @@ threads share, are never read by two at a time, and a run is as deterministic as
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import torch
 
 from elastic.checkpoints.naming import EntryName
+from elastic.config import Reduction
 from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.reduction_tree import next_fold
 from runtime.guards import checks
 from runtime.reduction.partial_sum import Json, Partial, fold
+from runtime.reduction.schedule import Cut
 from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
@@ -45,7 +47,7 @@ class World:
     def __init__(
         self, workers: int, kills: Mapping[str, tuple[int, int]] | None = None, reduction: str = "exact"
     ) -> None:
-        self.reduction = reduction
+        self.reduction = Reduction(reduction)
         self.lock = threading.Condition()
         self.members = [f"w{i}" for i in range(workers)]
         self.kills = dict(kills or {})
@@ -183,6 +185,7 @@ class FakeMember:
     """Session of one thread."""
 
     alone = False
+    early = None
     local_rank = 0
     restarted = False
     sums_on = torch.device("cpu")
@@ -314,7 +317,12 @@ class FakeMember:
         return self._take()
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
     ) -> None:
         self.begun = (op, fingerprint)
         if self.behind:

@@ -69,9 +69,9 @@ class Noted(Recorded):
         super().__init__(reduction)
         self.ops: list[Op] = []
 
-    def begin(self, op: Op, fingerprint, groups=None, own=None) -> None:  # type: ignore[no-untyped-def]
+    def begin(self, op: Op, fingerprint, groups=None, own=None, cuts=()) -> None:  # type: ignore[no-untyped-def]
         self.ops.append(op)
-        super().begin(op, fingerprint, groups, own)
+        super().begin(op, fingerprint, groups, own, cuts)
 
     @property
     def repeated(self) -> list[tuple[int, str]]:

@@ -22,8 +22,8 @@ from runtime.reduction import over_mesh
 from runtime.reduction.dissemination import encode
 from runtime.reduction.headers import Headers, digest
 from runtime.reduction.over_mesh import Sums, exchange
-from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.reduction.schedule import ALIGN, DTYPES, pieces
+from runtime.reduction.partial_sum import Json, Partial, fold, total
+from runtime.reduction.schedule import ALIGN, DTYPES, Cut, pieces
 from runtime.reduction.topology import topology
 from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
 from runtime.ring.ring import Ring
@@ -94,7 +94,7 @@ def run(
             units=len(owners),
             groups=groups,
             check=check,
-            merged=merged,
+            merged=[total(roots).flats for _ in roots[:1]] if merged else None,
             sums=Sums(out),
         )
         assert all(
@@ -112,6 +112,10 @@ def words(fields: Json, units: int, groups: dict[str, int]) -> bytes:
     """The header of one member of two, as it is sent."""
     agreed = json.dumps({"units": units, "groups": groups}, separators=(",", ":")).encode()
     return encode([json.dumps([digest(agreed), fields]).encode()])
+
+
+def cut_of(lengths: dict[str, int]) -> tuple[Cut, ...]:
+    return (tuple((group, 0, length) for group, length in sorted(lengths.items())),)
 
 
 def worlds(least: int = 1) -> st.SearchStrategy[list[str]]:
@@ -329,7 +333,7 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
 
     merged = data.draw(st.booleans(), "merged")
     lengths = {"int32": 1000, "int64": 77, "int16": 5} if merged else LENGTHS
-    table, _ = pieces(tuple(sorted(lengths.items())), len(slices), over_mesh.PIECE_BYTES)
+    table, _ = pieces(cut_of(lengths), len(slices), over_mesh.PIECE_BYTES)
 
     def attempt(ring: Ring, owners: Sequence[int], again: bool) -> Partial | None:
         leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
@@ -343,7 +347,7 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
                 units=len(owners),
                 groups=lengths,
                 check=lambda headers: None,
-                merged=merged,
+                merged=[total(roots).flats for _ in roots[:1]] if merged else None,
                 sums=sums[ring.rank],
                 again=again,
             )
@@ -415,7 +419,7 @@ def test_who_has_lost_what_it_held_gets_all_of_it_from_those_who_have_it() -> No
     groups, owners = {"float32": 1000}, [0, 0, 1, 1]
     whole = sum_of((0, 4), groups)
     with rings(2) as built:
-        _, counts = pieces(tuple(groups.items()), 2, over_mesh.PIECE_BYTES)
+        _, counts = pieces(cut_of(groups), 2, over_mesh.PIECE_BYTES)
         kept = Sums({"float32": whole.flats["float32"].clone()}, dict(enumerate(counts)))
         sums = [kept, Sums({"float32": torch.empty(1000)})]
 
@@ -524,7 +528,7 @@ def test_the_native_variant_lets_a_member_bring_nothing_but_every_leaf_must_come
 def test_all_slices_are_the_whole_and_begin_where_processors_read_fast(
     slices: int, length: int, piece_bytes: int
 ) -> None:
-    found, counts = pieces((("float32", length),), slices, piece_bytes)
+    found, counts = pieces(cut_of({"float32": length}), slices, piece_bytes)
     assert all(piece.size <= piece_bytes for piece in found)
     assert all(piece.lo % ALIGN == 0 for piece in found if piece.number == 0)
     assert sorted(element for piece in found for element in range(piece.lo, piece.hi)) == list(range(length))

@@ -77,7 +77,7 @@ def run(
             units=len(owners),
             groups=groups,
             check=lambda headers: None,
-            merged=merged,
+            merged=[total(roots).flats for _ in roots[:1]] if merged else None,
             out=out,
         )
         assert all(result.flats[group] is out[group] for group in groups)

@@ -8,7 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from elastic.config import Overlap, Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
+from elastic.records.journal import Journal
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.worker.exchange import SILENCES_MAX, OperationSpec, RingExchange
@@ -40,7 +42,8 @@ def buffers() -> Buffers:
 
 @pytest.fixture
 def turn(buffers: Buffers) -> RingExchange:
-    return RingExchange(cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None), "exact")
+    standing, rings, gauge = cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None)
+    return RingExchange(standing, rings, gauge, cast(Journal, None), Reduction.EXACT, Overlap.OFF)
 
 
 def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: RingExchange, buffers: Buffers) -> None:
