@@ -160,7 +160,7 @@ def cuts_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-PARTS = 16
+PARTS = 32
 """So many parts leave the last of them little to do after backward."""
 PART_ELEMENTS_MIN = 1 << 16
 PART_ELEMENTS_MAX = 4 << 20
