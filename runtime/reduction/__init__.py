@@ -4,6 +4,7 @@ gradient_harvest.py  random numbers, buffers and gradients of each shard, and th
 topology.py          who sums which slice: first within each node, then between nodes
 schedule.py          what is added, in which order
 headers.py           what each member brings, and what all have to agree on
+entries.py           one member's part of the headers, as bytes
 dissemination.py     everybody's header to everybody, in O(log P) messages
 over_mesh.py         an operation over a ring: headers, and the sum of all terms
 slice_sums.py        the tensors of an operation over a ring: terms, folds, sums

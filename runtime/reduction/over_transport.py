@@ -20,20 +20,9 @@ from torch import Tensor
 
 from elastic.errors import Disagree
 from runtime.reduction.headers import Headers
-from runtime.reduction.over_mesh import exchange
+from runtime.reduction.over_mesh import MeshReduction
 from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import (
-    DTYPES,
-    Fold,
-    ScheduledPiece,
-    Term,
-    add,
-    along_tree,
-    as_list,
-    by_rank,
-    parse_term,
-    pieces,
-)
+from runtime.reduction.schedule import DTYPES, Fold, ScheduledPiece, add, pieces
 from runtime.reduction.topology import Topology, divide, topology
 from runtime.ring.ring import Ring
 from runtime.ring.transport import Transport
@@ -65,22 +54,23 @@ def exchange_over(
     Raises what over_mesh.exchange raises; RingBroken also for every error of the transport.
     """
     flats = [_checked(root.flats, groups, out) for root in roots]
-    headers, total = exchange(
+    mesh = MeshReduction(
         ring,
-        op=op,
-        header=header,
-        agreed={**(agreed or {}), _BULK: dict(groups)},
-        roots=[replace(root, flats={}) for root in roots],
-        units=units,
-        groups={},
-        check=_checking(check, groups, op),
-        leaves=leaves,
+        op,
+        header,
+        {**(agreed or {}), _BULK: dict(groups)},
+        [replace(root, flats={}) for root in roots],
+        units,
+        {},
+        _checking(check, groups, op),
+        leaves,
     )
-    mover = _Mover(ring, headers, units, along_tree if leaves is None else by_rank, flats, groups, out)
+    ring.run(mesh)
+    mover = _Mover(ring, mesh.brought, mesh.folds, flats, groups, out)
     with transport.attempt():
         for _, cut in groupby(mover.pieces, lambda piece: piece.number):
             mover.round(transport, list(cut))
-    return headers, replace(total, flats=out)
+    return mesh.headers, replace(mesh.result(), flats=out)
 
 
 def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
@@ -99,9 +89,8 @@ class _Mover:
     def __init__(
         self,
         ring: Ring,
-        headers: Headers,
-        units: int,
-        arrange: Callable[[Sequence[Term], int, Sequence[int]], list[Fold]],
+        brought: Sequence[tuple[int, int]],
+        folds: Sequence[Fold],
         own: Sequence[dict[str, Tensor]],
         groups: dict[str, int],
         out: dict[str, Tensor],
@@ -109,16 +98,12 @@ class _Mover:
         self._ring, self._own, self._out = ring, own, out
         self._topology = topology(ring.hosts)
         self._node = self._topology.node_of[ring.rank]
-        self._brought = [
-            (rank, index, parse_term(meta))
-            for rank, header in enumerate(headers.values())
-            for index, meta in enumerate(as_list(header["terms"]))
-        ]
-        nodes = [self._topology.node_of[rank] for rank, _, _ in self._brought]
+        self._brought = brought
+        nodes = [self._topology.node_of[rank] for rank, _ in self._brought]
         adds = [len(ranks) > 1 for ranks in self._topology.ranks]
-        division = divide(arrange([term for _, _, term in self._brought], units, nodes), nodes, adds)
+        division = divide(folds, nodes, adds)
         self._nodes, self._folds_at_owner = division.nodes, division.at_owner(self._node)
-        self._counts = [sum(rank == holder for holder, _, _ in self._brought) for rank in range(ring.world_size)]
+        self._counts = [sum(rank == holder for holder, _ in self._brought) for rank in range(ring.world_size)]
         self._leave_most = max(len(node.leave) for node in self._nodes)
         # All members must cut alike, so the most that any of them may have to keep decides.
         kept = self._topology.most * (len(self._brought) + self._leave_most * len(self._nodes))
@@ -201,7 +186,7 @@ class _Mover:
     ) -> tuple[list[Tensor], list[bool]]:
         """The terms of this node's members, and whether each may be overwritten: scratch, not a root."""
         values, free = [], []
-        for rank, index, _ in (self._brought[position] for position in self._nodes[self._node].terms):
+        for rank, index in (self._brought[position] for position in self._nodes[self._node].terms):
             free.append(rank != self._ring.rank)
             values.append(terms[piece.slice, rank, index] if free[-1] else _part(self._own[index], piece))
         return values, free

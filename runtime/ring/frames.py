@@ -28,7 +28,7 @@ class FrameKind(IntEnum):
     """The content of a frame."""
 
     HEADER = 1
-    """JSON: the sender's contribution to an operation; its first frame of that operation."""
+    """What members bring to an operation, see reduction/headers.py; the first frame of it between some members."""
     SCATTER = 2
     """One piece of one term (root) of the sender, for the receiver's slice."""
     GATHER = 3

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from elastic.errors import BuildFailed, GenerationEnded, LinkSilent, RingBroken
 from runtime.ring.dialer import Dial
@@ -102,6 +102,8 @@ class Ring:
         self._broken = False
         self._acknowledged = dict.fromkeys(self.links, -1)
         self._scratch: dict[str, bytearray] = {}
+        self.said: dict[int, Any] = {}
+        """By rank: what the headers of the last operation said. Kept for reduction/headers.py, by members alike."""
         self.transport: Transport | None = None
         """What carries the tensors of reductions; None: this mesh does. Set before any other thread has the ring."""
         self.because = ""
