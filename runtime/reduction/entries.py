@@ -38,7 +38,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The JSON of an entry. fields: the member's other fields, not to be changed."""
+    """The JSON of an entry. fields: the member's other fields. These and notes are not to be changed: the member's next
+    entry may say the same."""
 
     encoded: bytes
     fields: dict[str, Json]

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from runtime.ring import tcp_liveness
 
 _HEAD = struct.Struct("<4sB3xIIQQQ")
-_MAGIC = b"ERF1"
+_MAGIC = b"ERF2"
 _BATCH_BYTES = 1 << 20
 _BATCH_FRAMES = 8
 

@@ -149,6 +149,7 @@ class Ring:
             self.transport.close()
         with self._using:
             self._scratch.clear()
+            self.said.clear()
         known: tuple[str, ...] = ()
         while not self._closed and len(known) < len(self.links):
             if len(closed := self.closed_by_peers()) > len(known):
@@ -170,6 +171,7 @@ class Ring:
                 link.close()
             os.close(self._wake)
             self._scratch.clear()
+            self.said.clear()
 
     def scratch(self, name: str, size: int) -> memoryview:
         """At least ``size`` bytes of memory, reused by the next operation under the same name."""
