@@ -21,14 +21,14 @@ from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
 from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction.buffers import Buffer, Modes
-from runtime.reduction.early_leaf import EarlyLeaf
 from runtime.reduction.early_sums import EarlySums
-from runtime.reduction.fixed_leaves import FixedPoint
 from runtime.reduction.flat_pool import CPU, Flats
-from runtime.reduction.layout import FlatGroup
+from runtime.reduction.leaves.early_leaf import EarlyLeaf
+from runtime.reduction.leaves.fixed_leaves import FixedPoint
+from runtime.reduction.leaves.layout import FlatGroup
+from runtime.reduction.leaves.unpacked_leaf import Loose
 from runtime.reduction.partial_sum import Json, Partial, Scalars
 from runtime.reduction.schedule import Cut
-from runtime.reduction.unpacked_leaf import Loose
 
 _GROUP_DTYPES = {
     "float64": torch.float64,

@@ -2,8 +2,7 @@
 
 `exchange` is the canonical reduction: terms are roots of the tree in elastic/protocol/reduction_tree.py and are added
 in its order, so the bits depend on nothing but the leaves. With `leaves`, one local sum per member is added in the
-order of ranks. With `merged`, tensors are added like that, and all else along the tree: integers have the same sum in
-any order. headers.py carries the headers, slice_sums.py the tensors.
+order of ranks. headers.py carries the headers, slice_sums.py the tensors.
 """
 
 from __future__ import annotations
@@ -15,22 +14,10 @@ import torch
 from torch import Tensor
 
 from elastic.errors import Disagree, RingBroken
+from runtime.reduction.entries import Said, Term
 from runtime.reduction.headers import HeaderExchange, Headers
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import (
-    DTYPES,
-    Cut,
-    Fold,
-    Term,
-    add_metas,
-    along_tree,
-    as_counts,
-    as_list,
-    by_rank,
-    in_turn,
-    parse_term,
-    tensors_of,
-)
+from runtime.reduction.partial_sum import Json, Partial, as_counts
+from runtime.reduction.schedule import DTYPES, Cut, Fold, add_metas, fold_terms, in_turn, tensors_of
 from runtime.reduction.slice_sums import SliceSums
 from runtime.ring.frames import Frame, FrameKind, LinkError
 from runtime.ring.ring import Ring
@@ -76,8 +63,8 @@ def exchange(
     change until this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats are
     contiguous 1-D CPU tensors of the group's dtype and length. header: the caller's fields. agreed: more of them, that
     should be the same on all members (headers.py). check gets every member's header by worker_id, with the fields
-    worker_id, units, groups, terms (Partial.meta of each root) added, once all are in and before any sum is used.
-    Exceptions of check pass through, after this worker's own header was sent. sums: receives the result, also the part
+    worker_id, units and groups added, once all are in and before any sum is used; it must not change them. Exceptions
+    of check pass through, after this worker's own header was sent. sums: receives the result, also the part
     that is there if this raises; None: new tensors. again: the same on all members: some may have begun this operation
     before. Then only pieces that a member lacks are sent.
 
@@ -94,38 +81,15 @@ def exchange(
     Disagree when members bring different groups or units. After any exception the ring is unusable, and of the sums
     only what they count as held is defined.
     """
-    metas = [root.meta() for root in roots]
-    if leaves is not None:
-        if len(roots) > 1 or bool(roots) != bool(leaves):
-            raise ValueError("a sum comes with its leaves, and leaves with their one sum")
-        metas = [{**meta, "leaves": list[Json](sorted(leaves))} for meta in metas]
-    arrange = along_tree if leaves is None else by_rank
-    own = [root.flats for root in roots] if merged is None else merged
-    if merged is not None and len(merged) != tensors_of(len(roots), True):
-        raise ValueError("whoever has roots brings one sum")
-    reduction = _Reduction(
-        ring,
-        op,
-        header,
-        agreed or {},
-        own,
-        metas,
-        units,
-        groups,
-        check,
-        arrange,
-        merged is not None,
-        sums,
-        again,
-        cuts,
-        ready,
+    reduction = MeshReduction(
+        ring, op, header, agreed or {}, roots, units, groups, check, leaves, merged, sums, again, cuts, ready
     )
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
 
-class _Reduction:
-    """The ring.Operation of all variants."""
+class MeshReduction:
+    """The ring.Operation of an exchange, with its arguments."""
 
     def __init__(
         self,
@@ -133,20 +97,24 @@ class _Reduction:
         op: int,
         header: dict[str, Json],
         agreed: dict[str, Json],
-        own: Sequence[dict[str, Tensor]],
-        metas: Sequence[dict[str, Json]],
+        own: Sequence[Partial],
         units: int,
         groups: dict[str, int],
         check: Callable[[Headers], None],
-        arrange: Callable[[Sequence[Term], int, Sequence[int]], list[Fold]],
-        merged: bool,
-        sums: Sums | None,
-        again: bool,
-        cuts: tuple[Cut, ...],
-        ready: Callable[[], int] | None,
+        leaves: Sequence[int] | None = None,
+        merged: Sequence[dict[str, Tensor]] | None = None,
+        sums: Sums | None = None,
+        again: bool = False,
+        cuts: tuple[Cut, ...] = (),
+        ready: Callable[[], int] | None = None,
     ) -> None:
         self._ring, self._op, self._units, self._groups = ring, op, units, groups
-        self._check, self._arrange, self._merged, self._again = check, arrange, merged, again
+        self._check, self._native, self._again = check, leaves is not None, again
+        self._merged = merged is not None
+        if leaves is not None and (len(own) > 1 or bool(own) != bool(leaves)):
+            raise ValueError("a sum comes with its leaves, and leaves with their one sum")
+        if merged is not None and len(merged) != tensors_of(len(own), True):
+            raise ValueError("whoever has roots brings one sum")
         if taken := (set(header) | set(agreed)) & set(_OURS):
             raise ValueError(f"header fields {sorted(taken)} are set by the exchange")
         if units < 1 or op < 0 or set(groups) - set(DTYPES):
@@ -154,19 +122,21 @@ class _Reduction:
         if sums is None:
             sums = Sums({group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()})
         self._out = _checked(sums.out, groups, "out")
-        terms = [_checked(flats, groups, "root") for flats in own]
+        terms = [_checked(flats, groups, "root") for flats in merged or [partial.flats for partial in own]]
         self._sums = SliceSums(
             ring, op, terms, self._out, sums.held, piece_bytes=PIECE_BYTES, again=again, cuts=cuts, ready=ready
         )
-        self._terms: list[Term] = []
-        self._folds: list[Fold] = []
+        self.brought: list[tuple[int, int]] = []
+        """(rank, number among its own) of each tensor, in rank order, once all headers are there."""
+        self.folds: Sequence[Fold] = ()
+        """Over these tensors."""
+        self._meta_folds: Sequence[Fold] = ()
         self.headers: Headers = {}
-        fields: dict[str, Json] = {**header, "worker_id": ring.me, "terms": list(metas)}
+        fields: dict[str, Json] = {**header, "worker_id": ring.me}
         if again:
             fields["held"] = list[Json](self._sums.held)
         agreed = {**agreed, "units": units, "groups": dict[str, Json](groups)}
-        self._words = HeaderExchange(ring, op, agreed, fields, self._sums.release)
-        self._own_terms = [parse_term(meta) for meta in as_list(self._words.own["terms"])]
+        self._words = HeaderExchange(ring, op, agreed, fields, own, leaves, self._sums.release)
         self._words.begin()
         if not again:  # else the headers say from which piece on
             self._sums.open([0] * len(self._sums.counts), self._words.uninformed)
@@ -193,8 +163,8 @@ class _Reduction:
 
     def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
         if frame.kind is FrameKind.HEADER:
-            for worker, agrees, fields in self._words.take(peer, payload):
-                self._take_header(worker, agrees, fields)
+            for worker, agrees, said in self._words.take(peer, payload):
+                self._take_header(worker, agrees, said)
         elif not self._words.disagree:
             self._sums.complete(peer, frame)
 
@@ -213,27 +183,29 @@ class _Reduction:
 
     # --------------------------------------------------------------------------------------------- headers
 
-    def _take_header(self, peer: str, like_us: bool, fields: dict[str, Json]) -> None:
+    def _take_header(self, peer: str, like_us: bool, said: Said) -> None:
         """Raises LinkError."""
-        source = self._sums.sources[peer]
-        try:
-            terms = [parse_term(meta) for meta in as_list(fields["terms"])]
-            held = as_counts(fields["held"]) if self._again and like_us else source.held
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise LinkError(f"{peer} sent a malformed header: {error}") from error
-        if like_us and len(terms) > self._units:
-            raise LinkError(f"{peer} brings {len(terms)} terms for {self._units} units")
-        if len(held) != len(self._sums.counts) or not all(
-            0 <= count <= pieces for count, pieces in zip(held, self._sums.counts, strict=True)
-        ):
-            raise LinkError(f"{peer} says that it holds {held} pieces")
-        source.terms, source.like_us, source.held = terms, like_us, held
-        source.brings = tensors_of(len(terms), self._merged)
+        source, terms = self._sums.sources[peer], len(said.terms)
+        if like_us and terms > self._units:
+            raise LinkError(f"{peer} brings {terms} terms for {self._units} units")
+        if self._again and like_us:
+            source.held = self._read_held(peer, said.fields)
+        source.terms, source.like_us = tensors_of(terms, self._merged), like_us
         if like_us and not self._again:
             self._sums.expect_terms(peer)
 
+    def _read_held(self, peer: str, fields: dict[str, Json]) -> list[int]:
+        counts = self._sums.counts
+        try:
+            held = as_counts(fields["held"])
+        except (TypeError, KeyError) as error:
+            raise LinkError(f"{peer} sent a malformed header: {error}") from error
+        if len(held) != len(counts) or not all(0 <= of <= most for of, most in zip(held, counts, strict=True)):
+            raise LinkError(f"{peer} says that it holds {held} pieces")
+        return held
+
     def _begin_sum(self) -> None:
-        ring, nodes = self._ring, self._sums.node_of
+        ring, said = self._ring, self._words.said
         self._check(self.headers)
         for name, ours in (("groups", self._groups), ("units", self._units)):
             values = {worker: header[name] for worker, header in self.headers.items()}
@@ -241,23 +213,32 @@ class _Reduction:
                 raise Disagree(f"the workers bring different {name} to operation {self._op}: {values}")
         if self._words.disagree:
             raise Disagree(f"the workers do not agree about operation {self._op}: {self.headers}")
-        places: list[tuple[str, int]] = []
-        term_nodes = []
-        for node, worker in zip(nodes, ring.members, strict=True):
-            brought = self._own_terms if worker == ring.me else self._sums.sources[worker].terms
-            self._terms += brought
-            places += [(worker, index) for index in range(tensors_of(len(brought), self._merged))]
-            term_nodes += [node] * len(brought)
+        counts, node_of = [len(said[rank].terms) for rank in range(ring.world_size)], self._sums.node_of
+        nodes = [node_of[rank] for rank, count in enumerate(counts) for _ in range(count)]
         try:
-            self._folds = self._arrange(self._terms, self._units, term_nodes)
+            self._meta_folds = fold_terms(self._terms(), self._units, nodes, self._native)
         except ValueError as error:
             raise RingBroken(f"operation {self._op} of generation {ring.generation}: {error}") from error
-        of_places = [nodes[ring.members.index(worker)] for worker, _ in places]
-        self._sums.begin(places, in_turn(of_places) if self._merged else self._folds)
+        self.brought = [
+            (rank, number) for rank, count in enumerate(counts) for number in range(tensors_of(count, self._merged))
+        ]
+        self.folds = self._meta_folds
+        if self._merged:
+            self.folds = in_turn(tuple(node_of[rank] for rank, _ in self.brought))
+        self._sums.begin([(ring.members[rank], number) for rank, number in self.brought], self.folds)
+
+    def _terms(self) -> list[Term]:
+        return [term for rank in range(self._ring.world_size) for term in self._words.said[rank].terms]
 
     def result(self) -> Partial:
         """The sum of all terms, once the operation is complete."""
-        return replace(add_metas(self._terms, self._folds), lo=0, hi=self._units, flats=self._out)
+        terms, numbers = self._terms(), []
+        for rank in range(self._ring.world_size):
+            begin, of_member = 0, self._words.numbers[rank]
+            for term in self._words.said[rank].terms:
+                numbers.append(of_member[begin : begin + term.numbers])
+                begin += term.numbers
+        return replace(add_metas(terms, numbers, self._meta_folds), lo=0, hi=self._units, flats=self._out)
 
 
 def _checked(flats: dict[str, Tensor], groups: dict[str, int], what: str) -> dict[str, Tensor]:

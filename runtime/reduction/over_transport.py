@@ -21,24 +21,9 @@ from torch import Tensor
 
 from elastic.errors import Disagree
 from runtime.reduction.headers import Headers
-from runtime.reduction.over_mesh import exchange
+from runtime.reduction.over_mesh import MeshReduction
 from runtime.reduction.partial_sum import Json, Partial, nothing_of
-from runtime.reduction.schedule import (
-    DTYPES,
-    Cut,
-    Fold,
-    ScheduledPiece,
-    Term,
-    add,
-    along_tree,
-    as_list,
-    by_rank,
-    in_turn,
-    parse_term,
-    pieces,
-    tensors_of,
-    whole,
-)
+from runtime.reduction.schedule import DTYPES, Cut, Fold, ScheduledPiece, add, pieces, whole
 from runtime.reduction.topology import Topology, divide, topology
 from runtime.ring.ring import Ring
 from runtime.ring.transport import Transport
@@ -75,34 +60,33 @@ def exchange_over(
     """
     own = [root.flats for root in roots] if merged is None else merged
     flats = [_checked(each, groups, out) for each in own]
-    headers, summed = exchange(
+    mesh = MeshReduction(
         ring,
-        op=op,
-        header=header,
-        agreed={**(agreed or {}), _BULK: dict(groups)},
-        roots=[replace(root, flats={}) for root in roots],
-        units=units,
-        groups={},
-        check=_checking(check, groups, op),
-        leaves=leaves,
-        merged=None if merged is None else [{} for _ in merged],
+        op,
+        header,
+        {**(agreed or {}), _BULK: dict(groups)},
+        [replace(root, flats={}) for root in roots],
+        units,
+        {},
+        _checking(check, groups, op),
+        leaves,
+        None if merged is None else [{} for _ in merged],
     )
-    if merged is not None and transport.adds:
-        with transport.attempt():
+    ring.run(mesh)
+    with transport.attempt():
+        if merged is not None and transport.adds:
             for number, cut in enumerate(cuts or whole(out)):
                 wait_for(number)
                 parts = [out[group][lo:hi] for group, lo, hi in cut]
                 for part, (group, lo, hi) in zip(parts, cut, strict=True):
                     part.copy_(flats[0][group][lo:hi]) if flats else part.fill_(nothing_of(part.dtype))
                 transport.add_up(parts)
-        return headers, replace(summed, flats=out)
-    arrange = along_tree if leaves is None else by_rank
-    mover = _Mover(ring, headers, units, arrange, flats, cuts or whole(out), out, merged is not None)
-    with transport.attempt():
-        for (number, _), round_of in groupby(mover.pieces, lambda piece: (piece.cut, piece.number)):
-            wait_for(number)
-            mover.round(transport, list(round_of))
-    return headers, replace(summed, flats=out)
+        else:
+            mover = _Mover(ring, mesh.brought, mesh.folds, flats, cuts or whole(out), out)
+            for (number, _), round_of in groupby(mover.pieces, lambda piece: (piece.cut, piece.number)):
+                wait_for(number)
+                mover.round(transport, list(round_of))
+    return mesh.headers, replace(mesh.result(), flats=out)
 
 
 def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
@@ -121,24 +105,18 @@ class _Mover:
     def __init__(
         self,
         ring: Ring,
-        headers: Headers,
-        units: int,
-        arrange: Callable[[Sequence[Term], int, Sequence[int]], list[Fold]],
+        brought: Sequence[tuple[int, int]],
+        folds: Sequence[Fold],
         own: Sequence[dict[str, Tensor]],
         cuts: tuple[Cut, ...],
         out: dict[str, Tensor],
-        merged: bool,
     ) -> None:
         self._ring, self._own, self._out = ring, own, out
         self._topology = topology(ring.hosts)
         self._node = self._topology.node_of[ring.rank]
-        terms = [as_list(header["terms"]) for header in headers.values()]
-        self._brought = [
-            (rank, index) for rank, metas in enumerate(terms) for index in range(tensors_of(len(metas), merged))
-        ]
+        self._brought = brought
         nodes = [self._topology.node_of[rank] for rank, _ in self._brought]
         adds = [len(ranks) > 1 for ranks in self._topology.ranks]
-        folds = in_turn(nodes) if merged else arrange([parse_term(m) for metas in terms for m in metas], units, nodes)
         division = divide(folds, nodes, adds)
         self._nodes, self._folds_at_owner = division.nodes, division.at_owner(self._node)
         self._counts = [sum(rank == holder for holder, _ in self._brought) for rank in range(ring.world_size)]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from elastic.protocol.reduction_tree import Node, parent, split
-from runtime.reduction.unpacked_leaf import Loose
+from runtime.reduction.leaves.unpacked_leaf import Loose
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Scalars: TypeAlias = dict[str, tuple[str, float, float]]
@@ -139,3 +139,45 @@ def total(partials: Sequence[Partial]) -> Partial:
             add_into(flat, other.flats[group], flat)
         result = Partial(first.lo, other.hi, flats, *fold_meta(result, other))
     return result
+
+
+def parse_partial(meta: Json) -> Partial:
+    """Parse what Partial.meta() has made. Raises ValueError, TypeError, KeyError or OverflowError for anything else."""
+    if not isinstance(meta, dict):
+        raise TypeError("a partial sum is no object")
+    lo, hi = as_counts(meta["node"])
+    raw = meta["scalars"]
+    if not isinstance(raw, dict):
+        raise TypeError("scalars are no object")
+    scalars: Scalars = {}
+    for name, value in raw.items():
+        kind, total, weight = as_list(value)
+        scalars[name] = (str(kind), _float(total), _float(weight))
+    has_grad, nonfinite = (int(str(meta.get(name, "0")), 16) for name in ("has_grad", "nonfinite"))
+    if "has_grad" not in meta or has_grad < 0 or nonfinite < 0:
+        raise ValueError("has_grad or nonfinite is no set of bits")
+    return Partial(lo, hi, {}, has_grad, _float(meta["weight"]), scalars, meta["note"], nonfinite)
+
+
+def as_list(value: Json) -> list[Json]:
+    """The value if it is a list; else raises TypeError."""
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:40]} is no list")
+    return value
+
+
+def as_counts(value: Json) -> list[int]:
+    """The value if it is a list of integers; else raises TypeError."""
+    return list(map(_int, as_list(value)))
+
+
+def _int(value: Json) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{str(value)[:40]} is no integer")
+    return value
+
+
+def _float(value: Json) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{str(value)[:40]} is no number")
+    return float(value)

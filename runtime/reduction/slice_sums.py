@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runtime.reduction import lanes
 from runtime.reduction.lanes import Lane, LeavingPiece
-from runtime.reduction.schedule import DTYPES, Cut, Fold, ScheduledPiece, Term, add, pieces, whole
+from runtime.reduction.schedule import DTYPES, Cut, Fold, ScheduledPiece, add, pieces, whole
 from runtime.reduction.topology import divide, topology
 from runtime.ring.frames import Frame, FrameKind, LinkError, Payload
 from runtime.ring.ring import Ring
@@ -31,9 +31,8 @@ from runtime.ring.ring import Ring
 class Source:
     """What one peer brings to an operation, and what has come of it."""
 
-    terms: Sequence[Term] = ()
-    brings: int = 0
-    """How many tensors of each group it sends: one for each term, or the sum of all."""
+    terms: int = 0
+    """How many tensors of each group it sends."""
     like_us: bool = False
     """Whether its header is there, and agrees with this member's."""
     held: Sequence[int] = ()
@@ -79,7 +78,8 @@ class SliceSums:
         self._held = held
         if not again:
             held.clear()
-        self.sources = {peer: Source(held=[0] * slices) for peer in ring.links}
+        nothing = (0,) * slices
+        self.sources = {peer: Source(held=nothing) for peer in ring.links}
         self._owned, self._relayed = Lane((), 0), Lane((), 0)
         self._rooms: list[LeavingPiece] = []
         self._places: Sequence[tuple[str, int]] = ()
@@ -151,7 +151,7 @@ class SliceSums:
 
     def expect_terms(self, peer: str) -> None:
         """Make memory for the terms of a peer that sends them to this member, as far as its own header tells."""
-        terms = self.sources[peer].brings
+        terms = self.sources[peer].terms
         if not terms or not self._pieces:
             return
         node = self._topology.node_of[self._ranks[peer]]

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from runtime.ring import tcp_liveness
 
 _HEAD = struct.Struct("<4sB3xIIQQQ")
-_MAGIC = b"ERF1"
+_MAGIC = b"ERF2"
 _BATCH_BYTES = 1 << 20
 _BATCH_FRAMES = 8
 
@@ -28,7 +28,7 @@ class FrameKind(IntEnum):
     """The content of a frame."""
 
     HEADER = 1
-    """JSON: the sender's contribution to an operation; its first frame of that operation."""
+    """What members bring to an operation, see reduction/headers.py; the first frame of it between some members."""
     SCATTER = 2
     """One piece of one term (root) of the sender, for the receiver's slice."""
     GATHER = 3

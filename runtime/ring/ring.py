@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from elastic.errors import BuildFailed, GenerationEnded, LinkSilent, RingBroken
 from runtime.ring.dialer import Dial
@@ -104,6 +104,8 @@ class Ring:
         self._broken = False
         self._acknowledged = dict.fromkeys(self.links, -1)
         self._scratch: dict[str, bytearray] = {}
+        self.said: dict[int, Any] = {}
+        """By rank: what the headers of the last operation said. Kept for reduction/headers.py, by members alike."""
         self.transport: Transport | None = None
         """What carries the tensors of reductions; None: this mesh does. Set before any other thread has the ring."""
         self.because = ""
@@ -155,6 +157,7 @@ class Ring:
             self.transport.close()
         with self._using:
             self._scratch.clear()
+            self.said.clear()
         known: tuple[str, ...] = ()
         while not self._closed and len(known) < len(self.links):
             if len(closed := self.closed_by_peers()) > len(known):
@@ -176,6 +179,7 @@ class Ring:
                 link.close()
             os.close(self._wake)
             self._scratch.clear()
+            self.said.clear()
 
     def scratch(self, name: str, size: int) -> memoryview:
         """At least ``size`` bytes of memory, reused by the next operation under the same name."""

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 
 from elastic.protocol.messages import Generation, Member
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import DTYPES, parse_term
+from runtime.reduction.partial_sum import Json, Partial, parse_partial
+from runtime.reduction.schedule import DTYPES
 from runtime.ring.ring import Peer
 from runtime.ring.tls import PLAIN, TlsContexts
 from runtime.session import Copy, JoinMeta, Op, OpKind
@@ -184,7 +184,7 @@ def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Part
             raise CopyFailed(f"group {name!r} of a result has {blob.numel()} bytes for {str(size)[:40]} elements")
         flats[name] = blob.view(dtype)
     with _well_formed("result"):
-        return replace(parse_term(meta).meta, flats=flats)
+        return replace(parse_partial(meta), flats=flats)
 
 
 def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[LoggedResult]:

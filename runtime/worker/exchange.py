@@ -303,8 +303,9 @@ def _again(record: Generation | None, number: int) -> bool:
 
 def _check_agreement(headers: dict[str, dict[str, Json]], leader: str, op: Op) -> None:
     """Raise LeftAlone, LeaderOnly or Disagree if workers did different things, or drifted apart."""
-    ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
-    if len(set(ops.values())) > 1:
+    about = headers[leader]["about"]
+    if any(header["about"] != about for header in headers.values()):
+        ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
         raise checks.disagreement(ops, leader)
     fingerprints = {w: cast(dict[str, str], header["fingerprint"]) for w, header in headers.items()}
     first = fingerprints[leader]

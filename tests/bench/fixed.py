@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.fixed_point.conversion import compiled, decode, encode
 from runtime.fixed_point.exponents import FALL, INT32, INT64, Range, exponents
-from runtime.reduction.fixed_leaves import BLOCK
+from runtime.reduction.leaves.fixed_leaves import BLOCK
 
 ELEMENTS = 1 << 18
 TIMED_ELEMENTS = 1 << 21

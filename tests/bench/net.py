@@ -36,8 +36,8 @@ from elastic.protocol.shard_assignment import owned, slack_percent
 from runtime.fixed_point.conversion import decode, encode
 from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction.early_sums import EarlySums
-from runtime.reduction.fixed_leaves import BLOCK
 from runtime.reduction.gradient_harvest import Harvest
+from runtime.reduction.leaves.fixed_leaves import BLOCK
 from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.reduction.schedule import DTYPES

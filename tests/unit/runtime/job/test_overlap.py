@@ -1,4 +1,4 @@
-"""Gradients that are sent while backward goes on: what was sent is what the shard has, or is found to be something else."""
+"""Gradients that are sent while backward goes on: what was sent is what the shard has, or is found to be another."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from elastic.errors import Disagree, RingBroken
 from elastic.protocol.reduction_tree import Node, split
-from runtime.reduction import over_mesh
+from runtime.reduction import entries, over_mesh
 from runtime.reduction.dissemination import encode
-from runtime.reduction.headers import Headers, digest
+from runtime.reduction.entries import Said
+from runtime.reduction.headers import Headers
 from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Json, Partial, fold, total
 from runtime.reduction.schedule import ALIGN, DTYPES, Cut, pieces
@@ -108,10 +109,12 @@ def run(
     return everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
 
 
-def words(fields: Json, units: int, groups: dict[str, int]) -> bytes:
-    """The header of one member of two, as it is sent."""
+def words(
+    fields: dict[str, Json], units: int, groups: dict[str, int], roots: Sequence[Partial] = (), last: Said | None = None
+) -> bytes:
+    """The message of one member of two, as it is sent."""
     agreed = json.dumps({"units": units, "groups": groups}, separators=(",", ":")).encode()
-    return encode([json.dumps([digest(agreed), fields]).encode()])
+    return encode([entries.encode(entries.digest(agreed), fields, roots, None, last)])
 
 
 def cut_of(lengths: dict[str, int]) -> tuple[Cut, ...]:
@@ -173,7 +176,6 @@ def test_full_size_pieces_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 def test_everybody_holds_everybodys_header_before_the_check() -> None:
     def check(headers: Headers) -> None:
         assert {worker: header["rank"] for worker, header in headers.items()} == {"w0": 0, "w1": 1, "w2": 2}
-        assert [header["terms"] == [] for header in headers.values()] == [False, False, True]
 
     with rings(3) as built:
         assert all(list(headers) == ["w0", "w1", "w2"] for headers, _ in run(built, [0, 1], {}, check=check))
@@ -274,7 +276,7 @@ def test_a_peer_lost_in_the_middle_of_the_data_is_named() -> None:
     with rings(2) as built:
         future = ThreadPoolExecutor(1).submit(run, built[:1], [0, 1], {"float32": 100_000})
         link = built[1].links["w0"]
-        header = words({"worker_id": "w1", "terms": [leaf(1, {}).meta()]}, 2, {"float32": 100_000})
+        header = words({"worker_id": "w1"}, 2, {"float32": 100_000}, [leaf(1, {})])
         link.send(Frame(FrameKind.HEADER, 1, 0, len(header)), header)
         link.send(Frame(FrameKind.SCATTER, 1, 0, 512), bytes(512))
         link.flush()
@@ -462,7 +464,7 @@ def test_a_member_that_holds_what_cannot_be_breaks_the_ring(held: Json) -> None:
                     again=True,
                 )
 
-        body = words({"worker_id": "w1", "terms": [], "held": held}, 2, {"float32": 10})
+        body = words({"worker_id": "w1", "held": held}, 2, {"float32": 10})
         link = other.links["w0"]
         link.send(Frame(FrameKind.HEADER, 1, 0, len(body)), body)
         link.flush()

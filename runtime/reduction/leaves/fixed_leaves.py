@@ -21,7 +21,7 @@ from torch import Tensor
 from runtime.fixed_point.conversion import NONFINITE, decode, encode
 from runtime.fixed_point.exponents import INT32, INT64, BlockExponents, Range, exponents, overflowed
 from runtime.reduction.flat_pool import Flats
-from runtime.reduction.layout import FlatGroup
+from runtime.reduction.leaves.layout import FlatGroup
 from runtime.reduction.partial_sum import Partial
 
 BLOCK = 256

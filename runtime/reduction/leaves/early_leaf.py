@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from runtime.reduction.early_sums import EarlySums, cuts_of
-from runtime.reduction.fixed_leaves import FixedPoint
 from runtime.reduction.flat_pool import Flats
-from runtime.reduction.layout import FlatGroup
+from runtime.reduction.leaves.fixed_leaves import FixedPoint
+from runtime.reduction.leaves.layout import FlatGroup
 from runtime.reduction.schedule import Cut
 
 
