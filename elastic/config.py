@@ -603,15 +603,12 @@ def _converted(value: object, type_name: str) -> object:
             return value
         case "tuple[str, ...]", list() if all(isinstance(word, str) for word in value):
             return tuple(value)
-        case "Reduction", str() if value in list(Reduction):
-            return Reduction(value)
-        case "RingKind", str() if value in list(RingKind):
-            return RingKind(value)
-        case "Stragglers", str() if value in list(Stragglers):
-            return Stragglers(value)
+        case _, str() if value in list(_CHOICES.get(type_name, ())):
+            return _CHOICES[type_name](value)
     raise ValueError(_WANTED[type_name])
 
 
+_CHOICES: dict[str, type[StrEnum]] = {kind.__name__: kind for kind in (Overlap, Reduction, RingKind, Stragglers)}
 _WANTED = {
     "bool": "true or false",
     "float": "a number of seconds",
@@ -619,7 +616,5 @@ _WANTED = {
     "int | None": "a whole number of at most 15 digits",
     "str": "a string",
     "tuple[str, ...]": "a list of strings",
-    "Reduction": " or ".join(repr(str(kind)) for kind in Reduction),
-    "RingKind": " or ".join(repr(str(kind)) for kind in RingKind),
-    "Stragglers": " or ".join(repr(str(policy)) for policy in Stragglers),
+    **{name: " or ".join(repr(str(choice)) for choice in kind) for name, kind in _CHOICES.items()},
 }
