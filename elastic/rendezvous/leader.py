@@ -50,6 +50,10 @@ TICK_S = 0.05
 FAREWELL_S = 5.0
 """Seconds for which the leader of an ended job waits until its agents have heard of the end."""
 
+LOOK_S = 10e-6
+"""Seconds for each worker between two looks at the group's deadlines, because each look is one at all silent agents:
+while thousands of them find a new leader one by one, it would do little else. A tick is late by no more than that."""
+
 MAILBOX_LIMIT = 65_536
 
 T = TypeVar("T")
@@ -101,6 +105,10 @@ class JobLeader:
         self._deposed: asyncio.Future[SteppedDown] = asyncio.get_running_loop().create_future()
         """Kept apart from the mailbox, which may be full, and whose content does not matter any more."""
         self._last_tick_s = -math.inf
+        self._due_s = math.inf
+        """When the group wants its next tick, as of the last look."""
+        self._look_s = -math.inf
+        """When to look again, at the earliest."""
         self._letter: asyncio.Task[membership.Event] | None = None
 
     # ------------------------------------------------------------------------------------------- the owner
@@ -149,16 +157,24 @@ class JobLeader:
 
     async def _next(self) -> list[membership.Event]:
         """The next events, or a tick if a deadline is over or this replica is deposed."""
-        due_s = max(membership.deadline_s(self.group), self._last_tick_s + TICK_S)
         if self._letter is None:
             self._letter = asyncio.create_task(self._mailbox.get())
-        wait_s = None if math.isinf(due_s) else max(0.0, due_s - time.monotonic())
         awaited: list[asyncio.Future[Any]] = [self._letter, self._deposed]
-        await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        # Due ticks come first: a mailbox that never empties must not hold up a deadline.
-        if time.monotonic() >= due_s or not self._letter.done():
-            self._last_tick_s = time.monotonic()
-            return [GroupTick()]
+        done: set[asyncio.Future[Any]] = set()
+        changed = True
+        while not done:
+            now_s = time.monotonic()
+            if changed and now_s >= self._look_s:
+                self._due_s = max(membership.deadline_s(self.group), self._last_tick_s + TICK_S)
+                self._look_s = now_s + LOOK_S * len(self.group.workers)
+                changed = False
+            wake_s = min(self._due_s, self._look_s) if changed else self._due_s
+            wait_s = None if math.isinf(wake_s) else max(0.0, wake_s - time.monotonic())
+            done, _ = await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            # Due ticks come first: a mailbox that never empties must not hold up a deadline.
+            if (now_s := time.monotonic()) >= self._due_s or self._deposed in done:
+                self._last_tick_s, self._due_s, self._look_s = now_s, math.inf, -math.inf
+                return [GroupTick()]
         letters: list[membership.Event] = [self._letter.result()]
         self._letter = None
         while len(letters) < letters_at_once(len(self.group.workers)) and not self._mailbox.empty():

@@ -84,7 +84,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     for worker in wanted[: max(0, g.wanted_workers - len(settled))]:
         # Seniority counts from the admission: a newcomer that came early and was ready late must not become the donor.
         member = replace(g.workers[worker].member, seniority=g.take_seniority())
-        g.workers[worker] = replace(g.workers[worker], member=member)
+        g.workers[worker] = g.workers[worker]._replace(member=member)
         members.append(member)
     listed = {m.worker_id for m in members}
     if (early := _leaves_early(g, running, listed)) is not None:  # even if the list stays: an older one may be void
@@ -243,8 +243,7 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
     if not seen.entered:
         g.given_up.pop(word.worker_id, None)
     running = g.running
-    g.workers[word.worker_id] = replace(
-        heard_inside(g, word.worker_id, word.generation),
+    g.workers[word.worker_id] = heard_inside(g, word.worker_id, word.generation)._replace(
         reduced=max(seen.reduced, word.reduced),
         applied=max(seen.applied, word.applied),
         phase=word.phase,
@@ -282,7 +281,7 @@ def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
         because = f"admitted, and then no answer and no byte for {patience_s:.0f} s; it last said: {seen.phase}"
         do.append(Note("newcomer_stuck", {"worker_id": worker, "because": because}))
         do.append(Tell((worker,), Kill(g.term, worker)))
-        g.workers[worker] = replace(seen, moved_s=now_s)
+        g.workers[worker] = seen._replace(moved_s=now_s)
         if g.running is not None and worker not in g.running.ids:
             move_on(g, worker, Stage.REFUSED)
             g.turned_away.add(worker)

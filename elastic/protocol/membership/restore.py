@@ -171,7 +171,7 @@ def founders(g: Group, present: Iterable[WorkerView]) -> tuple[Member, ...]:
         for rank, seen in enumerate(ordered)
     )
     for member in members:
-        g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)
+        g.workers[member.worker_id] = g.workers[member.worker_id]._replace(member=member)
     return members
 
 

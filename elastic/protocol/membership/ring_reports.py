@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, State
@@ -22,10 +20,10 @@ def heard_of_ring(
     match word:
         case RingUp():
             if record is g.base or seen.entered == record.number:
-                g.workers[word.worker_id] = replace(seen, ring=RingState.LIVE)
+                g.workers[word.worker_id] = seen._replace(ring=RingState.LIVE)
             end_rebuilding(g, now_s, do)
         case RingBrokenReport(_, number, because):
-            g.workers[word.worker_id] = replace(seen, ring=RingState.ABORTED)
+            g.workers[word.worker_id] = seen._replace(ring=RingState.ABORTED)
             if g.state is State.CLOSING:
                 close_rest(g, now_s, do)
             elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING):

@@ -30,10 +30,11 @@ HOLD_OFF = 20
 
 
 def compare(g: Group, now_s: float, do: list[Action]) -> None:
-    """After a member's word, at most once in beat_s: name stragglers, and change one thing if that pays."""
-    if g.spec.stragglers is Stragglers.IGNORE or now_s < g.compared_s + g.spec.timing.beat_s:
+    """After a member's word, at most once between two beats of an agent: name stragglers, and change one thing if that
+    pays."""
+    if g.spec.stragglers is Stragglers.IGNORE or now_s < g.compare_s:
         return
-    g.compared_s = now_s
+    g.compare_s = now_s + g.timing.beat_s
     running = g.running
     if g.state is not State.RUNNING or running is None or not running.ids:
         g.slow_since_s, g.uneven_since_s = {}, math.inf

@@ -34,7 +34,7 @@ _AWAY = (Stage.REFUSED, Stage.FINISHED, Stage.LEFT, Stage.EXPELLED, Stage.KILLED
 
 def move_on(g: Group, worker: str, stage: Stage, **also: Any) -> None:
     """Change a worker's stage by the leader's decision. also: other fields of its view. AssertionError: not in ARCS."""
-    g.workers[worker] = replace(g.workers[worker], stage=stage, **also)
+    g.workers[worker] = g.workers[worker]._replace(stage=stage, **also)
 
 
 def heard_to_be(g: Group, worker: str, stage: Stage) -> None:
@@ -147,7 +147,7 @@ def give_home(g: Group, worker: str, do: list[Action]) -> None:
         gone = {*g.dead, *g.given_up, *g.drains, *g.workers.at(*_AWAY)}
         taken = {other.member.home for name, other in g.workers.items() if name not in gone}
         home = next(number for number in itertools.count() if number not in taken)
-        g.workers[worker] = replace(seen, member=replace(seen.member, home=home))
+        g.workers[worker] = seen._replace(member=replace(seen.member, home=home))
     do.append(Tell((worker,), Home(g.term, worker, home)))
 
 

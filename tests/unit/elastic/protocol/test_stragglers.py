@@ -333,11 +333,16 @@ def test_a_straggler_is_demoted_where_one_more_than_the_least_are_left_without_i
 def test_members_are_compared_once_in_a_beat() -> None:
     job = Job()
     job.train(1.0, **EVEN)
-    compared_s = job.group.compared_s
-    for later_s, again in ((0.5, False), (1.0, True)):
-        job.now_s = compared_s + later_s * job.spec.timing.beat_s
+    beat_s, compare_s = job.spec.timing.beat_s, job.group.compare_s
+    for later_s, again in ((-0.5, False), (0.0, True)):
+        job.now_s = compare_s + later_s * beat_s
         job.feed(Progress("n.0.0", 1, job.op, job.op, "step"))
-        assert job.group.compared_s == (job.now_s if again else compared_s)
+        assert job.group.compare_s == (job.now_s + beat_s if again else compare_s)
+    job.group.spec = replace(job.group.spec, max_workers=5000)  # of 5000 agents each speaks rarely
+    job.group.slots, job.group.size, job.now_s = {"n": 1}, 5000, job.group.compare_s
+    job.feed(Progress("n.0.0", 1, job.op, job.op, "step"))
+    assert job.group.compare_s == job.now_s + job.group.timing.beat_s
+    assert job.group.timing.beat_s > 4 * beat_s
 
 
 def test_a_slot_is_not_demoted_again_and_again() -> None:
