@@ -18,5 +18,5 @@ In this list, each package imports only those above it, and of `elastic` no pack
     ddp/            scripts that were written for torchrun and DistributedDataParallel, unchanged
     restart/        any script for torchrun, started again in each generation
     forkserver/     the process from which workers are forked
-    launched.py     a worker of elastic.launch()
+    launched.py     a worker of elastic.launch(), or on Ray or Spark
 """
