@@ -17,7 +17,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -153,6 +153,9 @@ bench-nodes: setup ## measure what a node costs that dies, falls silent or comes
 
 bench-net: setup ## measure bytes and steps between machines behind narrow cables (network namespaces, root) against torch DDP
 	$(PY) -m tests.bench.net
+
+bench-fixed: setup ## measure what --reduction fixed costs, and how close it comes to the sum in float64: a minute
+	$(PY) -m tests.bench.fixed
 
 bench-scale: setup ## measure a leader with 100 to 5000 agents, and the membership machine with 100,000 members
 	$(PY) -m tests.bench.scale
