@@ -20,7 +20,7 @@ import grpc
 from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.errors import NotAdmitted
-from elastic.protocol.messages import Order, Progress, Word
+from elastic.protocol.messages import Order, Progress, Report, RingUp, Word
 from elastic.records.files import read_token
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options, speak
@@ -99,6 +99,8 @@ class LeaderSession:
         self._beats = 0
         self._spoke = False
         self._progress: dict[str, Progress] = {}
+        self._rings: dict[str, RingUp] = {}
+        self._infers_rings = False
         self._journal = journal
         self._events = events
         self._standing = standing
@@ -116,24 +118,40 @@ class LeaderSession:
     def say(self, word: Word) -> None:
         """Say a word to the present leader, if there is one, and to every later leader while the word stays true.
 
-        If beats are rare, so are Progress words: the newest of each worker goes with the next beat.
+        If beats are rare, so are Progress and RingUp: the newest of each worker goes with the next beat. Any other word
+        sends them first, but a Report, which makes a RingUp untrue, and to which no Progress adds anything.
         """
         self._standing.heard(word)
-        if isinstance(word, Progress) and self._beat_every > 1:
-            self._progress[word.worker_id] = word
-            return
-        if (before := self._progress.pop(getattr(word, "worker_id", ""), None)) is not None:
-            self._put(pb.AgentWord(word=codec.word_to_wire(before)))
-        self._put(pb.AgentWord(word=codec.word_to_wire(word)))
+        worker_id = getattr(word, "worker_id", "")
+        if self._beat_every > 1:
+            match word:
+                case Progress():
+                    self._progress[worker_id] = word
+                    return
+                case RingUp():
+                    self._rings[worker_id] = word
+                    return
+                case Report():
+                    self._rings.pop(worker_id, None)
+                    self._put_word(word)
+                    return
+        for held in (self._rings.pop(worker_id, None), self._progress.pop(worker_id, None)):
+            if held is not None:
+                self._put_word(held)
+        self._put_word(word)
 
     def beat(self) -> None:
         """To be called every beat_s. An agent of a large job sends only some of these beats, as its leader expects."""
         self._beats += 1
         if self._beats % self._beat_every:
             return
+        for ring in self._rings.values():
+            said = self._progress.get(ring.worker_id)
+            if not (self._infers_rings and said and said.generation == ring.generation and self._standing.shows(said)):
+                self._put_word(ring)
         for word in self._progress.values():
-            self._put(pb.AgentWord(word=codec.word_to_wire(word)))
-        self._progress = {}
+            self._put_word(word)
+        self._rings, self._progress = {}, {}
         if not self._spoke:  # each word is a sign of life
             self._put(pb.AgentWord(beat=pb.Beat()))
         self._spoke = False
@@ -183,6 +201,9 @@ class LeaderSession:
         """Number of beat_s between two beats that the leader expects. 0: an older leader, which does not say it."""
         return max(1, int(beat_ms / 1000 / self._spec.timing.beat_s)) if beat_ms else self._beat_every
 
+    def _put_word(self, word: Word) -> None:
+        self._put(pb.AgentWord(word=codec.word_to_wire(word)))
+
     def _put(self, word: pb.AgentWord) -> None:
         if self._outbox is not None:
             self._outbox.put_nowait(word)
@@ -200,6 +221,7 @@ class LeaderSession:
                     match order.WhichOneof("content"):
                         case "welcome":
                             self._beat_every = self._beats_in(order.welcome.beat_ms)
+                            self._infers_rings = order.welcome.infers_rings
                             if speaking is None:
                                 self._welcome(order.welcome.term, outbox)
                                 speaking = asyncio.create_task(speak(call, outbox))

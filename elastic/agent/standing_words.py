@@ -130,6 +130,11 @@ class StandingWords:
         for number in sorted(self._records)[:-RECORDS_KEPT]:
             del self._records[number]
 
+    def shows(self, word: Progress) -> bool:
+        """Whether a worker's word shows that the ring of its generation is up: an operation was completed in it."""
+        record = self._records.get(word.generation)
+        return record is not None and record.kind is not Kind.PLANNED and word.reduced > record.plan.op
+
     @property
     def newest(self) -> int:
         """The highest generation that workers of this agent may have entered, or 0."""

@@ -330,7 +330,8 @@ class JobLeader:
             self._depose(because)
 
     def _welcome(self) -> pb.LeaderOrder:
-        return pb.LeaderOrder(welcome=pb.Welcome(term=self.term, beat_ms=round(1000 * self._vigil.beat_s)))
+        beat_ms = round(1000 * self._vigil.beat_s)
+        return pb.LeaderOrder(welcome=pb.Welcome(term=self.term, beat_ms=beat_ms, infers_rings=True))
 
     @property
     def nodes(self) -> list[str]:

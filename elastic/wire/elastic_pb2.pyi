@@ -85,12 +85,14 @@ class WorkerSignal(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., kind: _Optional[_Union[WorkerSignal.Kind, str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("term", "beat_ms")
+    __slots__ = ("term", "beat_ms", "infers_rings")
     TERM_FIELD_NUMBER: _ClassVar[int]
     BEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    INFERS_RINGS_FIELD_NUMBER: _ClassVar[int]
     term: int
     beat_ms: int
-    def __init__(self, term: _Optional[int] = ..., beat_ms: _Optional[int] = ...) -> None: ...
+    infers_rings: bool
+    def __init__(self, term: _Optional[int] = ..., beat_ms: _Optional[int] = ..., infers_rings: bool = ...) -> None: ...
 
 class Addressed(_message.Message):
     __slots__ = ("to", "order", "packed", "delta", "shares", "laggards")

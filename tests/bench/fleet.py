@@ -138,7 +138,9 @@ class Lodger:
 
     # ----------------------------------------------------------------------------------------- the stream
 
-    def on_leader(self) -> None: ...
+    def on_leader(self) -> None:
+        self.fleet.heard(f"leader {self.attendance.term}", self.worker)
+
     def on_order(self, to: list[str], order: Order) -> None:
         if self.worker not in to or not self.alive:
             return

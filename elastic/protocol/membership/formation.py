@@ -78,7 +78,9 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         return
     if listed is None:
         give_home(g, word.worker_id, do)
-    do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in told(g))
+    # What it has entered it knows: thousands who find a new leader are told nothing but what they lack.
+    lacks = (record for record in told(g) if record.number > word.entered)
+    do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in lacks)
     if g.state is State.QUIESCING:
         assert g.top is not None
         do.append(Tell((word.worker_id,), Quiesce(g.term, g.round, g.top.number)))

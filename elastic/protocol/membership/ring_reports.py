@@ -7,7 +7,7 @@ from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.planned_changes import commit_planned, plan_change, settle
 from elastic.protocol.membership.transitions import become_quiescing
-from elastic.protocol.messages import BuildFailedReport, Generation, RingBrokenReport, RingState, RingUp
+from elastic.protocol.messages import BuildFailedReport, Generation, Progress, RingBrokenReport, RingState, RingUp
 
 
 def heard_of_ring(
@@ -68,10 +68,24 @@ def end_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
     # An announcement may have taken a ring back, hence the look at all members at the end.
     g.up = next((rank for rank in range(g.up, len(base.ids)) if not _is_up(g, base, rank)), 0)
     if g.up == 0 and all(_is_up(g, base, rank) for rank in range(len(base.ids))):
-        do.append(Note("running", {"generation": base.number}))
-        g.accused, g.failed_builds = {}, {}
-        settle(g, base.because, now_s, do)
-        plan_change(g, now_s, do)
+        _settled(g, base, now_s, do)
+
+
+def rebuilt(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
+    """Settle if a member has completed an operation in the ring of the loss generation: all others took part in it, so
+    their rings are up. An agent of a large job leaves out RingUp for that."""
+    base = g.base
+    if g.state is not State.REBUILDING or base is None or base.member(word.worker_id) is None:
+        return
+    if word.generation >= base.number and word.reduced > base.plan.op:
+        _settled(g, base, now_s, do)
+
+
+def _settled(g: Group, base: Generation, now_s: float, do: list[Action]) -> None:
+    do.append(Note("running", {"generation": base.number}))
+    g.accused, g.failed_builds = {}, {}
+    settle(g, base.because, now_s, do)
+    plan_change(g, now_s, do)
 
 
 def _is_up(g: Group, base: Generation, rank: int) -> bool:

@@ -44,7 +44,7 @@ from elastic.protocol.membership.planned_changes import (
     wished_to_drain,
 )
 from elastic.protocol.membership.restore import checkpointed, unreadable
-from elastic.protocol.membership.ring_reports import heard_of_ring
+from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
 from elastic.protocol.membership.transitions import (
     become_closed,
@@ -138,6 +138,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case RingUp() | RingBrokenReport() | BuildFailedReport():
             heard_of_ring(g, event, now_s, do)
         case Progress():
+            rebuilt(g, event, now_s, do)
             progressed(g, event, now_s, do)
             compare(g, now_s, do)
             expel_if_stuck(g, event.worker_id, now_s, do)

@@ -13,7 +13,19 @@ import pytest
 from elastic.agent.leader_session import Ended, LeaderSession, beats_between
 from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
-from elastic.protocol.messages import Order
+from elastic.protocol.messages import (
+    Failed,
+    Generation,
+    Kind,
+    Member,
+    Order,
+    Plan,
+    Progress,
+    Report,
+    RingUp,
+    Word,
+    WorkerDead,
+)
 from elastic.records.journal import Journal, read
 from elastic.rendezvous.leader_stream import leader_options
 from elastic.rendezvous.reach import Reach
@@ -156,6 +168,68 @@ def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_pa
                     attendance.beat()
                 for _ in range(before + 5):
                     assert await leader.heard.get() == "beat"
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+        await server.stop(grace=0)
+
+    asyncio.run(story())
+
+
+class Hearing(RendezvousServicer):
+    """A leader of many agents, each of which speaks with every fourth beat."""
+
+    def __init__(self, beat_s: float, *, infers: bool) -> None:
+        self._welcome = pb.Welcome(term=1, beat_ms=round(4000 * beat_s), infers_rings=infers)
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+
+    async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:
+        await context.write(pb.LeaderOrder(welcome=self._welcome))
+        async for word in words:
+            if word.WhichOneof("content") != "hello":
+                self.heard.put_nowait(word.word.WhichOneof("content") or str(word.WhichOneof("content")))
+
+
+@pytest.mark.parametrize("infers", [True, False])
+def test_an_agent_of_a_large_job_says_at_its_beat_what_can_wait(tmp_path: Path, infers: bool) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=1)
+    member = Member("a.0.0", "a", "127.0.0.1", 5000, 0)
+
+    async def story() -> None:
+        leader = Hearing(spec.timing.beat_s, infers=infers)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_RendezvousServicer_to_server(leader, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+            standing = StandingWords()
+            standing.published(Generation(2, Kind.LOSS, 2, (member,), Plan(op=7), "a loss"))
+            reach = Reach(replicas=(address,))
+            session = LeaderSession(spec, tmp_path, "a", 1, journal, Attendant(), reach, standing)
+            attending = asyncio.create_task(session.always())
+
+            async def heard(*said: Word, beats: int = 0) -> list[str]:
+                """What the leader has heard by the end of these words, which a Failed ends."""
+                for word in said:
+                    session.say(word)
+                for _ in range(beats):
+                    session.beat()
+                session.say(Failed("b.0.0", 2, "x.py:1", "ValueError"))
+                told: list[str] = []
+                while "failed" not in told:
+                    told.append(await leader.heard.get())
+                return told[:-1]
+
+            async with asyncio.timeout(PATIENCE_S):
+                while session.term == 0:
+                    await asyncio.sleep(0.01)
+                up, before, after = RingUp("a.0.0", 2), Progress("a.0.0", 2, 7), Progress("a.0.0", 2, 8)
+                report = Report("a.0.0", 1, 2, 2, has_state=True, reduced=7)
+                assert await heard(up, before) == [], "they wait"
+                assert await heard(report) == ["report"], "and are not sent before what cannot wait"
+                assert await heard(beats=4) == ["progress"], "a ring that was left is not up any more"
+                assert await heard(up, before, beats=4) == ["ring_up", "progress"]
+                assert await heard(up, after, beats=4) == (["progress"] if infers else ["ring_up", "progress"])
+                assert await heard(up, after, WorkerDead("a.0.0", "killed")) == ["ring_up", "progress", "worker_dead"]
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
         await server.stop(grace=0)

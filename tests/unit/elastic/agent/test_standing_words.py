@@ -183,3 +183,12 @@ def test_a_node_knows_whether_its_generation_has_members_elsewhere() -> None:
     standing.published(replace(_record(2), members=(Member("a.0.0", "a", "h", 1, 0),)))
     standing.heard(Progress("a.0.0", 2, 1))
     assert not standing.has_others("a")
+
+
+def test_an_operation_that_was_completed_in_a_ring_shows_that_the_ring_is_up() -> None:
+    standing = StandingWords()
+    lost = replace(_record(2, "a.0.0", "b.0.0"), kind=Kind.LOSS, plan=Plan(op=7))
+    standing.published(lost)
+    standing.published(replace(lost, number=3, base=2, kind=Kind.PLANNED, plan=Plan()))
+    told = [standing.shows(Progress("a.0.0", *said)) for said in ((2, 7), (2, 8), (1, 8), (3, 8))]
+    assert told == [False, True, False, False], "of that operation; no earlier ring, nor one that is only planned"
