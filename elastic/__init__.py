@@ -44,16 +44,29 @@ from elastic.version import __version__
 
 if TYPE_CHECKING:
     from elastic.notebook.launcher import launch
+    from runtime.data.parquet import ParquetStream
     from runtime.job.job import Job, join
     from runtime.job.sinks import JsonLines, MLflow, TensorBoard, WandB
 
-__all__ = ["Job", "JsonLines", "MLflow", "TensorBoard", "WandB", "__version__", "errors", "join", "launch"]
+__all__ = [
+    "Job",
+    "JsonLines",
+    "MLflow",
+    "ParquetStream",
+    "TensorBoard",
+    "WandB",
+    "__version__",
+    "errors",
+    "join",
+    "launch",
+]
 _LAZY = {
     "Job": "runtime.job.job",
     "join": "runtime.job.job",
     "launch": "elastic.notebook.launcher",
     "JsonLines": "runtime.job.sinks",
     "MLflow": "runtime.job.sinks",
+    "ParquetStream": "runtime.data.parquet",
     "TensorBoard": "runtime.job.sinks",
     "WandB": "runtime.job.sinks",
 }

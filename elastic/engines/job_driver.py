@@ -173,8 +173,9 @@ class JobDriver:
                 failure.add_note(traceback)
             raise failure
         last = max((dict(one.last) for one in self._served if one.last), key=lambda line: int(line["step"]), default={})
-        found, _ = Series(storage_at(entry["checkpoints"])).newest(entry["identity"])
-        checkpoint = None if found is None else f"{entry['checkpoints'].rstrip('/')}/{found.name}"
+        series = Series(storage_at(entry["checkpoints"]))
+        found, _ = series.newest(entry["identity"])
+        checkpoint = None if found is None else f"{entry['checkpoints'].rstrip('/')}/{series.path(found.name)}"
         metrics = last.get("scalars", {})
         steps = int(last["step"]) + 1 if last else 0
         return JobResult(self._value(self._served), metrics, steps, str(entry["digest"]), checkpoint, self.job)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from elastic.engines.job_driver import JobResult
 
-TRIAL_CPUS = 0
-"""The trial's own process only waits. What its workers need is asked for beside it, by the trial itself, because Tune
-gives each trial a fixed share."""
+WHERE = {"node:__internal_head__": 0.001}
+"""The trial's own process only waits, on the head, as the trial ends with it. What its workers need is asked for beside
+it, by the trial itself, because Tune gives each trial a fixed share."""
 
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 
@@ -39,4 +39,4 @@ def trainable(trainer_of: Callable[[Mapping[str, Any]], Fits]) -> Any:
             }
         )
 
-    return tune.with_resources(trial, {"cpu": TRIAL_CPUS})
+    return tune.with_resources(trial, WHERE)
