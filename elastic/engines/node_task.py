@@ -30,6 +30,7 @@ from elastic.security.channels import ChannelFactory
 from elastic.security.keyring import of_role
 from elastic.security.roles import Role
 
+DEFAULT = "auto"
 PREFIX = "elastic-node-"
 POLL_S = 0.2
 ASK_S = 1.0
@@ -72,8 +73,9 @@ class AgentEnded(ElasticError):
     """Start the task again; the message has the end of the agent's log."""
 
 
-def serve(ticket: Ticket, notice: Callable[[], Notice | None] = lambda: None) -> TaskOutcome:
-    """Be a node of the job. notice: why this node has to go, asked once a second; None: it stays.
+def serve(ticket: Ticket, notice: Callable[[], Notice | None] | None = None) -> TaskOutcome:
+    """Be a node of the job. notice: asked once a second why this node has to go; it says None while it stays. Without
+    one the agent asks the cloud, where it is on a machine of one.
 
     What the workers print on rank 0 is printed here. Raises AgentEnded, and ElasticError if the fleet is gone.
     """
@@ -105,8 +107,8 @@ class _Node:
         keyring = of_role(self._certs, Role.VIEWER)
         self._client = FleetClient([ticket.rendezvous], door=ChannelFactory(keyring))
 
-    def serve(self, notice: Callable[[], Notice | None]) -> TaskOutcome:
-        agent = self._start()
+    def serve(self, notice: Callable[[], Notice | None] | None) -> TaskOutcome:
+        agent = self._start(DEFAULT if notice is None else f"file:{self._notice}")
         try:
             over = self._attend(agent, notice)
             agent.send_signal(stop_signals.order_to(agent.pid, signal.SIGTERM))
@@ -120,13 +122,13 @@ class _Node:
         values = function_file.values(directory) if self._ticket.function is not None else {}
         return TaskOutcome(over, values, self._steps.last)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, notices: str) -> subprocess.Popen[bytes]:
         ticket = self._ticket
         command = stop_signals.dying_with_this(
             *(sys.executable, "-P", "-m", "elastic.cli", "agent"),
             *("--rendezvous", ticket.rendezvous, "--certs", str(self._certs), "--node", ticket.node),
             *("--slots", str(ticket.slots), "--jobs-dir", str(self._jobs), "--grace", str(ticket.grace_s)),
-            *("--notices", f"file:{self._notice}"),
+            *("--notices", notices),
         )
         environment = stop_signals.environment(own_environment())
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # what the engine has brought
@@ -136,7 +138,7 @@ class _Node:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
 
-    def _attend(self, agent: subprocess.Popen[bytes], notice: Callable[[], Notice | None]) -> bool:
+    def _attend(self, agent: subprocess.Popen[bytes], notice: Callable[[], Notice | None] | None) -> bool:
         """Whether the job is over; otherwise it has left this node."""
         heard_s, asks_s, over, going = time.monotonic(), 0.0, False, False
         while True:
@@ -148,7 +150,7 @@ class _Node:
             if going and (self._job_dir / "left.json").exists():
                 return False
             if time.monotonic() >= asks_s and not over:
-                if not going and (found := notice()) is not None:
+                if notice is not None and not going and (found := notice()) is not None:
                     going = True
                     words = {"seconds_left": found.seconds_left, "because": found.because}
                     write_atomically(self._notice, json.dumps(words).encode())

@@ -13,12 +13,9 @@ from typing import Any
 
 import pytest
 
-import elastic
-from chaos_tests.support.processes import MARK, await_exits, kill_if_there, living, new_mark
 from elastic.errors import ConfigError, LaunchFailed
 from elastic.ray import JobResult, Trainer
 from tests.engines.training import DEADLINE_S, STEPS, Course, train
-from tests.live.jobs import ROOT
 
 ray = pytest.importorskip("ray", reason="make test-engines installs it")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -54,21 +51,6 @@ class RayNodes:
         self.cluster.shutdown()
 
 
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Of Ray and whatever it starts; nothing of it is left."""
-    mark = new_mark()
-    monkeypatch.setenv(MARK, mark)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    yield mark
-    left = await_exits(living(mark), 30.0)
-    for pid in left:
-        kill_if_there(pid)
-    assert not left
-
-
 @contextmanager
 def nodes(count: int) -> Iterator[RayNodes]:
     found = RayNodes(count)
@@ -76,20 +58,6 @@ def nodes(count: int) -> Iterator[RayNodes]:
         yield found
     finally:
         found.close()
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the function that nobody disturbs."""
-    home = tmp_path_factory.mktemp("quiet")
-    Course(home).pace(0.0)
-    digest, _ = elastic.launch(train, str(home), {}, workers=1, job_dir=home / "job", quiet=True)
-    return str(digest)
-
-
-@pytest.fixture
-def course(tmp_path: Path) -> Course:
-    return Course(tmp_path)
 
 
 def trainer(
