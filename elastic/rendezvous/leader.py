@@ -50,7 +50,7 @@ TICK_S = 0.05
 FAREWELL_S = 5.0
 """Seconds for which the leader of an ended job waits until its agents have heard of the end."""
 
-LOOK_S = 10e-6
+LOOK_S = 20e-6
 """Seconds for each worker between two looks at the group's deadlines, because each look is one at all silent agents:
 while thousands of them find a new leader one by one, it would do little else. A tick is late by no more than that."""
 
