@@ -31,7 +31,7 @@ from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
-from elastic.config import JobSpec, RingKind
+from elastic.config import JobSpec, Reduction, RingKind
 from elastic.protocol import worker_slot
 from elastic.protocol.failure_detector import Detector, Health
 from elastic.protocol.messages import (
@@ -46,11 +46,13 @@ from elastic.protocol.messages import (
     WorkerDead,
     WorkerFrozen,
 )
+from elastic.protocol.shard_advice import Worlds
 from elastic.protocol.worker_slot import Slot
 from elastic.records import flight_recorder, last_notes
 from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal
 from elastic.records.ledger import Ledger
+from elastic.rendezvous.endpoint import is_loopback
 from elastic.rendezvous.reach import Reach
 
 _log = logging.getLogger(__name__)
@@ -242,6 +244,13 @@ class WorkerManager:
                 wait_s, self._supervise, number, worker_slot.Due()
             )
 
+    def _worlds(self) -> Worlds | None:
+        """Those in which it matters how many shards there are: none on one machine, or without an order of the sum."""
+        if is_loopback(self._reach.address) or self._spec.reduction is not Reduction.EXACT:
+            return None
+        slots = max(1, len(self._slots) - self._spec.spares)
+        return Worlds(self._spec.min_workers, self._spec.workers_limit, slots)
+
     def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
         told = WorkerEnvironment.of_job(
             self._spec,
@@ -252,6 +261,7 @@ class WorkerManager:
             agent_socket=self._switchboard.path,
             address=self._reach.address,
             certs=self._reach.certs,
+            worlds=self._worlds(),
         )
         settings = {
             **told.to_environ(),

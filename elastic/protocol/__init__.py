@@ -7,6 +7,7 @@ The two state machines are fed events and answer with actions; the simulator run
     messages.py          words (up, from workers and agents) and orders (down, from the leader), as frozen values
     recovery_plan.py     who survives a loss, in which order of ranks, and who computes what again
     shard_assignment.py  how many units each member owns
+    shard_advice.py      which number of shards lets nodes send fewer bytes
     reduction_tree.py    which leaves are added to which, whoever computes them
     sampling.py          which samples a shard gets
     failure_detector.py  which workers are alive, suspect or frozen; which agents are silent

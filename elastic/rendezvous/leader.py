@@ -50,9 +50,13 @@ TICK_S = 0.05
 FAREWELL_S = 5.0
 """Seconds for which the leader of an ended job waits until its agents have heard of the end."""
 
-LOOK_S = 10e-6
+LOOK_S = 20e-6
 """Seconds for each worker between two looks at the group's deadlines, because each look is one at all silent agents:
 while thousands of them find a new leader one by one, it would do little else. A tick is late by no more than that."""
+
+TOLD_AT_ONCE = 64
+"""So many agents are told before other tasks go on: the first list of 10,000 members is a gigabyte for all of them, and
+a loop that writes it at once stands still for longer than a leader may."""
 
 MAILBOX_LIMIT = 65_536
 
@@ -130,7 +134,7 @@ class JobLeader:
                     return deposed
                 for action in actions:
                     if not isinstance(action, End):
-                        self._perform(action)
+                        await self._perform(action)
                 if end is not None:
                     return end
                 letters = await self._next()
@@ -181,23 +185,25 @@ class JobLeader:
             letters.append(self._mailbox.get_nowait())
         return letters
 
-    def _perform(self, action: Commit | Point | Tell | Note) -> None:
+    async def _perform(self, action: Commit | Point | Tell | Note) -> None:
         match action:
             case Note(event, fields):
                 known: dict[str, Any] = fields
                 self._journal.write(event, **known)
             case Tell(to, order):
-                self._tell(to, order)
+                await self._tell(to, order)
             case Commit(generation):
                 self._start(self._commit(generation))
             case Point(series, pointer):
                 self._start(self._point(series, pointer))
 
-    def _tell(self, to: tuple[str, ...], order: Order) -> None:
+    async def _tell(self, to: tuple[str, ...], order: Order) -> None:
         by_node: dict[str, list[str]] = {}
         for worker_id in to:
             by_node.setdefault(node_of(worker_id), []).append(worker_id)
-        for node, workers in by_node.items():
+        for count, (node, workers) in enumerate(by_node.items(), 1):
+            if count % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)
             if (session := self._agents.get(node)) is not None:
                 addressed = self._publisher.addressed(order, workers, session.known)
                 session.post(pb.LeaderOrder(addressed=addressed))
@@ -255,7 +261,7 @@ class JobLeader:
             await self.post(PointerAt(now.entry))
         self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
         if pointer.holder:
-            self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
+            await self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
 
     async def _finish(self, end: End) -> SteppedDown | None:
         """Make the end of the job durable before any agent hears of it. Returns why not, if another leader decides."""

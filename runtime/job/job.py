@@ -23,6 +23,7 @@ from elastic.agent.worker.environment import RANKS
 from elastic.agent.worker.examination import EPOCH_STEPS
 from elastic.checkpoints.settings import Settings
 from elastic.errors import CheckpointError, ConfigError, UsageError
+from elastic.protocol import shard_advice
 from elastic.protocol.sampling import Tail
 from runtime.data.loader import Loader, check_count, check_seed
 from runtime.data.parquet import ParquetStream
@@ -166,9 +167,13 @@ class Job(Collectives):
             workers=0 if self._training.examiner is not None else workers,
             device=self.device,
         )
+        first = self._training.shards is None
         self._training.claim_shards(shards)
         self._sources.append(loader)
         self.print(loader.describe())
+        worlds = process_start.worlds() if first and self.is_leader else None
+        if worlds is not None and (said := shard_advice.advice(shards, batch_size, worlds)):
+            self.print(f"elastic: {said}; see docs/data.md")
         return loader
 
     def stream(self, open: Open | ParquetStream, *, shards: int) -> Stream:

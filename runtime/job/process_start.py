@@ -9,9 +9,10 @@ import torch
 
 from elastic import stop_signals
 from elastic.agent.worker import held_signals
-from elastic.agent.worker.environment import AGENT_SOCKET, SLOT, THREADS
+from elastic.agent.worker.environment import AGENT_SOCKET, SLOT, THREADS, WorkerEnvironment
 from elastic.agent.worker.examination import Examination
 from elastic.errors import ConfigError
+from elastic.protocol.shard_advice import Worlds
 from runtime.data.loader import check_count
 from runtime.guards import checks
 from runtime.reduction.flat_pool import CPU
@@ -44,6 +45,11 @@ def session(threads: int, device: torch.device) -> Session:
         path = Path(examination.recording)
         return Joining(path, sums_on) if examination.joins else Recording(path, examination.at, sums_on)
     return SingleSession(sums_on)
+
+
+def worlds() -> Worlds | None:
+    """The worlds in which it matters how many shards there are; None: none, or they are not known."""
+    return WorkerEnvironment.from_environ(os.environ).worlds if os.environ.get(AGENT_SOCKET) else None
 
 
 def device(given: str | torch.device | None) -> torch.device:

@@ -23,7 +23,8 @@ from elastic.errors import BuildFailed, RingBroken
 from runtime.ring.transport import Meet, Meeting, Transport
 
 CONNECT_S = 20.0
-"""Seconds in which the members' groups have to find each other; less if a member is lost meanwhile."""
+PEER_S = 0.1
+"""See connect_s."""
 QUEUED_MAX = 64
 """Exchanges that a GPU may be behind the host; a full queue would block a thread that no abort can reach."""
 DRAIN_S = 30.0
@@ -53,6 +54,13 @@ class TransportGroup(Protocol):
     def abort(self) -> None:
         """Make all work of the group end soon. Any thread; may take long."""
         ...
+
+
+def connect_s(world_size: int) -> float:
+    """Seconds in which the groups of so many members have to find each other; less if a member is lost meanwhile. Each
+    member connects to each other one, one after the other, so it grows with the world: 20.8 s for 8 members, 122 s for
+    1024."""
+    return CONNECT_S + PEER_S * world_size
 
 
 MakeGroup = Callable[[Store, int, int, int, torch.device], TransportGroup]
@@ -106,7 +114,9 @@ class _Place:
     def connect(self, offer: str) -> Transport:
         try:
             host, port = offer.split()
-            store = TCPStore(host, int(port), timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False)
+            store = TCPStore(
+                host, int(port), timeout=timedelta(seconds=connect_s(self.world_size)), wait_for_workers=False
+            )
             group = self.make(
                 PrefixStore(f"{self.generation}", store), self.rank, self.world_size, self.generation, self.device
             )
@@ -120,12 +130,14 @@ class _Place:
             transport.greet()
         except (RingBroken, RuntimeError) as error:
             transport.close()
-            raise BuildFailed(f"{error}; not all members were connected within {CONNECT_S:g} s") from error
+            raise BuildFailed(
+                f"{error}; not all members were connected within {connect_s(self.world_size):g} s"
+            ) from error
         return transport
 
     def abort(self) -> None:
         """See transport.Meeting. A member that still waits for the store is freed when rank 0 has left the meeting, and
-        the server with it; after CONNECT_S if rank 0 is frozen."""
+        the server with it; after connect_s if rank 0 is frozen."""
         self.ended.set()
         if self.greeting is not None:
             self.greeting.abort()
@@ -176,7 +188,7 @@ class ProcessGroupTransport:
 
     def greet(self) -> None:
         """Exchange a byte with every member, so that all connections are made now. Raises RingBroken."""
-        timer = threading.Timer(CONNECT_S, self.abort)
+        timer = threading.Timer(connect_s(self._world_size), self.abort)
         timer.daemon = True  # a process that ends does not wait for the timer
         timer.start()
         try:

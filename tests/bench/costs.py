@@ -72,9 +72,9 @@ def _rows(one: Figures) -> list[Row]:
             f"its lease lasts {lease_of(one.agents):g} s",
             report.target(one.resign_ms < 1000 * lease_of(one.agents), "before the lease is over"),
         ),
-        Row(f"{at}: and has welcomed all agents", f"{one.adopt_s:.2f} s", f"{one.resign_down:.0f} bytes an agent"),
+        Row(f"{at}: and has heard of all members", f"{one.adopt_s:.2f} s", f"{one.resign_down:.0f} bytes an agent"),
         Row(f"{at}: leader's CPU time to form, for a loss", f"{one.form_cpu_s:.2f} s, {one.loss_cpu_ms:.0f} ms"),
-        Row(f"{at}: next leader's CPU time, to know all of them again", f"{one.adopt_cpu_s:.2f} s"),
+        Row(f"{at}: next leader's CPU time until then", f"{one.adopt_cpu_s:.2f} s"),
         Row(f"{at}: leader while all train", f"{one.idle_percent:.0f} % of a core", f"{one.memory_mb:.0f} MiB"),
     ]
     if of_5000:

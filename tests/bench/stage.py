@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.config import JobSpec, Timing
+from elastic.rendezvous.operator_client import fetch_status
 from elastic.store.embedded import EmbeddedEtcd
 from elastic.wire import codec
 
@@ -27,6 +28,7 @@ JOIN_S = 600.0
 """Longer than any of it: a job that begins without some of its agents is not what is measured."""
 
 POLL_S = 0.02
+STATUS_S = 30.0
 TOLD = 6
 """Of the last events so many are told, where something did not happen."""
 
@@ -143,6 +145,12 @@ class Stage:
             agents.command("count")
         told = [await agents.hear("counts") for agents in self.agents]
         return {name: sum(one[name] for one in told) for name in ("up", "down", "orders", "words")}
+
+    async def all_known(self) -> bool:
+        """Whether the present leader has heard of every member itself."""
+        address = json.loads((self.dir / "rendezvous.json").read_bytes())["address"]
+        told: Any = await asyncio.to_thread(fetch_status, address, STATUS_S)
+        return all(member["pid"] for member in told["members"])
 
     async def event(self, name: str, number: int = 0) -> dict[str, Any]:
         """The number-th of that name in the replicas' journals, once it is there."""

@@ -14,6 +14,7 @@ from typing import Self
 
 from elastic.config import JobSpec, Overlap, Reduction, RingKind, Timing
 from elastic.errors import ConfigError
+from elastic.protocol.shard_advice import Worlds
 from elastic.protocol.worker_id import node_of
 from elastic.security.roles import CERTS_VARIABLE
 
@@ -33,7 +34,8 @@ WORKER_ID = "ELASTIC_WORKER_ID"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnvironment:
     """What a worker is told. address: the node's, under which other workers reach this one. certs: directory of
-    certificates; None: plain text. restarted: the worker replaces one that has ended."""
+    certificates; None: plain text. restarted: the worker replaces one that has ended. worlds: those in which it
+    matters how many shards there are; None: none."""
 
     worker_id: str
     job: str
@@ -51,6 +53,7 @@ class WorkerEnvironment:
     agent_socket: str
     address: str
     certs: Path | None
+    worlds: Worlds | None
 
     @classmethod
     def of_job(
@@ -64,6 +67,7 @@ class WorkerEnvironment:
         agent_socket: str,
         address: str,
         certs: Path | None,
+        worlds: Worlds | None,
     ) -> Self:
         return cls(
             worker_id=worker_id,
@@ -82,6 +86,7 @@ class WorkerEnvironment:
             agent_socket=agent_socket,
             address=address,
             certs=certs,
+            worlds=worlds,
         )
 
     @property
@@ -108,6 +113,7 @@ class WorkerEnvironment:
             AGENT_SOCKET: self.agent_socket,
             "ELASTIC_HOST": self.address,
             CERTS_VARIABLE: str(self.certs or ""),
+            "ELASTIC_WORLDS": json.dumps(self.worlds and asdict(self.worlds)),
         }
 
     @classmethod
@@ -132,6 +138,7 @@ class WorkerEnvironment:
                 agent_socket=environ[AGENT_SOCKET],
                 address=environ["ELASTIC_HOST"],
                 certs=Path(certs) if certs else None,
+                worlds=Worlds(**worlds) if (worlds := json.loads(environ["ELASTIC_WORLDS"])) else None,
             )
         except KeyError as missing:
             raise ConfigError(f"{missing.args[0]} is not set; start the script with `elastic run`") from None

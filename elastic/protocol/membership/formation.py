@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from elastic.protocol.membership.events import Action, Elected, Note, Tell
 from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
 from elastic.protocol.membership.partitions import not_found_yet
@@ -110,10 +112,12 @@ def _strange_numerics(g: Group, seen: WorkerView) -> str | None:
     if not g.spec.reduction.stable:
         return None
     listed = (worker for record in g.chain for worker in record.ids)
-    for worker in listed if g.chain else g.workers:
+    # The one that could be compared with last comes first: a new leader of thousands has heard of few of them yet.
+    for worker in itertools.chain((g.comparable,), listed if g.chain else g.workers):
         other = g.workers.get(worker)
         if other is None or other is seen or not other.numerics or other.stage is Stage.REFUSED:
             continue
+        g.comparable = worker
         if other.numerics != seen.numerics:
             return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})"
         return None  # all others have the same numerics, or they would have been refused

@@ -245,6 +245,8 @@ class Group:
     slots_given_up: dict[str, str] = field(default_factory=dict)
     youngest: int = -1
     """The highest seniority that has been given."""
+    comparable: str = ""
+    """The worker whose numerics were compared with last, or ""."""
     digest: str = ""
     shards: int = 0
     """How many shards a pass has; 0: not known yet."""

@@ -12,6 +12,7 @@ import pytest
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.config import JobSpec, Reduction, RingKind, Timing
 from elastic.errors import ConfigError
+from elastic.protocol.shard_advice import Worlds
 
 SPEC = JobSpec(
     name="gpt",
@@ -27,10 +28,11 @@ SPEC = JobSpec(
 
 def told(**changes: Any) -> WorkerEnvironment:
     values = {"restarted": True, "agent_socket": "/run/a.sock", "address": "10.0.0.7", "certs": Path("/etc/certs")}
+    values["worlds"] = Worlds(1, 4, 2)
     return WorkerEnvironment.of_job(SPEC, Path("/jobs/gpt"), "gpu-7.1.4", 1, **{**values, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"certs": None}, {"restarted": False}])
+@pytest.mark.parametrize("changes", [{}, {"certs": None}, {"restarted": False}, {"worlds": None}])
 def test_a_worker_knows_what_its_agent_has_told(changes: dict[str, Any]) -> None:
     environ = {**os.environ, "ELASTIC_CERTS": "/of/the/command", **told(**changes).to_environ()}
     assert WorkerEnvironment.from_environ(environ) == told(**changes)
@@ -51,6 +53,7 @@ def test_every_variable_but_two_must_be_there_and_is_named() -> None:
         ("ELASTIC_RING", "pigeons", "'pigeons'"),
         ("ELASTIC_TIMING", '{"beat": 1}', "beat"),
         ("ELASTIC_TIMING", "{", "Expecting property name"),
+        ("ELASTIC_WORLDS", '{"fewest": 1}', "most"),
     ],
 )
 def test_a_damaged_variable_is_refused(name: str, value: str, said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.config import JobSpec
 from elastic.errors import ConfigError, NoSteps, UsageError
+from elastic.protocol.shard_advice import Worlds
 from runtime.job.job import Job
 from runtime.job.passes import PassWork, Place
 from runtime.job.step import Step
@@ -56,6 +60,38 @@ def whole(step: Step, model: nn.Module, *, clear: bool = True) -> None:
 
 
 # Steps
+
+
+@pytest.mark.parametrize(
+    ("worlds", "advised"), [(Worlds(3, 3, 1), "shards=8: with 3 workers a node sends 1.5 times"), (None, "")]
+)
+def test_a_job_on_several_nodes_is_told_once_that_another_number_of_shards_is_better(
+    job: Job,
+    worlds: Worlds | None,
+    advised: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=3)
+    told = WorkerEnvironment.of_job(
+        spec,
+        tmp_path,
+        "a.0.0",
+        0,
+        restarted=False,
+        agent_socket="a.sock",
+        address="10.0.0.7",
+        certs=None,
+        worlds=worlds,
+    )
+    for name, value in told.to_environ().items():
+        monkeypatch.setenv(name, value)
+    set_up(job)
+    for _ in range(2):
+        job.loader(dataset(50), BATCH, shards=8)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("elastic: ")]
+    assert len(lines) == bool(advised) and all(advised in line for line in lines)
 
 
 def test_a_loop_inside_epochs_counts_steps_over_the_whole_job(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -18,7 +19,7 @@ from elastic.protocol.messages import Generation, Kind, Member, Plan
 from elastic.protocol.worker_state import Event, RingBuilt, RingFailed
 from runtime.ring import process_group
 from runtime.ring.nccl import check_device
-from runtime.ring.process_group import PendingWork, TransportGroup, meeting
+from runtime.ring.process_group import PendingWork, TransportGroup, connect_s, meeting
 from runtime.ring.ring_set import FAILURES_MAX, Rings
 from runtime.ring.transport import Meet, Meeting, Transport
 from tests.unit.gloo import GlooGroup
@@ -90,6 +91,40 @@ def test_a_member_that_does_not_come_fails_the_build(monkeypatch: pytest.MonkeyP
         pytest.raises(BuildFailed, match="generation"),
     ):
         met.connect(met.offer)
+
+
+def test_a_large_world_has_longer_to_connect() -> None:
+    assert [round(connect_s(size), 1) for size in (1, 2, 8, 512, 1024)] == [20.1, 20.2, 20.8, 71.2, 122.4]
+
+
+def test_a_greeting_has_the_time_of_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "CONNECT_S", 0.0)
+    monkeypatch.setattr(process_group, "PEER_S", 0.15)
+
+    class Silent:
+        """A group whose exchange ends when it is aborted."""
+
+        ended = threading.Event()
+
+        def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], /) -> PendingWork:
+            return self
+
+        def is_completed(self) -> bool:
+            return self.ended.is_set()
+
+        def wait(self) -> bool:
+            return False
+
+        def abort(self) -> None:
+            self.ended.set()
+
+    began_s = time.monotonic()
+    with (
+        meeting(lambda *_: Silent(), "127.0.0.1", CPU)(next(GENERATIONS), ["a", "b", "c"], 0) as met,
+        pytest.raises(BuildFailed, match=r"not all members were connected within 0\.45 s"),
+    ):
+        met.connect(met.offer)
+    assert time.monotonic() - began_s >= 0.45
 
 
 def test_an_address_that_is_not_this_machines_fails_the_build() -> None:
