@@ -109,6 +109,9 @@ def test_a_greeting_has_the_time_of_its_world(monkeypatch: pytest.MonkeyPatch) -
         def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], /) -> PendingWork:
             return self
 
+        def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions, /) -> PendingWork:
+            return self
+
         def is_completed(self) -> bool:
             return self.ended.is_set()
 
