@@ -176,6 +176,8 @@ class _Seats:
             self._give_back(number)
 
     def _place(self, number: int) -> GroupState | None:
+        if number in self._serving:
+            return GroupState.READY  # Ray is not asked while all is well: its head may be away
         group = self._groups.get(number)
         return None if group is None else GroupState(self._table(group)["state"])
 
