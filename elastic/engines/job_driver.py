@@ -119,7 +119,7 @@ class JobDriver:
     def poll(self) -> bool:
         """Whether the job is over. Asks at most once a second. Raises ElasticError if the rendezvous has ended."""
         if time.monotonic() < self._asks_s:
-            return self._entry["state"] == "ended"
+            return bool(self._entry["state"] == "ended")
         self._asks_s = time.monotonic() + ASK_S
         entry = self.fleet.entry(self.job)
         if entry is None:

@@ -150,7 +150,7 @@ class _Seats:
             Seat(number, self._place(number), number in self._serving, task.due_s <= now_s)
             for number, task in self._tasks.items()
         ]
-        steps = next_steps(seats, over=False)
+        steps = next_steps(seats)
         for number in steps.ask:
             self._ask(number)
         for number in steps.start:

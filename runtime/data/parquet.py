@@ -183,7 +183,8 @@ def _values(name: str, column: Any) -> torch.Tensor | list[Any]:
     import pyarrow
     from pyarrow import types
 
-    kind, shape = column.type, []
+    kind = column.type
+    shape: list[int] = []
     while types.is_fixed_size_list(kind):
         kind, shape = kind.value_type, [*shape, kind.list_size]
     is_list = types.is_list(kind) or types.is_large_list(kind)
