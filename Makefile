@@ -1,5 +1,5 @@
-# Each target sets up what it needs, in .venv. But for test-browser and test-slurm, nothing is installed outside this
-# directory.
+# Each target sets up what it needs, in .venv. But for test-engines, test-browser and test-slurm, nothing is installed
+# outside this directory.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -84,12 +84,13 @@ fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, othe
 test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live
 
-# Beside `setup`, as these packages bring forty others.
-test-engines: setup etcd ## jobs with what others make, as it is installed: MLflow, TensorBoard, Weights & Biases, a Jupyter kernel
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter]'
-	$(BOUND) 30m $(PYTEST) $(LONG) -s tests/engines
+# Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
+# targets install, outside of .venv.
+test-engines: setup etcd ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, a Jupyter kernel
+	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,engines]'
+	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/engines
 
-# This and the next target install packages of Debian, outside of .venv; root.
 test-browser: setup etcd ## the dashboard in a real Chromium, which this installs (chromium, chromium-driver)
 	command -v chromium && command -v chromedriver || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver; }
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,browser]'

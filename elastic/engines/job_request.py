@@ -67,7 +67,7 @@ class JobRequest:
         """The job, under a name that no other has: its checkpoints are in a directory of that name. Raises
         ConfigError."""
         least, most = self.world
-        command: tuple[str, ...]
+        command: Sequence[str]
         if callable(self.what):
             command, base = LAUNCHED, getattr(self.what, "__name__", "")
         else:

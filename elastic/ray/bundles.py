@@ -60,10 +60,8 @@ class NextSteps:
     start: tuple[int, ...]
 
 
-def next_steps(seats: Collection[Seat], *, over: bool) -> NextSteps:
-    """over: the job has ended."""
-    if over:
-        return NextSteps((), ())
+def next_steps(seats: Collection[Seat]) -> NextSteps:
+    """While the job is not over."""
     free = [seat for seat in seats if not seat.serves]
     ask = tuple(seat.number for seat in free if seat.place in (None, GroupState.GONE))
     return NextSteps(ask, tuple(seat.number for seat in free if seat.place is GroupState.READY and seat.due))

@@ -150,7 +150,7 @@ class _Seats:
             Seat(number, self._place(number), number in self._serving, task.due_s <= now_s)
             for number, task in self._tasks.items()
         ]
-        steps = next_steps(seats, over=False)
+        steps = next_steps(seats)
         for number in steps.ask:
             self._ask(number)
         for number in steps.start:
@@ -176,6 +176,8 @@ class _Seats:
             self._give_back(number)
 
     def _place(self, number: int) -> GroupState | None:
+        if number in self._serving:
+            return GroupState.READY  # Ray is not asked while all is well: its head may be away
         group = self._groups.get(number)
         return None if group is None else GroupState(self._table(group)["state"])
 

@@ -183,7 +183,7 @@ def _values(name: str, column: Any) -> torch.Tensor | list[Any]:
     import pyarrow
     from pyarrow import types
 
-    kind: Any = column.type
+    kind = column.type
     shape: list[int] = []
     while types.is_fixed_size_list(kind):
         kind, shape = kind.value_type, [*shape, kind.list_size]

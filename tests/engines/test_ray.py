@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from chaos_tests.support.processes import command_line, living
 from elastic.errors import ConfigError, LaunchFailed
 from elastic.ray import JobResult, Trainer
 from tests.engines.training import DEADLINE_S, STEPS, Course, train
@@ -136,6 +139,64 @@ def test_all_nodes_are_lost_and_the_job_goes_on_from_its_checkpoint_when_others_
     assert result.checkpoint is not None and Path(result.checkpoint).exists()
 
 
+def test_the_head_is_started_again_on_what_redis_has_and_training_does_not_notice(
+    course: Course, mark: str, quiet: str, redis: None
+) -> None:
+    with nodes(2) as cluster:
+        training = fitting(trainer(course, workers=(1, 2)))
+        course.await_world(2)
+        head = cluster.cluster.head_node
+        head.kill_gcs_server(check_alive=False)
+        begun = len(course.worlds)
+        course.until("steps without a head", lambda: len(course.worlds) > begun + 20)
+        head.start_gcs_server()
+        course.until("steps with a head", lambda: len(course.worlds) > begun + 40)
+        cluster.remove(cluster.nodes[0])
+        cluster.add()
+        course.await_world(1, "after a node was lost")
+        course.await_world(2, "after a node has come")
+        course.pace(0.0)
+        result = training.result(DEADLINE_S)
+    assert result.digest == quiet
+
+
+@pytest.fixture
+def redis(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What Ray's head keeps its state in."""
+    server = shutil.which("redis-server")
+    assert server is not None, "apt-get install redis-server; make test-engines does it"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    monkeypatch.setenv("RAY_REDIS_ADDRESS", f"127.0.0.1:{port}")
+    yield
+    process.kill()
+    process.wait()
+
+
+def test_the_driver_is_killed_and_leaves_nothing(course: Course, mark: str) -> None:
+    with nodes(2) as cluster:
+        program = (
+            f"import ray; ray.init(address={cluster.cluster.address!r}, log_to_driver=False)\n"
+            "from elastic.ray import Trainer; from tests.engines.training import train\n"
+            f"Trainer(train, {str(course.home)!r}, {{}}, workers=(1, 2), checkpoint_dir={str(course.home)!r}).fit()"
+        )
+        driver = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+        try:
+            course.await_world(2)
+        finally:
+            driver.kill()
+            driver.wait()
+        course.until("no process of the job", lambda: not of_the_job(mark))
+
+
+def of_the_job(mark: str) -> list[str]:
+    lines = [command_line(pid) for pid in living(mark)]
+    return [line for line in lines if "elastic" in line or "--name=embedded" in line]
+
+
 def test_an_exception_of_the_function_is_told_with_its_traceback(course: Course, mark: str) -> None:
     course.pace(0.0)
     with nodes(1), pytest.raises(LaunchFailed) as caught:
@@ -149,7 +210,7 @@ def test_trials_of_tune_take_what_others_leave_and_one_that_is_stopped_leaves_no
 ) -> None:
     from ray import tune
 
-    homes = {lr: course.home / str(lr) for lr in (1e-3, 2e-3, 1.0)}
+    homes = {lr: course.home / str(lr) for lr in (1e-3, 1.0)}
     for home in homes.values():
         home.mkdir()
     courses = {lr: Course(home) for lr, home in homes.items()}
