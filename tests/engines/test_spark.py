@@ -17,7 +17,7 @@ import torch
 import elastic
 from chaos_tests.support.processes import command_line, living
 from elastic.engines.job_driver import JobResult
-from elastic.errors import ConfigError, LaunchFailed
+from elastic.errors import ConfigError, ElasticError, LaunchFailed
 from elastic.spark import run
 from tests.engines.training import DEADLINE_S, STEPS, Course, train
 
@@ -140,3 +140,14 @@ def test_what_cannot_be_a_job_is_said_before_anything_starts(course: Course) -> 
         training(course)
     with pytest.raises(ConfigError, match="unknown option slots"):
         run(train, workers=2, slots=3)
+
+
+def test_executors_that_lack_something_are_not_tried_for_ever(
+    course: Course, mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    (broken / "grpc").mkdir(parents=True)
+    (broken / "grpc" / "__init__.py").write_text("raise ImportError('not on this machine')")
+    monkeypatch.setenv("PYTHONPATH", f"{broken}:{os.environ['PYTHONPATH']}")
+    with session(1, course.home), pytest.raises(ElasticError, match="each attempt fails: ImportError: not on this"):
+        training(course, workers=(1, 1))
