@@ -170,8 +170,8 @@ def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_els
         await duties(c, {job: 1})
         leading.office.detach(a)
         leading.office.detach(c)
-        for node in "ac":
-            await leading.office.change(lambda to, node=node: to.cordon(node, "its machine is gone"))
+        await leading.office.change(lambda to: to.cordon("a", "its machine is gone"))
+        await leading.office.change(lambda to: to.cordon("c", "its machine is gone"))
         await duties(leading.node("d"), {job: 1})
 
     play(tmp_path, story)
