@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import time
@@ -23,6 +24,9 @@ from elastic.records.job_files import LEDGER
 
 ASK_S = 1.0
 GRACE_S = 30.0
+FAILURES = 5
+ERROR_LINE = re.compile(r"[\w.]*(?:Error|Exception|Lost|Failure|AgentEnded)\b.*")
+ERROR_CHARACTERS = 300
 TAIL_BYTES = 1 << 16
 """Of a node's ledger, in which the newest line is looked for."""
 
@@ -48,6 +52,8 @@ class NodeTask:
     number: int
     attempts: int = 0
     node: str = ""
+    failures: int = 0
+    """In a row."""
     pause_s: float = 0.0
     """Before the next start."""
     due_s: float = 0.0
@@ -96,17 +102,24 @@ class JobDriver:
         return self.fleet.ticket(self.job, task.node, slots, GRACE_S, self._function)
 
     def ended(self, task: NodeTask, outcome: TaskOutcome | Exception) -> None:
-        """An attempt has ended. An error is said, and the task is started again after 0, 1, 2, 4, ... 30 s."""
+        """An attempt has ended. An error is said, and the task is started again after 0, 1, 2, 4, ... 30 s.
+
+        Raises ElasticError for a task that has failed FAILURES times in a row while no node has come: none will.
+        """
         node, task.node = task.node, ""
         if isinstance(outcome, TaskOutcome):
-            task.pause_s = 0.0
+            task.failures, task.pause_s = 0, 0.0
             self._served.append(outcome)
             if outcome.over:
                 self._asks_s = 0.0
                 return
             _say(f"{node} has left the job, as its machine has to go")
         else:
-            _say(f"{node} is lost: {(str(outcome).strip().splitlines() or [type(outcome).__name__])[-1]:.300}")
+            because = cause(str(outcome)) or type(outcome).__name__
+            _say(f"{node} is lost: {because}")
+            task.failures += 1
+            if task.failures >= FAILURES and self._entry["state"] == "waits":
+                raise ElasticError(f"no node has come, and each attempt fails: {because}")
             task.due_s = time.monotonic() + task.pause_s
             task.pause_s = min(30.0, max(1.0, 2 * task.pause_s))
         try:
@@ -189,6 +202,13 @@ class JobDriver:
             for rank, content in one.values.items():
                 function_file.keep_value(directory, rank, content)
         return function_file.read_value(directory)
+
+
+def cause(text: str) -> str:
+    """Of the text of an engine's error, with the tracebacks of both of its languages: the line that a person needs."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if ERROR_LINE.match(line) and not line.startswith(("org.apache.", "java."))]
+    return (named or lines or [""])[-1 if named else 0][:ERROR_CHARACTERS]
 
 
 def _say(text: str) -> None:

@@ -17,9 +17,10 @@ import torch
 import elastic
 from chaos_tests.support.processes import command_line, living
 from elastic.engines.job_driver import JobResult
-from elastic.errors import ConfigError, LaunchFailed
+from elastic.errors import ConfigError, ElasticError, LaunchFailed
 from elastic.spark import run
 from tests.engines.training import DEADLINE_S, STEPS, Course, train
+from tests.live.jobs import ROOT
 
 pyspark = pytest.importorskip("pyspark", reason="make test-engines installs it")
 
@@ -27,8 +28,8 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 
 
 @contextmanager
-def session(executors: int, home: Path) -> Iterator[Any]:
-    """With one task on each executor at a time."""
+def session(executors: int, home: Path, path: str = "") -> Iterator[Any]:
+    """With one task on each executor at a time. path: where executors look for modules first."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local-cluster[{executors},1,512]")
@@ -40,6 +41,8 @@ def session(executors: int, home: Path) -> Iterator[Any]:
         "spark.sql.warehouse.dir": str(home / "warehouse"),
         "spark.ui.showConsoleProgress": "false",
     }
+    if path:
+        settings["spark.executorEnv.PYTHONPATH"] = f"{path}:{ROOT}"
     for name, value in settings.items():
         builder = builder.config(name, value)
     found = builder.getOrCreate()
@@ -140,3 +143,14 @@ def test_what_cannot_be_a_job_is_said_before_anything_starts(course: Course) -> 
         training(course)
     with pytest.raises(ConfigError, match="unknown option slots"):
         run(train, workers=2, slots=3)
+
+
+def test_executors_that_lack_something_are_not_tried_for_ever(course: Course, mark: str) -> None:
+    broken = course.home / "broken"
+    (broken / "grpc").mkdir(parents=True)
+    (broken / "grpc" / "__init__.py").write_text("raise ImportError('not on this machine')")
+    with (
+        session(1, course.home, str(broken)),
+        pytest.raises(ElasticError, match="each attempt fails: ImportError: not on this"),
+    ):
+        training(course, workers=(1, 1))

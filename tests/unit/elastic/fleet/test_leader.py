@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,8 +170,8 @@ def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_els
         await duties(c, {job: 1})
         leading.office.detach(a)
         leading.office.detach(c)
-        for node in "ac":
-            await leading.office.change(partial(Registry.cordon, node=node, because="its machine is gone"))
+        await leading.office.change(lambda to: to.cordon("a", "its machine is gone"))
+        await leading.office.change(lambda to: to.cordon("c", "its machine is gone"))
         await duties(leading.node("d"), {job: 1})
 
     play(tmp_path, story)
