@@ -60,7 +60,7 @@ test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
 	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target live-r-z unit live-f-q live-a-e lint sim-short
 
 unit: setup ## unit tests
-	$(BOUND) 20m $(PYTEST) tests/unit
+	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit
 
 sim-short: setup ## simulated tests: a few hundred whole jobs in virtual time
 	$(BOUND) 20m $(PYTEST) tests/sim
@@ -82,7 +82,7 @@ fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, othe
 	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/reduction/test_fuzz_data.py tests/unit/elastic/wire/test_fuzz_control.py tests/unit/chaos_tests/scenario/test_fuzz_chaos.py
 
 test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
-	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live
+	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live tests/unit
 
 # Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
 # targets install, outside of .venv.

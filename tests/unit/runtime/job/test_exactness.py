@@ -54,7 +54,7 @@ def ledger(session: FakeMember | Recorded) -> list[object]:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
-@pytest.mark.parametrize("reduction", ["exact", "fixed"])
+@pytest.mark.parametrize("reduction", ["exact", pytest.param("fixed", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(name: str, reduction: str) -> None:
     """w1 dies in the second operation, and w0, the oldest, in the fifth; between them a newcomer copies the

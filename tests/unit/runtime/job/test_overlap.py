@@ -97,7 +97,7 @@ def alone(sums: EarlySums) -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
-@pytest.mark.parametrize("reduction", ["exact", "fixed"])
+@pytest.mark.parametrize("reduction", ["exact", pytest.param("fixed", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(name: str, reduction: str) -> None:
     digests = []
