@@ -335,10 +335,9 @@ class Session(Protocol):
 
     def next_unit(self) -> int | None: ...
 
-    @property
-    def early(self) -> EarlySums | None:
-        """Takes the values of the unit that was handed out last as they come; None: nobody wants them early. Asked for
-        once a unit."""
+    def send_early(self) -> EarlySums | None:
+        """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.
+        Returns what takes its values as they come; None: nothing is sent early. Called at most once a unit."""
         ...
 
     def unit_done(self, leaf: Partial) -> None: ...

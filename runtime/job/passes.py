@@ -296,7 +296,7 @@ class Pass(Iterator[Any]):
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
-        if self._phase == "collecting" and (early := training.session.early) is not None:
+        if self._phase == "collecting" and (early := training.session.send_early()) is not None:
             self._harvest.expect(early, lambda: self._counted(shard))
         running.cached.begin_shard()
         return running.shard if loader is None else batch

@@ -181,19 +181,21 @@ class RingExchange:
     # ------------------------------------------------------------------------------------ overlap with backward
 
     def _overlaps(self, ring: Ring, task: OperationSpec, again: bool) -> bool:
-        """Whether the operation is summed part by part; all members find the same."""
+        """Whether the operation is summed part by part; all members find the same. On a GPU it is not: whoever sends a
+        part there would have to wait for the stream that writes it, and nobody has tried that."""
         wanted = self._overlap is Overlap.ON or (self._overlap is Overlap.AUTO and len(set(ring.hosts)) > 1)
-        fits = self._reduction.stable and not again and ring.generation != self._wrong_in
+        on_cpu = self._standing.sums_on.type == "cpu"
+        fits = on_cpu and self._reduction.stable and not again and ring.generation != self._wrong_in
         return wanted and fits and bool(task.cuts) and ring.world_size > 1
 
-    def early(self, task: OperationSpec, unit: int) -> EarlySums | None:
-        """This worker's last unit of the operation begins. What its gradients may be given to; None: nothing."""
+    def send_early(self, task: OperationSpec) -> EarlySums | None:
+        """See Session."""
         standing = self._standing
         with standing.changed:
             p = standing.position
-            ring, number = self._rings.get(p.entered), p.reduced
+            ring, number, unit = self._rings.get(p.entered), p.reduced, p.running
             again = _again(p.record, number)
-            if p.quiesced or p.todo or p.running != unit or ring is None or not self._overlaps(ring, task, again):
+            if p.quiesced or p.todo or unit is None or ring is None or not self._overlaps(ring, task, again):
                 return None
             held = standing.roots()
         self._leave_early(ring.generation, number)

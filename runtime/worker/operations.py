@@ -126,10 +126,8 @@ class OperationLoop:
         if not (self._task.op.kind is OpKind.LEAVE and self._orders.complete):
             self._orders.leave_if_over()
 
-    @property
-    def early(self) -> EarlySums | None:
-        running = self._standing.position.running
-        return None if running is None else self._turn.early(self._task, running)
+    def send_early(self) -> EarlySums | None:
+        return self._turn.send_early(self._task)
 
     def next_unit(self) -> int | None:
         self._leave_unless_leaving()

@@ -29,7 +29,6 @@ class SingleSession:
     rank = 0
     world_size = 1
     alone = True
-    early = None
     reduction = Reduction.EXACT
     local_rank = 0
     home = HomeRank(0, 0, 1)
@@ -106,6 +105,9 @@ class SingleSession:
         self._op, self._own = op, own
         self._todo = list(range(op.units))
         self._held = {}
+
+    def send_early(self) -> None:
+        """Nothing: a job of one sends nothing."""
 
     def next_unit(self) -> int | None:
         return self._todo.pop(0) if self._todo else None

@@ -185,7 +185,6 @@ class FakeMember:
     """Session of one thread."""
 
     alone = False
-    early = None
     local_rank = 0
     restarted = False
     sums_on = torch.device("cpu")
@@ -335,6 +334,9 @@ class FakeMember:
         todo = [unit for unit in todo if unit not in taken]
         world.open[self.worker_id] = Contribution(op, dict(fingerprint), own, todo)
         self.computed = 0
+
+    def send_early(self) -> None:
+        """Nobody takes anything early here."""
 
     def next_unit(self) -> int | None:
         if self.behind:

@@ -170,8 +170,9 @@ class FixedPoint:
     def misfits(self, result: Partial) -> bool:
         """Whether a leaf was too large for the integers, so that the result means nothing. Then the exponents are those
         that fit it, and the pass has to be computed again. All members get the same answer."""
+        tops = {"int16": result.flats["int16"].to(self._device)}  # another member's result has come through the CPU
         misfits = any(
-            overflowed(self._exponents[section.name], section.tops(result.flats), section.range, self._state.units)
+            overflowed(self._exponents[section.name], section.tops(tops), section.range, self._state.units)
             for section in self._sections
         )
         if misfits:

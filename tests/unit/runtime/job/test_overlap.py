@@ -32,7 +32,6 @@ def _one_thread() -> Iterator[None]:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several parts of tiny models; blocks of fixed_leaves.py still decide where they begin."""
     monkeypatch.setattr(early_sums, "PART_ELEMENTS_MIN", 1)
-    monkeypatch.setattr(early_sums, "ALIGN", 256)
 
 
 class Early(Recorded):
@@ -57,8 +56,7 @@ class Early(Recorded):
         super().begin(op, fingerprint, groups, own, cuts)
         self.cuts, self.groups = cuts, groups or {}
 
-    @property
-    def early(self) -> EarlySums | None:  # type: ignore[override]
+    def send_early(self) -> EarlySums | None:  # type: ignore[override]
         assert self._op is not None
         if self._todo or not self.cuts:
             return None
@@ -108,7 +106,6 @@ def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(name: str,
         job.close()
     assert digests[0] == digests[1]
     assert isinstance(session, Early) and session.passes
-    print(session.passes)
     if name not in WRONG:
         assert all(right for _, _, right in session.passes)
     if name not in WRONG | LATE:
