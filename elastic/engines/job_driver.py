@@ -1,4 +1,4 @@
-"""One job on an engine, from its start to its result; the engine's own driver starts the tasks."""
+"""The driver's part of a job on an engine, from its start to its result. The engine's own driver starts the tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILURES = 5
 ERROR_LINE = re.compile(r"[\w.]*(?:Error|Exception|Lost|Failure|AgentEnded)\b.*")
 ERROR_CHARACTERS = 300
 TAIL_BYTES = 1 << 16
-"""Of a node's ledger, in which the newest line is looked for."""
+"""The newest line of a node's ledger is looked for in its last 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class JobResult:
 
 @dataclass(slots=True)
 class NodeTask:
-    """One of the tasks of a job. attempts: how often it was started, each time as a node of another name."""
+    """A task of the engine that serves the job. attempts: how often it was started, each time as a node of another
+    name."""
 
     number: int
     attempts: int = 0
@@ -176,8 +177,8 @@ class JobDriver:
         return max(lines, key=lambda line: int(line["step"]), default={})
 
     def result(self) -> JobResult:
-        """Of a job that is over, when all its tasks have ended. Raises LaunchFailed unless it is complete, and
-        ConfigError if no rank has returned from the function."""
+        """The result of the job, which is over, and whose tasks have all ended. Raises LaunchFailed unless it is
+        complete, and ConfigError if no rank has returned from the function."""
         entry = self._entry
         if entry["exit_code"] != ExitCode.DONE:
             because, _, traceback = str(entry["because"]).partition("\n")
@@ -205,7 +206,7 @@ class JobDriver:
 
 
 def cause(text: str) -> str:
-    """Of the text of an engine's error, with the tracebacks of both of its languages: the line that a person needs."""
+    """The line that a person needs, of the text of an engine's error, which has tracebacks of Python and of Java."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if ERROR_LINE.match(line) and not line.startswith(("org.apache.", "java."))]
     return (named or lines or [""])[-1 if named else 0][:ERROR_CHARACTERS]

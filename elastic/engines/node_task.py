@@ -162,7 +162,7 @@ class _Node:
             time.sleep(POLL_S)  # files and other processes: there is nothing to wait on
 
     def _state(self) -> str | None:
-        """Of the job; None while nobody says."""
+        """The state of the job; None while the rendezvous does not answer."""
         try:
             return str(self._client.job(self._ticket.job)["state"])
         except ConfigError:

@@ -42,7 +42,7 @@ class PrivateFleet:
         temp_dirs.sweep(temporary, PREFIX)
         self._own = temp_dirs.TempDirectory(temporary, PREFIX)
         self.directory = self._own.path
-        """Of this user alone, and gone with this fleet."""
+        """Only this user can read it. It is removed with the fleet."""
         try:
             self._start(host)
         except BaseException:

@@ -60,8 +60,8 @@ def write_value(directory: Path, rank: int, value: object) -> None:
 
 
 def read_value(directory: Path) -> object:
-    """Of the lowest rank that has one: ranks can end between the last step and the return. Raises ConfigError if there
-    is none."""
+    """The value that the function returned on the lowest rank that has returned: a rank can end between the last step
+    and the return. Raises ConfigError if no rank has returned."""
     found = sorted(directory.glob(f"{VALUE}*"), key=lambda path: int(path.name.removeprefix(VALUE)))
     if not found:
         raise ConfigError("the job is complete, and no worker has returned from the function; its log says why")
@@ -75,7 +75,7 @@ def values(directory: Path) -> dict[int, bytes]:
 
 
 def keep_value(directory: Path, rank: int, content: bytes) -> None:
-    """One of `values`, of another machine, for `read_value` here."""
+    """Keep a rank's value, which `values` gave on another machine, for `read_value` here."""
     (directory / f"{VALUE}{rank}").touch(0o600)
     (directory / f"{VALUE}{rank}").write_bytes(content)
 

@@ -20,7 +20,7 @@ def bundle_of(per_worker: Mapping[str, float], workers: int) -> dict[str, float]
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, object]:
-    """Of an actor that takes a whole bundle."""
+    """The options of ray.remote for an actor that takes a whole bundle."""
     others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
     memory = {"memory": bundle["memory"]} if "memory" in bundle else {}
     return {

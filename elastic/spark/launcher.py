@@ -68,7 +68,7 @@ def run(
 
 
 def _context() -> Any:
-    """Of the active session. Raises ConfigError."""
+    """The SparkContext of the active session. Raises ConfigError without one."""
     try:
         from pyspark import SparkContext
     except ImportError:

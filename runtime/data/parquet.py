@@ -53,7 +53,7 @@ class ParquetStream:
         self._groups = _row_groups([path] if isinstance(path, str | Path) else list(path))
         self._ends: Indices = np.cumsum([group.rows for group in self._groups], dtype=np.int64)
         self.rows = int(self._ends[-1]) if self._groups else 0
-        """Of all files."""
+        """The number of rows of all files."""
         names = self._groups[0].fragment.physical_schema.names if self._groups else []
         self._columns = list(names) if columns is None else list(columns)
         if missing := [name for name in self._columns if name not in names]:
@@ -74,7 +74,7 @@ class ParquetStream:
         }
 
     def steps(self, shards: int) -> int:
-        """Of one epoch."""
+        """How many steps an epoch has."""
         return self.rows // (self._batch_size * shards)
 
     def open(self, shards: int, shard: int, epoch: int, skip: int) -> Iterator[dict[str, Any]]:
@@ -89,7 +89,7 @@ class ParquetStream:
         return self._batches(epoch, first, (steps - skip) * size)
 
     def _batches(self, epoch: int, first: int, rows: int) -> Iterator[dict[str, Any]]:
-        """Of so many rows from that place in the order of the epoch."""
+        """The batches of so many rows, from the row `first` of the epoch's order on."""
         import pyarrow
 
         held: list[Any] = []
@@ -147,7 +147,7 @@ class _RowGroup:
 
 
 def _row_groups(paths: Sequence[str | Path]) -> list[_RowGroup]:
-    """Of all files, in the order of `paths`, and of names in each directory."""
+    """The row groups of all files, in the order of `paths`; the files of a directory in the order of their names."""
     if not paths:
         raise ConfigError("ParquetStream was given no path")
     try:

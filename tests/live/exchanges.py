@@ -41,6 +41,20 @@ def kill_and_freeze(job: Job) -> None:
     assert job.left_behind() == {}
 
 
+def kill_two(job: Job) -> None:
+    """Kill a member and then rank 0 in a world of three; each is replaced, and the job goes on to its end."""
+    job.pace(0.05)
+    job.shut("end")
+    for victim in (1, 0):
+        members = job.await_world(3)
+        job.send(members[victim], signal.SIGKILL)
+        job.until("a world without it", lambda gone=members[victim]: gone not in job.members())  # type: ignore[misc]
+    job.await_world(3)
+    job.pace(0)
+    job.open("end")
+    assert job.wait() == 0
+
+
 def gloo_for_nccl(nccl: Any) -> None:
     """`--ring nccl` is gloo between CPUs."""
     from tests.unit.gloo import GlooGroup

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic.records import ledger
-from tests.live.exchanges import kill_and_freeze
+from tests.live.exchanges import kill_and_freeze, kill_two
 from tests.live.jobs import DEADLINE_S, TRAINER, Job, Line
 
 GLOO = Path(__file__).parent / "gloo_site"
@@ -39,16 +39,7 @@ def check_end(job: Job, alone: Alone) -> None:
 
 def test_a_member_and_rank_0_die_and_no_bit_changes(alone: Alone, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "3", *FIXED, str(TRAINER)) as job:
-        job.pace(0.05)
-        job.shut("end")
-        for victim in (1, 0):
-            members = job.await_world(3)
-            job.send(members[victim], signal.SIGKILL)
-            job.until("a world without it", lambda gone=members[victim]: gone not in job.members())  # type: ignore[misc]
-        job.await_world(3)
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        kill_two(job)
         check_end(job, alone)
         assert job.left_behind() == {}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
 from elastic.records import ledger
 from tests.live.conftest import Quiet
-from tests.live.exchanges import kill_and_freeze
+from tests.live.exchanges import kill_and_freeze, kill_two
 from tests.live.jobs import SCRIPTS, TRAINER, Job
 
 GLOO = Path(__file__).parent / "gloo_site"
@@ -20,19 +19,6 @@ def check_end(job: Job, quiet: Quiet) -> None:
     assert job.result["digest"] == quiet.digest
     assert ledger.compare(quiet.steps, job.steps()) is None
     assert not list(job.events("overlap_given_up"))
-
-
-def kill_two(job: Job) -> None:
-    job.pace(0.05)
-    job.shut("end")
-    for victim in (1, 0):
-        members = job.await_world(3)
-        job.send(members[victim], signal.SIGKILL)
-        job.until("a world without it", lambda gone=members[victim]: gone not in job.members())  # type: ignore[misc]
-    job.await_world(3)
-    job.pace(0)
-    job.open("end")
-    assert job.wait() == 0
 
 
 def test_a_member_and_rank_0_die_while_gradients_leave(quiet: Quiet, tmp_path: Path) -> None:
