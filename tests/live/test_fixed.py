@@ -37,10 +37,12 @@ def check_end(job: Job, alone: Alone) -> None:
     assert ledger.compare(alone.steps, job.steps()) is None
 
 
-def test_a_member_and_rank_0_die_and_no_bit_changes(alone: Alone, tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", "3", *FIXED, str(TRAINER)) as job:
+def test_a_member_and_rank_0_die_while_gradients_leave_and_no_bit_changes(alone: Alone, tmp_path: Path) -> None:
+    """With --overlap on, which test_overlap.py tries in more ways."""
+    with Job(tmp_path, "--workers", "3", "--overlap", "on", *FIXED, str(TRAINER)) as job:
         kill_two(job)
         check_end(job, alone)
+        assert not list(job.events("overlap_given_up"))
         assert job.left_behind() == {}
 
 

@@ -21,6 +21,7 @@ def check_end(job: Job, quiet: Quiet) -> None:
     assert not list(job.events("overlap_given_up"))
 
 
+@pytest.mark.long
 def test_a_member_and_rank_0_die_while_gradients_leave(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, *OPTIONS, str(TRAINER)) as job:
         kill_two(job)
