@@ -409,6 +409,12 @@ class JobSpec:
     labels: tuple[str, ...] = ()
     """NAME=VALUE each: the job lies on nodes only whose agents were given all of them."""
 
+    priority: int = 0
+    """In the queue of a fleet: jobs of a higher one come first, and may preempt those of lower ones."""
+
+    owner: str = ""
+    """Whose quota of a fleet the job uses; of a submitter with a certificate it is the name in that."""
+
     timing: Timing = field(default_factory=Timing)
 
     def __post_init__(self) -> None:
@@ -440,6 +446,8 @@ class JobSpec:
             )
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
+        if self.owner:
+            check_name("owner", self.owner)
         check_pairs("env", self.env)
         check_pairs("labels", self.labels)
         if "\0" in self.env_from:

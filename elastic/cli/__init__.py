@@ -13,7 +13,8 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     doctor.py       `elastic doctor`
     daemons.py      `elastic rendezvous`, `elastic agent`
     upgrade.py      `elastic agent --upgrade`
-    submit.py       `elastic submit`, `elastic scale`
+    submit.py       `elastic submit`
+    scale.py        `elastic scale`, `elastic quota`
     jobs.py         `elastic jobs`, `elastic stop`
     top.py          `elastic top`
     logs.py         `elastic logs`
@@ -52,7 +53,8 @@ MODULES = {
     "rendezvous": "elastic.cli.daemons",
     "agent": "elastic.cli.daemons",
     "submit": "elastic.cli.submit",
-    "scale": "elastic.cli.submit",
+    "scale": "elastic.cli.scale",
+    "quota": "elastic.cli.scale",
     "jobs": "elastic.cli.jobs",
     "stop": "elastic.cli.jobs",
     "top": "elastic.cli.top",

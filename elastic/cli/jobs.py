@@ -80,12 +80,16 @@ def overview_text(overview: dict[str, Any], *, long: bool = False) -> str:
         if job["state"] == "ended":
             told += f" exit {job['exit_code']}: {job['because'].partition(chr(10))[0]}"
         else:
-            told += f" {where or str(job['workers']) + ' workers'}" + (f": {job['because']}" if job["because"] else "")
+            queued = f", place {job['place']} in the queue" if job.get("place") else ""
+            told += f" {where or str(job['workers']) + ' workers' + queued}"
+            told += f": {job['because']}" if job["because"] else ""
         lines.append(told.rstrip())
         if long and job.get("members"):
             lines.append(f"  members of generation {job['generation']}: {', '.join(job['members'])}")
         if long:
             lines.append(f"  submitted by {owner_text(job.get('owner'))}")
+        if long and "priority" in job:
+            lines.append(f"  priority {job['priority']}, owner {job['account'] or 'not named'}")
         lines += [f"  trouble: {trouble['because']}; {trouble['advice']}" for trouble in job.get("troubles", ())]
     lines = lines or ["no jobs"]
     for node in overview["nodes"]:
@@ -94,6 +98,9 @@ def overview_text(overview: dict[str, Any], *, long: bool = False) -> str:
         labels = f", {' '.join(node['labels'])}" if node["labels"] else ""
         because = f": {node['because']}" if node["because"] and node["up"] else ""
         lines.append(f"node {node['node']:<15} {state}{labels}{because}")
+    for owner in overview.get("owners", ()):
+        quota = f", quota {owner['quota']}" if owner["quota"] else ""
+        lines.append(f"owner {owner['owner']:<14} {owner['slots']} slots{quota}")
     told_already = [trouble for job in overview["jobs"] for trouble in job.get("troubles", ())]
     troubles = [trouble for trouble in overview.get("troubles", ()) if trouble not in told_already]
     lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in troubles]
@@ -134,7 +141,7 @@ def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str
             raise
         except ElasticError:  # nobody leads just now
             entry = {"state": ""}
-        if entry["state"] == "ended":
+        if entry["state"] == "ended":  # a preempted one goes on as another one, which `client.job` finds
             return entry
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise ElasticError(f"{job} is not over after {within_s:g} s; `elastic status` shows what it does")

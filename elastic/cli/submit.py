@@ -1,10 +1,11 @@
-"""`elastic submit` and `elastic scale`: a job for a fleet, and how many workers it is to have."""
+"""`elastic submit`: a job for a fleet."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,21 +31,13 @@ job.toml:
   directory = "/srv/train"              where that is, on every node
   workers = 4
   min_workers = 2                       it starts when these fit, all or none
+  priority = 5                          before those with less, which it may preempt; default 0
+  owner = "vision"                      whose quota it uses; with certificates the name in yours counts
   labels = ["gpu=h100"]                 only on nodes whose agents have these
   checkpoint_dir = "s3://bucket/runs"   which every node reaches; each job has a directory in it
   env_from = "/etc/train/secrets.env"   NAME=VALUE lines, read on each node: for what the fleet is not to know
   [env]
   OMP_NUM_THREADS = "4"
-"""
-
-
-SCALE_EXAMPLES = """\
-examples:
-  elastic scale train-1 8 --rendezvous 127.0.0.1:7070
-  elastic scale train 2 --rendezvous 127.0.0.1:7070 --json
-
-From min_workers to max_workers of the job's file. Nothing is interrupted: workers come and leave between two steps, and
-no bit changes. A larger job gets slots where there are free ones; `elastic top` shows how it comes to it.
 """
 
 
@@ -61,25 +54,17 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--resume", metavar="JOB", help="go on from the newest checkpoint of this job, which is over; read from here"
     )
+    verb.add_argument("--priority", type=int, metavar="N", help="instead of that in the file")
     verb.add_argument("--wait", action="store_true", help="until it is over, and end with its exit code")
     verb.add_argument("--json", action="store_true", help="as one JSON object")
     verb.set_defaults(verb=_submit)
-    scale = verbs.add_parser(
-        "scale",
-        help="give a job of a fleet another number of workers",
-        description="Give a job of a fleet another number of workers, while it trains or waits.",
-        epilog=SCALE_EXAMPLES + EXIT_CODES,
-    )
-    scale.add_argument("job", metavar="JOB")
-    scale.add_argument("workers", metavar="N", type=int, help="how many it is to have")
-    add_replicas(scale)
-    scale.add_argument("--json", action="store_true", help="as one JSON object")
-    scale.set_defaults(verb=_scale)
 
 
 def _submit(options: argparse.Namespace) -> int:
     client = client_of(options)
     spec = read_job_file(options.file)
+    if options.priority is not None:
+        spec = replace(spec, priority=options.priority)
     resume = f"{options.resume}@{_newest_checkpoint(client, options.resume)}" if options.resume else ""
     told = client.submit(spec, resume)
     name = told["job"]
@@ -124,12 +109,3 @@ def _newest_checkpoint(client: FleetClient, job: str) -> str:
         raise ConfigError(f"{storage.url} has no whole checkpoint of {before['job']}; submit without --resume")
     print(f"elastic: goes on from step {found.name.step}, checkpoint {found.name}", file=sys.stderr)
     return str(found.name)
-
-
-def _scale(options: argparse.Namespace) -> int:
-    if options.workers < 1:
-        raise ConfigError(f"N={options.workers} must be at least 1; `elastic stop` ends a job")
-    told = client_of(options).scale(options.job, options.workers)
-    said = f"{told['job']} is to have {told['workers']} workers; it was {told['before']}"
-    print(json.dumps(told) if options.json else said)
-    return ExitCode.DONE

@@ -13,7 +13,7 @@ depend on each other, and a running job does not depend on the fleet's leader.
 agent of that job, the same program as under `elastic run`, which attends the job's leader by itself.
 
     documents.py        what the store keeps: submissions, sizes, placements, cordons, grants. Pure
-    scheduler.py        which job gets which slots, and what the other jobs wait for. Pure
+    queue/              which job gets which slots, which is preempted, and what the others wait for. Pure
     findings.py         what `elastic doctor` makes of the facts: add a check there. Pure
     registry.py         the documents in the store
     server.py           one replica: what `elastic rendezvous` runs

@@ -65,6 +65,10 @@ class FleetClient:
         """Ask for another number of workers. Returns {"job", "workers", "before"}."""
         return self._ask(pb.Question(scale=pb.Scale(job=job, workers=workers)))
 
+    def allow(self, owner: str, slots: int) -> dict[str, Any]:
+        """Give an owner a quota; 0: none. Returns {"owner", "slots", "before"}."""
+        return self._ask(pb.Question(allow=pb.Allow(owner=owner, slots=slots)))
+
     def cordon(self, node: str, because: str, *, over: bool) -> None:
         self._ask(pb.Question(cordon=pb.Cordon(node=node, because=because, over=over)))
 
@@ -77,9 +81,12 @@ class FleetClient:
         return self._ask(pb.Question(overview=pb.Overview()))
 
     def job(self, name: str = "") -> dict[str, Any]:
-        """The overview's entry of that job; "": of the only job that is not over."""
+        """The overview's entry of that job, or of the one as which it goes on; "": of the only job that is not over."""
         jobs = cast(list[dict[str, Any]], self.overview()["jobs"])
         if name:
+            after = {job["follows"]: job["job"] for job in jobs if job["follows"]}
+            while name in after:
+                name = after[name]
             found = [job for job in jobs if job["job"] == name]
             alike = [job for job in jobs if job["job"].rpartition("-")[0] == name]
             found = found or [job for job in alike if job["state"] != "ended"] or alike[-1:]

@@ -7,11 +7,13 @@
 /elastic/.fleet/owners/<job>       Caller: who submitted the job
 /elastic/.fleet/grants/<job>       Grants: who may attend the job
 /elastic/.fleet/sizes/<job>        Size: the number of workers that an operator wants
-/elastic/.fleet/stops/<job>        Wish: an operator wants the job to end
+/elastic/.fleet/stops/<job>        Wish: an operator wants the job to end, or it is preempted
 /elastic/.fleet/cordons/<node>     Wish: an operator wants no job on this node
+/elastic/.fleet/quotas/<owner>     Quota: how many slots an owner may count on
 /elastic/.fleet/results/<job>      Result, written once; the job's own records are at /elastic/<job>/
 
-A job's number makes its name unique in the fleet for ever, so no record of an earlier job is taken for its own.
+A job's number makes its name unique in the fleet for ever, so no record of an earlier job is taken for its own. For
+that reason a job that was preempted goes on under another number, when it has left.
 
 The agents of the nodes on which the fleet has placed a job may attend it, each by a token of its own. A share of a job
 on a node comes with a grant of a new token. The fleet's leader tells the token only to the node's daemon, which tells
@@ -26,8 +28,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from elastic.config import JobSpec, RingKind
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, ExitCode
 from elastic.security.roles import Caller
+
+_LEFT = (ExitCode.DRAINED, ExitCode.TERMINATED, ExitCode.STATE_LOST, ExitCode.BELOW_QUORUM)
+"""How a job ends that leaves its nodes in order, or too slowly, or loses them meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class Submission:
     series: the name of the first job with these checkpoints, and of their directory below spec.checkpoint_dir.
     identity: theirs too; a job that goes on with them has the same. resume: the checkpoint from which the job goes on,
     or "". interruptions: how often it was interrupted before. token: the token of the request, which may have come
-    twice.
+    twice. since: the number of the first job whose place in the queue this one has, because it was preempted; 0: its
+    own. follows: the job that was preempted, and goes on as this one; "": none.
     """
 
     spec: JobSpec
@@ -47,6 +53,8 @@ class Submission:
     resume: str = ""
     interruptions: int = 0
     token: str = ""
+    since: int = 0
+    follows: str = ""
 
     @property
     def checkpoints(self) -> str:
@@ -94,9 +102,17 @@ class Grants:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """An operator's wish, with its reason."""
+    """An operator's wish, with its reason. preempts: the queue's wish, which stops a job so that it waits again."""
 
     because: str
+    preempts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The slots that an owner's jobs get before those of owners that hold more than theirs."""
+
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,23 @@ class FleetJob:
         return self.size.workers if self.size is not None else self.spec.workers
 
     @property
+    def account(self) -> str:
+        """Whose quota the job uses: of a caller with a certificate its name, else what the job's file says, or ""."""
+        return (self.owner.name if self.owner is not None else "") or self.spec.owner
+
+    @property
+    def since(self) -> int:
+        """The job's age: of two, the smaller number is the older job."""
+        return self.submission.since or self.submission.number
+
+    @property
+    def waits_again(self) -> bool:
+        """Whether the job has left because it was preempted. How it ended otherwise, by itself too, is its end."""
+        return (
+            self.result is not None and self.result.exit_code in _LEFT and self.stop is not None and self.stop.preempts
+        )
+
+    @property
     def name(self) -> str:
         return self.submission.spec.name
 
@@ -164,10 +197,15 @@ class FleetState:
 
     jobs: tuple[FleetJob, ...] = ()
     cordons: Mapping[str, Wish] = field(default_factory=dict)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def job(self, name: str) -> FleetJob | None:
         return next((job for job in self.jobs if job.name == name), None)
+
+    def after(self, name: str) -> FleetJob | None:
+        """The job as which a preempted one goes on, if it was not preempted again."""
+        return next((job for job in self.jobs if job.submission.follows == name), None)
 
     def forgettable(self, kept: int) -> list[str]:
         """The names of the ended jobs, but for the `kept` that ended last."""

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
 from elastic.fleet import documents, registry
 from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result
+from elastic.fleet.queue.scheduler import OfferedNode, Schedule, schedule
 from elastic.fleet.registry import Registry
-from elastic.fleet.scheduler import OfferedNode, Schedule, schedule
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.served_stream import ServedStream
@@ -270,6 +270,15 @@ class FleetLeader:
             elif granted != job.grants:
                 await self._store.call(self._registry.grant, job.name, granted)
                 written = True
+            elif job.name in plan.preempted and job.stop is None:
+                because = f"preempted for {plan.preempted[job.name]}"
+                await self._store.call(partial(self._registry.stop, job.name, because, preempts=True))
+                self._journal.write("preempted", job=job.name, because=because)
+                written = True
+            elif job.waits_again and self.book.after(job.name) is None:
+                name = await self._store.call(self._registry.resubmit, job)
+                self._journal.write("waits_again", job=job.name, goes_on_as=name)
+                written = True
             elif job.waits and job.stop is not None:
                 stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
                 await self._store.call(self._registry.end, job.name, stopped)
@@ -321,7 +330,8 @@ class FleetLeader:
             if name not in self.sessions and now_s < since_s + ABSENT_S:
                 node = self._node(name, session, away=True)
                 nodes += [node] if node.counts or node.leaves else []  # who has left comes back to nothing
-        return schedule(self.book.jobs, nodes, self._gone(now_s), awaited=now_s < self._began_s + ABSENT_S)
+        quotas = {owner: quota.slots for owner, quota in self.book.quotas.items()}
+        return schedule(self.book.jobs, nodes, self._gone(now_s), quotas, awaited=now_s < self._began_s + ABSENT_S)
 
     def _gone(self, now_s: float) -> set[str]:
         placed = {share.node for job in self.book.jobs if job.runs for share in job.shares}

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from elastic.checkpoints.naming import PERIODIC
 from elastic.config import JobSpec, check_name
 from elastic.errors import CompareFailed, ConfigError
-from elastic.fleet.documents import FleetJob, FleetState, Grant, Grants, Placement, Result, Size, Submission, Wish
+from elastic.fleet.documents import (
+    FleetJob,
+    FleetState,
+    Grant,
+    Grants,
+    Placement,
+    Quota,
+    Result,
+    Size,
+    Submission,
+    Wish,
+)
 from elastic.security.roles import Caller
 from elastic.store.base import CreateRevision, Item, ModRevision, Prefix, Put, Store
 from elastic.store.election import CALL_S, Candidate
@@ -39,6 +52,7 @@ def read(store: Store) -> tuple[FleetState, int]:
     grants = _values(items, "grants/", Grants, unread)
     owners = _values(items, "owners/", Caller, unread)
     stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
+    quotas = _values(items, "quotas/", Quota, unread)
     jobs = [
         FleetJob(
             submission,
@@ -58,7 +72,7 @@ def read(store: Store) -> tuple[FleetState, int]:
         _count(items.get("count"))
     except ConfigError as error:
         unread["count"] = str(error)
-    return FleetState(tuple(jobs), cordons, unread), listing.revision
+    return FleetState(tuple(jobs), cordons, quotas, unread), listing.revision
 
 
 def _count(item: Item | None) -> int:
@@ -103,8 +117,8 @@ def _result(result: Result) -> bytes:
     return codec.to_json(replace(result, because=codec.cut(result.because)))
 
 
-def _wish(because: str) -> bytes:
-    return codec.to_json(Wish(codec.cut(because)))
+def _wish(because: str, *, preempts: bool = False) -> bytes:
+    return codec.to_json(Wish(codec.cut(because), preempts))
 
 
 class Registry:
@@ -127,33 +141,71 @@ class Registry:
         new job goes on. token: of the request; if it has made a job already, that job's name is returned. Raises
         ConfigError if the name is too long for a number, or the count of jobs cannot be read."""
         item = self._store.get(COUNT, timeout_s=CALL_S)
-        if token and (made := self._made_by(token)):  # looked for after the count, which a later job changes
+        made = self._made(lambda made: made.token == token) if token else ""
+        return made or self._submit(item, spec, before, Submission(spec, 0, "", "", resume, token=token), owner)
+
+    def resubmit(self, job: FleetJob) -> str:
+        """Write the job as which a preempted one goes on, with its owner, its size and its place in the queue. Returns
+        its name; if it has been written already, nothing happens. So it is if an operator has stopped it meanwhile, and
+        then "" is returned."""
+        item = self._store.get(COUNT, timeout_s=CALL_S)
+        if made := self._made(lambda made: made.follows == job.name):
             return made
+        wish = self._store.get(f"{ROOT}stops/{job.name}", timeout_s=CALL_S)
+        if wish is None or not codec.from_json(Wish, wish.value).preempts:
+            return ""
+        pointer = Candidate(self._store, job.name, "", time.monotonic).pointer(PERIODIC)
+        resume = pointer.entry if pointer is not None else job.submission.resume
+        again = Submission(job.spec, 0, "", "", resume, since=job.since, follows=job.name)
+        return self._submit(
+            item, replace(job.spec, name=base_name(job.name)), job.submission, again, job.owner, job.size
+        )
+
+    def _submit(
+        self,
+        item: Item | None,
+        spec: JobSpec,
+        before: Submission | None,
+        asked: Submission,
+        owner: Caller | None,
+        size: Size | None = None,
+        unchanged: Sequence[Item] = (),
+    ) -> str:
+        """item: the count of jobs, read before whatever says that this job is to be written. unchanged: other documents
+        that say so. Raises CompareFailed if one of them has changed."""
         number = _count(item) + 1
         name = f"{spec.name}-{number}"
         try:
             check_name("name", name)
         except ConfigError as error:
             raise ConfigError(f"name={spec.name!r} is too long for a fleet, which adds a number: {error}") from error
-        submission = Submission(replace(spec, name=name), number, name, secrets.token_hex(8), token=token)
+        submission = replace(
+            asked, spec=replace(spec, name=name), number=number, series=name, identity=secrets.token_hex(8)
+        )
         if before is not None:
-            again = before.interruptions + 1
             submission = replace(
-                submission, series=before.series, identity=before.identity, resume=resume, interruptions=again
+                submission,
+                series=before.series,
+                identity=before.identity,
+                interruptions=before.interruptions + 1,
             )
         puts = [Put(COUNT, str(number).encode()), Put(f"{ROOT}jobs/{name}", codec.to_json(submission))]
         if owner is not None:
             puts.append(Put(f"{ROOT}owners/{name}", codec.to_json(owner)))
-        done = self._candidate.write((ModRevision(COUNT, item.mod_revision if item is not None else 0),), tuple(puts))
+        if size is not None:
+            puts.append(Put(f"{ROOT}sizes/{name}", codec.to_json(size)))
+        compares = [ModRevision(COUNT, item.mod_revision if item is not None else 0)]
+        compares += [ModRevision(one.key, one.mod_revision) for one in unchanged]
+        done = self._candidate.write(tuple(compares), tuple(puts))
         if not done.succeeded:
             raise CompareFailed("another job was submitted in the same moment")
         return name
 
-    def _made_by(self, token: str) -> str:
-        """The name of the job that the request with this token has made, or ""."""
+    def _made(self, fits: Callable[[Submission], bool]) -> str:
+        """The name of the job that was submitted so, or ""."""
         listing = self._store.prefix(f"{ROOT}jobs/", timeout_s=CALL_S)
         jobs = _values({item.key: item for item in listing.items}, ROOT, Submission, {})
-        return next((submission.spec.name for submission in jobs.values() if submission.token == token), "")
+        return next((submission.spec.name for submission in jobs.values() if fits(submission)), "")
 
     def place(self, job: str, placement: Placement, grants: tuple[Grant, ...]) -> None:
         """Write the placement and its grants in one transaction: a node must not run a job that it may not attend."""
@@ -166,8 +218,16 @@ class Registry:
     def scale(self, job: str, workers: int) -> None:
         self._candidate.write((), (Put(f"{ROOT}sizes/{job}", codec.to_json(Size(workers))),))
 
-    def stop(self, job: str, because: str) -> None:
-        self._candidate.write((), (Put(f"{ROOT}stops/{job}", _wish(because)),))
+    def stop(self, job: str, because: str, *, preempts: bool = False) -> None:
+        self._candidate.write((), (Put(f"{ROOT}stops/{job}", _wish(because, preempts=preempts)),))
+
+    def allow(self, owner: str, slots: int) -> None:
+        """Give an owner a quota; 0: none."""
+        key = f"{ROOT}quotas/{owner}"
+        if slots:
+            self._candidate.write((), (Put(key, codec.to_json(Quota(slots))),))
+        else:
+            self._candidate.write((), (), (key,))
 
     def cordon(self, node: str, because: str) -> None:
         """because: why no job shall run on the node; "": jobs may run there again."""

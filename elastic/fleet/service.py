@@ -15,7 +15,7 @@ import grpc.aio
 from elastic.config import check_name, check_pairs
 from elastic.errors import CompareFailed, ConfigError, StoreError
 from elastic.fleet import registry
-from elastic.fleet.documents import FleetJob, Submission, check_for_fleet
+from elastic.fleet.documents import FleetJob, FleetState, Submission, check_for_fleet
 from elastic.fleet.leader import FleetLeader, NodeSession
 from elastic.fleet.probes import ReachProbes
 from elastic.protocol.worker_id import node_of
@@ -33,6 +33,9 @@ from elastic.wire.elastic_pb2_grpc import FleetServicer
 
 SLOTS_LIMIT = 1024
 """Most slots of one node; more is a mistake."""
+
+QUOTA_LIMIT = 1_000_000
+"""Most slots of one owner; more is a mistake."""
 
 
 class QuestionRefused(Exception):
@@ -114,6 +117,8 @@ class FleetService(FleetServicer):
                 return await self._scale(office, request.scale, caller)
             case "cordon":
                 return await self._cordon(office, request.cordon, caller)
+            case "allow":
+                return await self._allow(office, request.allow, caller)
             case "overview":
                 return self._overview(office)
             case "log":
@@ -139,7 +144,7 @@ class FleetService(FleetServicer):
         before: Submission | None = None
         if submit.resume:
             job = _find(office, submit.resume.partition("@")[0])
-            if job.result is None:
+            if job.result is None or job.waits_again:
                 raise QuestionRefused(f"{job.name} is not over; stop it first")
             before = job.submission
             if before.spec.checkpoint_dir != spec.checkpoint_dir:
@@ -167,9 +172,9 @@ class FleetService(FleetServicer):
 
     async def _stop(self, office: FleetLeader, stop: pb.Stop, caller: Caller) -> object:
         job = _find(office, stop.job)
-        if job.result is not None:
+        if job.result is not None and not job.waits_again:
             raise QuestionRefused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
-        if job.stop is None:
+        if job.stop is None or job.stop.preempts:
             await office.change(lambda to: to.stop(job.name, stop.because))
             self._journal.write(
                 "stop_asked", job=job.name, because=stop.because, caller=str(caller), peer=caller.address
@@ -212,6 +217,15 @@ class FleetService(FleetServicer):
             )
         return {"node": cordon.node}
 
+    async def _allow(self, office: FleetLeader, allow: pb.Allow, caller: Caller) -> object:
+        owner = check_name("OWNER", allow.owner)
+        if not 0 <= allow.slots <= QUOTA_LIMIT:
+            raise QuestionRefused(f"a quota of {allow.slots} slots; give 1 to {QUOTA_LIMIT}, or 0 for none")
+        before = office.book.quotas.get(owner)
+        await office.change(lambda to: to.allow(owner, allow.slots))
+        self._journal.write("quota_changed", owner=owner, slots=allow.slots, caller=str(caller), peer=caller.address)
+        return {"owner": owner, "slots": allow.slots, "before": before.slots if before is not None else 0}
+
     def overview(self) -> dict[str, Any] | None:
         """What `elastic jobs --json` shows; None while this replica does not lead the fleet."""
         return self._overview(self.office) if self.office is not None and self.office.ready.is_set() else None
@@ -243,6 +257,7 @@ class FleetService(FleetServicer):
             "term": office.term,
             "jobs": [self._job(office, job) for job in office.book.jobs],
             "nodes": [nodes[name] for name in sorted(nodes)],
+            "owners": _owners(office.book),
             "troubles": self._shown.troubles(office.sessions.keys()),
         }
 
@@ -253,11 +268,27 @@ class FleetService(FleetServicer):
             "min_workers": job.spec.min_workers,
             "identity": job.submission.identity,
             "owner": asdict(job.owner) if job.owner is not None else None,
+            "account": job.account,
+            "priority": job.spec.priority,
+            "follows": job.submission.follows,
             "checkpoints": job.submission.checkpoints,
             "slots": {share.node: share.slots for share in job.shares},
         }
+        if job.waits_again and (after := office.book.after(job.name)) is None:
+            because = f"{job.stop.because if job.stop else ''}; its place in the queue is being written"
+            return {
+                **told,
+                "state": "waits",
+                "because": because,
+                "slots": {},
+                "larger": False,
+                "place": 0,
+                "troubles": [],
+            }
         if job.result is not None:
             ended = {name: getattr(job.result, name) for name in ("exit_code", "because", "digest", "generation")}
+            if job.waits_again and job.stop is not None and after is not None:
+                ended |= {"because": f"{job.stop.because}; goes on as {after.name}", "next": after.name}
             return {**told, "state": "ended", "slots": {}, **ended}
         troubles = [
             {
@@ -276,7 +307,9 @@ class FleetService(FleetServicer):
         if job.stop is not None:
             state, because = "stopping", job.stop.because
         larger = state == "waits" and job.name in office.larger
-        return {**told, "state": state, "because": because, "larger": larger, "troubles": troubles}
+        queue = [name for name in office.waiting if name not in office.larger]
+        place = queue.index(job.name) + 1 if state == "waits" and job.name in queue else 0
+        return {**told, "state": state, "because": because, "larger": larger, "place": place, "troubles": troubles}
 
     async def _log(self, office: FleetLeader, ask: pb.ReadLog) -> object:
         """The names of a node's logs, or a piece of a log; bytes as Latin-1, which keeps each of them. "away": the node
@@ -296,9 +329,22 @@ def _is_of_this_replica(request: pb.Question) -> bool:
     return (content == "log" and request.log.here) or (content == "examine" and not request.examine.node)
 
 
+def _owners(book: FleetState) -> list[dict[str, object]]:
+    """Where there are quotas, the owners that have one or slots: name, quota (0: none), and the slots of their jobs."""
+    held = {owner: 0 for owner in book.quotas}
+    for job in book.jobs if book.quotas else ():
+        if job.runs and job.account:
+            held[job.account] = held.get(job.account, 0) + sum(share.slots for share in job.shares)
+    quotas = {owner: quota.slots for owner, quota in book.quotas.items()}
+    return [{"owner": owner, "quota": quotas.get(owner, 0), "slots": held[owner]} for owner in sorted(held)]
+
+
 def _find(office: FleetLeader, name: str) -> FleetJob:
-    """The job of that name; or the only job submitted under that name that is not over, else the newest."""
+    """The job of that name, or as which that one goes on; or the only job submitted under that name that is not over,
+    else the newest."""
     if (job := office.book.job(name)) is not None:
+        while (after := office.book.after(job.name)) is not None:
+            job = after
         return job
     alike = [job for job in office.book.jobs if registry.base_name(job.name) == name]
     found = [job for job in alike if job.result is None] or alike[-1:]

@@ -86,6 +86,8 @@ SENTENCES = {
     "resized": "the job is to have {workers} workers",
     "resigned": "{who} has given its lead back",
     "placed": "the fleet gives it {slots}",
+    "preempted": "it has to leave, with a checkpoint: {because}",
+    "waits_again": "it goes on as {goes_on_as}, from where it was",
     "charge_started": "node {node} starts its agent",
     "charge_ended": "its agent on node {node} ends",
     "submitted": "{caller} submits it, from {peer}",

@@ -419,7 +419,7 @@ class LogPiece(_message.Message):
     def __init__(self, number: _Optional[int] = ..., text: _Optional[bytes] = ..., end: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine", "scale", "ports")
+    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine", "scale", "ports", "allow")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +428,7 @@ class Question(_message.Message):
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     stop: Stop
     cordon: Cordon
@@ -436,7 +437,8 @@ class Question(_message.Message):
     examine: Examine
     scale: Scale
     ports: Ports
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., ports: _Optional[_Union[Ports, _Mapping]] = ...) -> None: ...
+    allow: Allow
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., ports: _Optional[_Union[Ports, _Mapping]] = ..., allow: _Optional[_Union[Allow, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("document", "resume", "token")
@@ -463,6 +465,14 @@ class Scale(_message.Message):
     job: str
     workers: int
     def __init__(self, job: _Optional[str] = ..., workers: _Optional[int] = ...) -> None: ...
+
+class Allow(_message.Message):
+    __slots__ = ("owner", "slots")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    slots: int
+    def __init__(self, owner: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class Cordon(_message.Message):
     __slots__ = ("node", "because", "over")

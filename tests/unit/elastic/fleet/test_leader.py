@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from elastic.checkpoints.naming import PERIODIC
+from elastic.checkpoints.pointer import Pointer
 from elastic.cli.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import StoreRefused, StoreUnavailable
 from elastic.fleet import leader as office_module
 from elastic.fleet import registry
-from elastic.fleet.documents import FleetState, Result, Submission
+from elastic.fleet.documents import FleetState, Result, Size, Submission, Wish
 from elastic.fleet.leader import FleetLeader, NodeSession
 from elastic.fleet.registry import Registry
 from elastic.fleet.service import FleetService
@@ -32,7 +34,7 @@ from elastic.store.election import Candidate, Won
 from elastic.store.lease import LeaseKeeper
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from tests.memory_store import MemoryStore
+from tests.memory_store import MemoryStore, write_key
 
 PATIENCE_S = 30.0
 
@@ -62,8 +64,15 @@ class Leading:
     def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", lock: str = "") -> NodeSession:
         return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address, lock=lock))
 
-    async def submit(self, name: str, workers: int, least: int) -> str:
-        spec = JobSpec(name=name, command=("train",), workers=workers, min_workers=least, checkpoint_dir="/shared")
+    async def submit(self, name: str, workers: int, least: int, priority: int = 0) -> str:
+        spec = JobSpec(
+            name=name,
+            command=("train",),
+            workers=workers,
+            min_workers=least,
+            priority=priority,
+            checkpoint_dir="/shared",
+        )
         await asyncio.wait_for(self.office.ready.wait(), PATIENCE_S)
         return await self.office.change(lambda to: to.submit(spec))
 
@@ -222,6 +231,121 @@ def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_
         assert office.plan().larger == set(), "a node that is away for a moment still counts"
         monkeypatch.setattr(c, "leaves", "asked")
         assert office.plan().larger == {"huge-2", "other-4"}, "and one that has said goodbye does not"
+
+    play(tmp_path, story)
+
+
+POINTER = Pointer("step-000000000080.0.g3-e09a5847", "a.0.0", 3)
+
+
+def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_S", 0.0)
+
+    async def story(leading: Leading) -> None:
+        a = leading.node("a", slots=2)
+        low = await leading.submit("low", 2, 2)
+        await duties(a, {low: 2})
+        await leading.office.change(lambda to: to.scale(low, 2))
+        high = await leading.submit("high", 1, 1, priority=1)
+        while not (await duties(a, {low: 2}))[0].leave:
+            pass
+        (waits,) = (job.stop for job in leading.office.book.jobs if job.name == low)
+        assert waits == Wish(f"preempted for {high}", preempts=True)
+
+        # Another leader goes on with what the first one has begun: the documents are all that there is.
+        key = f"/elastic/{low}/checkpoints/{PERIODIC}"
+        write_key(leading.store, key, POINTER.to_json(), timeout_s=1.0)
+        registry.end(leading.store, low, Result(6, "drained"))
+        successor = FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
+        leading.office.sessions, successor.sessions = {}, leading.office.sessions
+        work = asyncio.create_task(successor.lead())
+        try:
+            await duties(a, {high: 1})
+            book, _ = registry.read(leading.store)
+            again = book.after(low)
+            assert again is not None and book.after(again.name) is None
+            assert (again.name, again.since, again.waits, again.size) == ("low-3", 1, True, Size(2))
+            before = next(job for job in book.jobs if job.name == low).submission
+            told = again.submission
+            assert (told.series, told.identity, told.resume) == (before.series, before.identity, POINTER.entry)
+            desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+            desk.office = successor
+            shown = {job["job"]: job for job in (desk.overview() or {})["jobs"]}
+            assert shown[low]["because"] == f"preempted for {high}; goes on as low-3"
+            while not (told_now := {job["job"]: job for job in (desk.overview() or {})["jobs"]}["low-3"])["place"]:
+                await asyncio.sleep(0.01)
+            assert (told_now["place"], told_now["because"]) == (
+                1,
+                "needs 2 free slots at once, and 1 of the 2 on 1 node are free",
+            )
+            asked = pb.Question(scale=pb.Scale(job=low, workers=2))
+            assert json.loads((await desk.Ask(asked, HERE)).document)["job"] == "low-3", "its old name still does"
+            registry.end(leading.store, high, Result(0, "done"))
+            successor.read(*registry.read(leading.store))
+            await duties(a, {"low-3": 2})
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("ended", "stopped", "again"),
+    [
+        (Result(0, "done"), False, False),
+        (Result(1, "its script has failed"), False, False),
+        (Result(6, "drained"), True, False),
+        (Result(6, "drained"), False, True),
+        (Result(143, "did not leave in time"), False, True),
+        (Result(4, "all nodes died meanwhile"), False, True),
+    ],
+)
+def test_which_preempted_job_waits_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Result, stopped: bool, again: bool
+) -> None:
+    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_S", 0.0)
+
+    async def story(leading: Leading) -> None:
+        a = leading.node("a")
+        low = await leading.submit("low", 1, 1)
+        await duties(a, {low: 1})
+        high = await leading.submit("high", 1, 1, priority=1)
+        while not (await duties(a, {low: 1}))[0].leave:
+            pass
+        if stopped:
+            desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+            desk.office = leading.office
+            assert not (await desk.Ask(pb.Question(stop=pb.Stop(job=low, because="enough")), HERE)).refused
+        registry.end(leading.store, low, ended)
+        leading.office.read(*registry.read(leading.store))
+        await duties(a, {high: 1})
+        await leading.office.change(lambda to: to.cordon("b", "another round, which comes behind the one that wrote"))
+        names = [job.name for job in registry.read(leading.store)[0].jobs]
+        assert names == [low, high, *(["low-3"] if again else [])]
+
+    play(tmp_path, story)
+
+
+def test_a_quota_is_given_and_shown(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        desk.office = leading.office
+
+        async def allow(owner: str, slots: int) -> pb.Answer:
+            return await desk.Ask(pb.Question(allow=pb.Allow(owner=owner, slots=slots)), HERE)
+
+        assert json.loads((await allow("ann", 4)).document) == {"owner": "ann", "slots": 4, "before": 0}
+        assert "owner ann            0 slots, quota 4" in overview_text(desk.overview() or {})
+        assert json.loads((await allow("ann", 0)).document) == {"owner": "ann", "slots": 0, "before": 4}
+        assert (desk.overview() or {})["owners"] == []
+        assert "OWNER='Ann/../x' must be" in (await allow("Ann/../x", 4)).refused
+        assert "give 1 to 1000000" in (await allow("ann", -1)).refused
 
     play(tmp_path, story)
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from elastic.config import JobSpec
 from elastic.fleet.documents import FleetJob, NodeShare, Placement, Result, Size, Submission, Wish
-from elastic.fleet.scheduler import OfferedNode, schedule
+from elastic.fleet.queue.scheduler import OfferedNode, schedule
 
 
 def job(number: int, workers: int = 2, least: int = 1, placed: dict[str, int] | None = None, **fields: Any) -> FleetJob:
-    labels = fields.pop("labels", ())
-    spec = JobSpec(name=f"j-{number}", command=("train",), workers=workers, min_workers=least, labels=labels)
+    of_spec = {name: fields.pop(name) for name in ("labels", "priority", "owner") if name in fields}
+    spec = JobSpec(name=f"j-{number}", command=("train",), workers=workers, min_workers=least, **of_spec)
     placement = None if placed is None else Placement(tuple(NodeShare(node, slots) for node, slots in placed.items()))
     return FleetJob(Submission(spec, number, "series", "id"), placement, **fields)
 
@@ -51,10 +51,18 @@ def test_without_nodes_the_sentence_says_so() -> None:
 BUSY = job(0, workers=2, placed={"a": 2})
 
 
-def test_a_small_job_does_not_overtake_a_large_one() -> None:
-    jobs = [BUSY, job(1, workers=4, least=4), job(2, workers=1)]
-    assert placed(jobs, nodes(a=2, b=2)) == {"j-0": {"a": 2}}
-    assert waiting(jobs, nodes(a=2, b=2))["j-2"] == "waits behind j-1, which was submitted before it"
+def test_a_small_job_begins_on_slots_that_the_one_before_it_cannot_use_yet() -> None:
+    jobs = [BUSY, job(1, workers=4, least=4), job(2, workers=2)]
+    assert placed(jobs, nodes(a=2, b=2)) == {"j-0": {"a": 2}, "j-2": {"b": 1}}, "with its minimum"
+    assert waiting(jobs, nodes(a=2, b=2)) == {"j-1": "needs 4 free slots at once, and 1 of the 4 on 2 nodes are free"}
+    over = [replace(BUSY, result=Result(0, "done")), jobs[1], job(2, workers=2, placed={"b": 1})]
+    plan = schedule(over, nodes(a=2, b=2), set())
+    assert plan.preempted == {"j-2": "j-1"} and plan.placements.keys() == {"j-2"}
+    assert plan.waiting == {
+        "j-1": "needs 4 free slots at once, and 3 of the 4 on 2 nodes are free; j-2 will leave for it"
+    }
+    left = [*over[:2], job(2, workers=2)]
+    assert placed(left, nodes(a=2, b=2)) == {"j-1": {"a": 2, "b": 2}}
 
 
 def test_a_job_larger_than_the_fleet_holds_up_nobody_and_says_so_with_numbers() -> None:
@@ -91,8 +99,11 @@ def test_a_job_that_was_larger_than_the_fleet_takes_its_place_in_the_queue_when_
     jobs = [job(1, workers=4, least=4), small, job(3, workers=1)]
     plan = schedule(jobs, nodes(a=2, b=2), set())
     assert {name: placement.slots for name, placement in plan.placements.items()} == {"j-2": {"a": 2}}
-    assert plan.waiting["j-1"] == "needs 4 free slots at once, and 2 of the 4 on 2 nodes are free"
-    assert plan.waiting["j-3"] == "waits behind j-1, which was submitted before it"
+    assert plan.preempted == {"j-2": "j-1"}
+    assert plan.waiting == {
+        "j-1": "needs 4 free slots at once, and 2 of the 4 on 2 nodes are free; j-2 will leave for it",
+        "j-3": "needs 1 free slot at once, and 2 of the 4 on 2 nodes are free",
+    }, "what is free is kept for the first one"
     over = [jobs[0], replace(small, result=Result(0, "done")), jobs[2]]
     assert placed(over, nodes(a=2, b=2)) == {"j-1": {"a": 2, "b": 2}}
 
@@ -101,27 +112,29 @@ def test_a_job_that_runs_does_not_grow_on_what_one_before_it_waits_for_beyond_it
     first, size = job(1, workers=6, least=6), Size(5)
     plan = schedule([first, job(2, workers=2, placed={"a": 2}, size=size)], nodes(a=2, b=2, c=2), set())
     assert plan.placements["j-2"].slots == {"a": 2}
-    assert plan.lacking == {
-        "j-2": "is to have 5 workers, and has 2: free slots go to j-1, which was submitted before it"
-    }
+    assert plan.lacking == {"j-2": "is to have 5 workers, and has 2: free slots go to j-1, which comes before it"}
     lost = job(2, workers=4, least=3, placed={"a": 2, "d": 2})
-    assert placed([first, lost], nodes(a=2, b=2, c=2), {"d"}) == {"j-2": {"a": 2, "b": 1}}, (
-        "without, it could not go on"
-    )
+    jobs = [job(0, workers=1, placed={"c": 1}), first, lost]
+    assert placed(jobs, nodes(a=2, b=2, c=2), {"d"})["j-2"] == {"a": 2, "b": 1}, "without, it could not go on"
 
 
 def test_a_node_that_is_away_for_a_moment_is_still_part_of_the_fleet() -> None:
     jobs = [job(1, workers=4, least=4), job(2, workers=1)]
     there = [OfferedNode("a", 2), OfferedNode("b", 2, away=True)]
     assert placed(jobs, there) == {}, "the small one does not begin in that moment"
-    assert waiting(jobs, there)["j-1"] == "needs 4 free slots at once, and 2 of the 2 on 1 node are free"
+    assert waiting(jobs, there)["j-1"] == (
+        "needs 4 free slots at once, and 2 of the 2 on 1 node are free; those that come soon are kept for it"
+    )
     assert placed([job(3, placed={"b": 1})], there) == {"j-3": {"b": 1, "a": 1}}
 
 
 def test_while_nodes_may_still_come_nothing_is_larger_than_the_fleet() -> None:
     jobs = [job(1, workers=4, least=4), job(2, workers=1)]
-    assert schedule(jobs, nodes(a=2), set(), awaited=True).placements == {}
-    assert schedule(jobs, nodes(a=2), set(), awaited=True).larger == set()
+    plan = schedule(jobs, nodes(a=2), set(), awaited=True)
+    assert (plan.placements, plan.larger) == ({}, set())
+    assert plan.waiting["j-2"].endswith("; behind j-1 until all nodes have had time to come")
+    urgent = [job(1, placed={"a": 2}), job(2, priority=1)]
+    assert schedule(urgent, nodes(a=2), set(), awaited=True).preempted == {}, "a free node may be on its way"
 
 
 def test_jobs_share_a_node_side_by_side() -> None:
@@ -180,7 +193,8 @@ def test_a_stopped_job_that_waits_holds_up_nobody() -> None:
 
 def test_a_node_that_has_a_notice_gets_nothing_and_keeps_what_it_has() -> None:
     there = [OfferedNode("a", 2, goes=True), OfferedNode("b", 1)]
-    assert placed([job(1, workers=3, placed={"a": 1}), job(2, workers=1)], there) == {"j-1": {"a": 1, "b": 1}}
+    jobs = [job(1, workers=3, placed={"a": 1}), job(2, workers=1)]
+    assert placed(jobs, there) == {"j-1": {"a": 1}, "j-2": {"b": 1}}
     assert schedule([job(1)], there[:1], set()).placements == {}
 
 
@@ -240,11 +254,6 @@ def test_no_slot_is_given_twice_and_no_job_starts_below_its_minimum(
         fits = sum(node.slots for node in slots if node.takes)
         large = {one.name for one in jobs if one.spec.min_workers > fits}
         assert plan.larger == (large & plan.waiting.keys() if there else set())
-        held = [number for number, one in enumerate(jobs) if one.name in plan.waiting.keys() - plan.larger]
-        for one in jobs[held[0] + 1 :] if held else ():
-            total = plan.placements[one.name].total if one.name in plan.placements else 0
-            kept = one.placement.total if one.placement is not None else 0
-            assert total <= (max(kept, one.spec.min_workers) if one.runs else 0), "nobody overtakes one that fits"
         taken: dict[str, int] = {}
         for placement in plan.placements.values():
             for share in placement.shares:
@@ -252,5 +261,9 @@ def test_no_slot_is_given_twice_and_no_job_starts_below_its_minimum(
         assert all(count <= 4 for count in taken.values())
         assert not plan.placements.keys() & plan.waiting.keys()
         jobs = [replace(one, placement=plan.placements.get(one.name, one.placement)) for one in jobs]
+        jobs = [replace(one, stop=Wish("preempted", True)) if one.name in plan.preempted else one for one in jobs]
         again = schedule(jobs, slots, set())
-        assert (again.placements, again.waiting) == (plan.placements, plan.waiting), "what is settled stays"
+        assert not again.preempted
+        notes = [{job: said.partition(";")[0] for job, said in one.waiting.items()} for one in (plan, again)]
+        assert notes[0] == notes[1]
+        assert again.placements == plan.placements, "what is settled stays"
