@@ -17,8 +17,7 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     scale.py        `elastic scale`, `elastic quota`
     jobs.py         `elastic jobs`, `elastic stop`
     top.py          `elastic top`
-    logs.py         `elastic logs`
-    story.py        `elastic story`
+    story.py        `elastic logs`, `elastic story`
     worker.py       `elastic stacks`, `elastic kill`
     certs.py        `elastic certs`
     __main__.py     `python -m elastic.cli`
@@ -58,7 +57,7 @@ MODULES = {
     "jobs": "elastic.cli.jobs",
     "stop": "elastic.cli.jobs",
     "top": "elastic.cli.top",
-    "logs": "elastic.cli.logs",
+    "logs": "elastic.cli.story",
     "story": "elastic.cli.story",
     "trace": "elastic.timeline.command",
     "stacks": "elastic.cli.worker",

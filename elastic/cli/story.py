@@ -1,4 +1,4 @@
-"""`elastic story`: what happened to a worker, or around a generation, and why."""
+"""`elastic logs` and `elastic story`: what workers have printed, and what happened to one, or around a generation."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ from elastic.records import story
 if TYPE_CHECKING:
     from elastic.records.journal import Line
 
+LOGS_EXAMPLES = """\
+examples:
+  elastic logs -f                                              of the newest job in ./elastic-jobs
+  elastic logs --rendezvous 127.0.0.1:7070                     of the only job: all its workers
+  elastic logs --rendezvous 127.0.0.1:7070 --job train-1 -f gpu-7.0.0
+  elastic logs --job-dir elastic-jobs/train-1 local.0.0
+"""
+
 EXAMPLES = """\
 examples:
   elastic story 2                                            of the newest job in ./elastic-jobs
@@ -32,6 +40,18 @@ worker leaves, of the directories given.
 
 
 def add(verbs: Any) -> None:
+    logs = verbs.add_parser(
+        "logs",
+        help="what workers have printed",
+        description="Show the logs of a job's workers, wherever they are.",
+        epilog=LOGS_EXAMPLES + EXIT_CODES,
+    )
+    logs.add_argument("worker", metavar="WORKER", nargs="?", help="one of them (default: all)")
+    add_either(logs)
+    logs.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    logs.add_argument("--json", action="store_true", help='as JSON lines: {"log", "text"}')
+    logs.set_defaults(verb=_logs)
     verb = verbs.add_parser(
         "story",
         help="what happened to a worker, or around a generation, and why",
@@ -44,6 +64,18 @@ def add(verbs: Any) -> None:
     verb.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
     verb.add_argument("--json", action="store_true", help="as one JSON object")
     verb.set_defaults(verb=_story)
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from elastic.fleet import remote_logs
+
+    if (job_dir := job_dir_of(options)) is not None:
+        source: remote_logs.LogSource = remote_logs.DirectoryLogs(job_dir)
+    else:
+        client = client_of(options)
+        source = remote_logs.FleetLogs(client, client.job(options.job or "")["job"])
+    remote_logs.show(source, options.worker, follow=options.follow, as_json=options.json)
+    return ExitCode.DONE
 
 
 def _story(options: argparse.Namespace) -> int:

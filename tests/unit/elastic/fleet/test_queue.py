@@ -207,6 +207,8 @@ class Days:
     due_s: dict[tuple[str, str], int] = field(default_factory=dict)
     number: int = 0
     awaited_s: int = 0
+    away: str = ""
+    """A node that has fallen silent, and comes back."""
 
     @property
     def total(self) -> int:
@@ -248,7 +250,8 @@ class Days:
         self._judge(again)
 
     def _plan(self) -> Schedule:
-        return schedule(list(self.jobs.values()), self.nodes, set(), self.quotas, awaited=self.awaited_s > 0)
+        nodes = [replace(node, away=node.name == self.away) for node in self.nodes]
+        return schedule(list(self.jobs.values()), nodes, set(), self.quotas, awaited=self.awaited_s > 0)
 
     def _leave(self, name: str) -> None:
         gone, left_s = self.jobs.pop(name), self.left_s.pop(name)
@@ -266,7 +269,7 @@ class Days:
         order = ordered(self.jobs.values(), self.quotas)
         due: set[tuple[str, str]] = set()
         for place, one in enumerate(order):
-            if not one.waits or self.awaited_s:
+            if not one.waits or self.awaited_s or self.away:
                 continue
             least = one.spec.min_workers
             kept = any(";" in plan.waiting.get(other.name, "") for other in order[: place + 1])
@@ -307,6 +310,7 @@ JOBS = st.lists(
     st.lists(st.integers(1, 3), min_size=2, max_size=4),
     st.booleans(),
     st.lists(st.integers(1, 40), max_size=2),
+    st.integers(1, 40),
     st.randoms(use_true_random=False),
 )
 def test_over_days_nobody_starves_and_every_owner_has_its_quota_in_time(
@@ -314,17 +318,19 @@ def test_over_days_nobody_starves_and_every_owner_has_its_quota_in_time(
     slots: list[int],
     shared: bool,
     elections: list[int],
+    silence: int,
     random: Any,
 ) -> None:
     total = sum(slots)
     quotas = {"a": total // 2, "b": total - total // 2 - total // 4} if shared else {}
     days = Days([OfferedNode(f"n{number}", count) for number, count in enumerate(slots)], quotas)
     works_s = sum(arrival[-1] for arrival in arrivals)
-    horizon_s = 12 + works_s + len(arrivals) ** 2 * (LEAVE_S + 1) + len(elections) * (NEW_LEADER_S + 1)
+    horizon_s = 20 + works_s + len(arrivals) ** 2 * (LEAVE_S + 1) + len(elections) * (NEW_LEADER_S + 1)
     for now_s in range(horizon_s):
         for when, owner, priority, least, more, works in arrivals:
             if when == now_s:
                 days.submit(owner, priority, min(least, total), min(least, total) + more, works)
+        days.away = "n0" if silence <= now_s < silence + 5 else ""
         if now_s in elections:
             days.awaited_s = NEW_LEADER_S
         days.second(random.randint(1, LEAVE_S))
