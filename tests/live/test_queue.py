@@ -22,7 +22,7 @@ AWAITED_S = 120.0
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path / "fleet") as made:
+    with Fleet(tmp_path) as made:
         for name in ("a", "b", "c"):
             made.node(name)
         made.await_nodes("a", "b", "c")
