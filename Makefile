@@ -86,9 +86,9 @@ test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everyth
 
 # Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
 # targets install, outside of .venv.
-test-engines: setup etcd ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, a Jupyter kernel
+test-engines: setup etcd ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, Optuna, a Jupyter kernel
 	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,engines]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,search,engines]'
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/engines
 
 test-browser: setup etcd ## the dashboard in a real Chromium, which this installs (chromium, chromium-driver)

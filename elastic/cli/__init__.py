@@ -22,8 +22,8 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     certs.py        `elastic certs`
     __main__.py     `python -m elastic.cli`
 
-Five verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
-elastic/dashboard, `elastic slurm` in elastic/slurm, `elastic chaos` in chaos_tests.
+Six verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
+elastic/dashboard, `elastic slurm` in elastic/slurm, `elastic search` in elastic/search, `elastic chaos` in chaos_tests.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ MODULES = {
     "kill": "elastic.cli.worker",
     "dashboard": "elastic.dashboard.command",
     "slurm": "elastic.slurm.command",
+    "search": "elastic.search.command",
     "certs": "elastic.cli.certs",
 }
 """Verb -> the module that adds it, in the order of `elastic --help`. A module may add several verbs."""

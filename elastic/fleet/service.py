@@ -287,6 +287,7 @@ class FleetService(FleetServicer):
             }
         if job.result is not None:
             ended = {name: getattr(job.result, name) for name in ("exit_code", "because", "digest", "generation")}
+            ended["stopped"] = job.stop is not None and not job.stop.preempts
             if job.waits_again and job.stop is not None and after is not None:
                 ended |= {"because": f"{job.stop.because}; goes on as {after.name}", "next": after.name}
             return {**told, "state": "ended", "slots": {}, **ended}

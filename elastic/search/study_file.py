@@ -55,7 +55,7 @@ def read_study(path: Path) -> StudyFile:
 def command_of(words: Sequence[object], where: Path) -> list[str]:
     """The words of a trial as strings. Raises ConfigError unless there is at least one."""
     if isinstance(words, str) or not words:
-        raise ConfigError(f"{where}: trial() has returned {words!r:.80}; a list of a script and its arguments is wanted")
+        raise ConfigError(f"{where}: trial() has returned {words!r:.80}, and not a list of a script and its arguments")
     return [str(word) for word in words]
 
 

@@ -20,7 +20,7 @@ LAYERS = (
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
     *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm"),
-    *("elastic.notebook", "elastic.engines", "elastic.ray", "elastic.spark"),
+    *("elastic.notebook", "elastic.engines", "elastic.ray", "elastic.spark", "elastic.search"),
     *(
         "runtime.script_end",
         "runtime.fixed_point",
@@ -102,6 +102,7 @@ PURE_MODULES = (
     "elastic.preemption.policy",
     "elastic.ray.bundles",
     "elastic.records.story",
+    "elastic.search.decisions",
     "elastic.security.roles",
     "elastic.slurm.agents_script",
     "elastic.slurm.batch_options",

@@ -1,8 +1,8 @@
 """Planned changes: workers join and drain, and no ring is aborted.
 
 If the job has more members than an operator wants, the youngest become spares on nodes that stay. A fleet takes back
-whole nodes, or a part of a node while the job goes on elsewhere (elastic/fleet/queue/scheduler.py). On the job's only node
-the fleet takes nothing back: there this module makes spares, once the fleet has had its time.
+whole nodes, or a part of a node while the job goes on elsewhere (elastic/fleet/queue/scheduler.py). On the job's only
+node the fleet takes nothing back: there this module makes spares, once the fleet has had its time.
 """
 
 from __future__ import annotations
