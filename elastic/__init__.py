@@ -28,6 +28,7 @@ import this package too, stay light. Below, each package imports only those abov
     engines/        jobs on nodes that another system has: what Ray and Spark have in common
     ray/            jobs on a Ray cluster
     spark/          jobs on the executors of Spark
+    search/         hyperparameter search, each trial a job
     slurm/          batch scripts for Slurm
     trackers/       the process that sends steps to MLflow or W&B
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`

@@ -14,7 +14,7 @@ from elastic.cli.options import add_replicas, client_of, known_replicas
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from elastic.search.decisions import JobView
+    from elastic.search.decisions import TrialJobView
     from elastic.search.search import Search, TrialJobs
     from elastic.search.study_file import StudyFile
 
@@ -69,7 +69,7 @@ def _search(options: argparse.Namespace) -> int:
     jobs = _jobs_of(options, file, home)
     home.mkdir(parents=True, exist_ok=True)
     search = Search(file, options.study, home, jobs, options.trials, options.parallel)
-    shown = Progress(search, jobs, file.metric, as_json=options.json)
+    shown = SearchView(search, jobs, file.metric, as_json=options.json)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         search.run(shown.ended, shown.looked)
@@ -101,7 +101,7 @@ def _jobs_of(options: argparse.Namespace, file: StudyFile, home: Path) -> TrialJ
     return FleetJobs(client_of(options), read_job_file(options.job), study, file.metric)
 
 
-class Progress:
+class SearchView:
     """What a person sees: a table below on a terminal, a line for each trial elsewhere."""
 
     def __init__(self, search: Search, jobs: TrialJobs, metric: str, *, as_json: bool) -> None:
@@ -111,7 +111,7 @@ class Progress:
         self._as_json = as_json
         self._live: Any = None
 
-    def ended(self, trial: Any, seen: JobView) -> None:
+    def ended(self, trial: Any, seen: TrialJobView) -> None:
         from elastic.search.search import entry
 
         told = entry(trial, self._jobs.name(trial.number))

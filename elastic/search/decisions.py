@@ -26,7 +26,7 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class JobView:
+class TrialJobView:
     """What is seen of a trial's job. because: in one sentence, "" if there is nothing to say. stopped: somebody has
     asked for its end. workers: how many it has now. values: step -> the metric."""
 
@@ -56,7 +56,7 @@ class Decision:
     because: str = ""
 
 
-def decide(job: JobView, metric: str, *, pruned: bool, interrupted: bool, attempts: int) -> Decision:
+def decide(job: TrialJobView, metric: str, *, pruned: bool, interrupted: bool, attempts: int) -> Decision:
     """pruned: that has been decided and written down. interrupted: an earlier search has stopped the job when it ended.
     attempts: how often in a row the job was begun without a step more."""
     if job.state is not JobState.ENDED:

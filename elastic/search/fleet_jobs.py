@@ -18,7 +18,7 @@ from elastic.fleet.client import FleetClient
 from elastic.fleet.registry import base_name
 from elastic.records.job_files import LEDGER
 from elastic.records.job_follower import parsed_steps
-from elastic.search.decisions import JobState, JobView, values_of
+from elastic.search.decisions import JobState, TrialJobView, values_of
 
 STOP_S = 90.0
 """A job that is stopped is over by then."""
@@ -39,7 +39,7 @@ class FleetJobs:
         """(job, node) -> where its ledger was read last."""
         self._values: dict[int, dict[int, float]] = {}
         self._begun: set[int] = set()
-        self._seen: dict[int, JobView] = {}
+        self._seen: dict[int, TrialJobView] = {}
 
     def name(self, trial: int) -> str:
         return f"{self._study}-t{trial}"
@@ -60,20 +60,20 @@ class FleetJobs:
         self._client.submit(spec, resume)
         self._begun.add(trial)
 
-    def look(self, trial: int) -> JobView:
+    def look(self, trial: int) -> TrialJobView:
         """The last view while nobody leads the fleet."""
         try:
             self._seen[trial] = self._look(trial)
         except ElasticError as error:
-            seen = self._seen.get(trial, JobView(JobState.WAITS))
+            seen = self._seen.get(trial, TrialJobView(JobState.WAITS))
             return replace(seen, because=str(error)) if seen.state is not JobState.ENDED else seen
         return self._seen[trial]
 
-    def _look(self, trial: int) -> JobView:
+    def _look(self, trial: int) -> TrialJobView:
         overview = self._client.overview()
         jobs = self._jobs(trial, overview)
         if not jobs:
-            return JobView(JobState.ABSENT)
+            return TrialJobView(JobState.ABSENT)
         last = jobs[-1]
         over = last["state"] == "ended"
         up = [node["node"] for node in overview["nodes"] if node["up"]]
@@ -83,10 +83,12 @@ class FleetJobs:
         values = dict(self._values.get(trial, {}))
         if over:
             because, stopped = str(last["because"]).partition("\n")[0], bool(last.get("stopped"))
-            return JobView(JobState.ENDED, int(last["exit_code"]), because, stopped, values=values)
+            return TrialJobView(JobState.ENDED, int(last["exit_code"]), because, stopped, values=values)
         if last["state"] == "waits":
-            return JobView(JobState.WAITS, because=str(last["because"]), values=values)
-        return JobView(JobState.RUNS, workers=sum(last["slots"].values()), because=str(last["because"]), values=values)
+            return TrialJobView(JobState.WAITS, because=str(last["because"]), values=values)
+        return TrialJobView(
+            JobState.RUNS, workers=sum(last["slots"].values()), because=str(last["because"]), values=values
+        )
 
     def _read(self, trial: int, job: str, node: str) -> None:
         """Take in what a node's ledger has besides."""

@@ -17,7 +17,7 @@ from elastic.agent.process.worker_process import own_environment
 from elastic.errors import ExitCode
 from elastic.records import job_directory
 from elastic.records.job_follower import Growing, parsed_steps
-from elastic.search.decisions import JobState, JobView, values_of
+from elastic.search.decisions import JobState, TrialJobView, values_of
 
 STOP_S = 15.0
 """A stop takes `elastic run` 10 s at most; after so long it is killed."""
@@ -61,7 +61,7 @@ class LocalJobs:
             )
         self._stopped.discard(trial)
 
-    def look(self, trial: int) -> JobView:
+    def look(self, trial: int) -> TrialJobView:
         process, directory = self._running.get(trial), self._directory(trial)
         code = process.poll() if process is not None else None
         ledger = self._ledgers.setdefault(trial, Growing(directory / "steps.jsonl", from_end=False))
@@ -69,11 +69,11 @@ class LocalJobs:
         values |= values_of(parsed_steps(ledger.all_lines()), self._metric)
         if process is not None and code is None:
             status = job_directory.read_json(directory / "job.json") or {}
-            return JobView(JobState.RUNS, workers=int(status.get("workers", 0)), values=dict(values))
+            return TrialJobView(JobState.RUNS, workers=int(status.get("workers", 0)), values=dict(values))
         result = job_directory.read_json(directory / "result.json")
         if process is None and result is None:
             begun = (directory / "job.json").exists()
-            return JobView(
+            return TrialJobView(
                 JobState.ENDED if begun else JobState.ABSENT,
                 ExitCode.INTERRUPTED,
                 "the search was killed",
@@ -84,7 +84,7 @@ class LocalJobs:
             code = int(result["exit_code"])
         because = str(result["because"]) if result is not None else self._last_words(trial)
         stopped = trial in self._stopped
-        return JobView(JobState.ENDED, code, because.partition("\n")[0], stopped, values=dict(values))
+        return TrialJobView(JobState.ENDED, code, because.partition("\n")[0], stopped, values=dict(values))
 
     def stop(self, trial: int) -> None:
         """Ask for the end of the job: after a step, with a checkpoint."""

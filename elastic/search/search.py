@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastic.errors import ConfigError, ElasticError
-from elastic.search.decisions import Deed, JobState, JobView, decide
+from elastic.search.decisions import Deed, JobState, TrialJobView, decide
 from elastic.search.study_file import StudyFile, command_of
 
 POLL_S = 0.5
@@ -30,7 +30,7 @@ class TrialJobs(Protocol):
 
     def name(self, trial: int) -> str: ...
     def begin(self, trial: int, words: Sequence[str]) -> None: ...
-    def look(self, trial: int) -> JobView: ...
+    def look(self, trial: int) -> TrialJobView: ...
     def stop(self, trial: int) -> None: ...
     def close(self) -> None: ...
 
@@ -41,7 +41,7 @@ class _Active:
 
     trial: Any
     words: list[str]
-    seen: JobView
+    seen: TrialJobView
     reported: int = -1
     attempts: int = 0
     steps: int = -1
@@ -86,7 +86,7 @@ class Search:
         finally:
             self._lock.close()
 
-    def run(self, ended: Callable[[Any, JobView], None], looked: Callable[[], None]) -> None:
+    def run(self, ended: Callable[[Any, TrialJobView], None], looked: Callable[[], None]) -> None:
         """Until all trials are over. ended: called with each that ends now. looked: called after each look."""
         from optuna.trial import Trial, TrialState
 
@@ -126,17 +126,17 @@ class Search:
             words = command_of(self._file.words(trial), self._where)
             trial.set_user_attr(WORDS, words)
         reported = max(self.study.get_trials(deepcopy=False)[trial.number].intermediate_values, default=-1)
-        self.active[trial.number] = _Active(trial, list(words), JobView(JobState.ABSENT), reported)
+        self.active[trial.number] = _Active(trial, list(words), TrialJobView(JobState.ABSENT), reported)
 
     def _report(self, one: _Active) -> None:
-        """Tell Optuna of values between, and ask it whether the trial shall end."""
-        if one.seen.state is JobState.ENDED or one.trial.user_attrs.get(PRUNED):
+        """Tell Optuna of values between, and ask it whether the trial shall end before its job does."""
+        if one.trial.user_attrs.get(PRUNED):
             return
         for step, value in sorted(one.seen.values.items()):
             if step > one.reported:
                 one.trial.report(value, step)
                 one.reported = step
-                if one.trial.should_prune():
+                if one.seen.state is not JobState.ENDED and one.trial.should_prune():
                     one.trial.set_user_attr(PRUNED, True)
                     return
 

@@ -1,0 +1,206 @@
+"""`elastic search` with Optuna as it is installed: kills of workers and of the search, pruned trials, and a fleet."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos_tests.support.processes import await_exits, living
+from elastic.records import ledger
+from elastic.records.job_directory import read_json
+from tests.live.fleet import Fleet
+from tests.live.jobs import ROOT
+
+pytest.importorskip("optuna", reason="make test-engines installs it")
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+
+SCRIPT = ROOT / "tests" / "engines" / "searched" / "train.py"
+DEADLINE_S = 180.0
+STEPS = 40
+
+STUDY = """\
+import optuna
+
+metric = "loss"
+{more}
+
+def sampler(seed):
+    return optuna.samplers.{sampler}
+
+
+def trial(trial):
+    lr = trial.suggest_float("lr", 1e-3, 1e-1, log=True)
+    return [{script!r}, "--lr", lr, "--steps", {steps}, "--pace", {pace!r}]
+"""
+
+
+class Searching:
+    """A study.py in a directory, and the command that searches it."""
+
+    def __init__(self, home: Path, more: str = "", sampler: str = "TPESampler(seed=seed, n_startup_trials=2)") -> None:
+        self.home = home
+        home.mkdir(exist_ok=True)
+        self.pace(0.0)
+        values = {"script": str(SCRIPT), "steps": STEPS, "pace": str(home / "pace")}
+        (home / "study.py").write_text(STUDY.format(more=more, sampler=sampler, **values))
+
+    def pace(self, seconds: float) -> None:
+        (self.home / "pace.new").write_text(str(seconds))
+        (self.home / "pace.new").rename(self.home / "pace")
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "elastic.cli", "search", "study.py", "--json", "--dir", "search", *options]
+        return subprocess.Popen(command, cwd=self.home, stdout=subprocess.PIPE, text=True)
+
+    def run(self, *options: str) -> list[dict[str, Any]]:
+        """What it says; it ends with 0."""
+        search = self.start(*options)
+        said, _ = search.communicate(timeout=DEADLINE_S)
+        assert search.returncode == 0, said
+        return [json.loads(line) for line in said.splitlines()]
+
+    def job_dir(self, trial: int) -> Path:
+        return self.home / "search" / f"trial-{trial}"
+
+    def await_step(self, trial: int, step: int) -> None:
+        path = self.job_dir(trial) / "steps.jsonl"
+        until(f"step {step} of trial {trial}", lambda: path.exists() and path.read_bytes().count(b"\n") > step)
+
+
+def until(what: str, reached: Callable[[], Any]) -> Any:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not (value := reached()):
+        assert time.monotonic() < deadline_s, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.05)  # files of other processes: there is nothing to wait on
+    return value
+
+
+def values(said: list[dict[str, Any]]) -> dict[int, tuple[str, float, dict[str, float]]]:
+    return {one["trial"]: (one["state"], one["value"], one["params"]) for one in said if one["event"] == "trial"}
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, float, dict[str, float]]]:
+    """The trials of a study that nobody disturbs."""
+    return values(Searching(tmp_path_factory.mktemp("quiet")).run("--trials", "4"))
+
+
+def test_kills_of_a_worker_and_of_the_search_change_no_value_and_no_trial(
+    tmp_path: Path, mark: str, quiet: dict[int, Any]
+) -> None:
+    assert [state for state, *_ in quiet.values()] == ["complete"] * 4
+    searching = Searching(tmp_path / "s")
+    searching.pace(0.02)
+    search = searching.start("--trials", "4", "--workers", "2")
+    searching.await_step(0, 5)
+    journals = [line for path in (searching.job_dir(0) / "journal").glob("*.jsonl") for line in path.open()]
+    started = [line for line in map(json.loads, journals) if line["event"] == "worker_started"]
+    os.kill(started[0]["pid"], signal.SIGKILL)
+    searching.await_step(1, 5)
+    search.kill()
+    before, _ = search.communicate()
+    assert await_exits(living(mark), 30.0) == [], "what a killed search has started ends with it"
+    again = searching.run("--trials", "4", "--workers", "2")
+    told = values([json.loads(line) for line in before.splitlines()]) | values(again)
+    assert told == quiet
+    assert again[-1]["trials"] == {"complete": 4}
+    for trial in range(4):
+        steps = ledger.merged([searching.job_dir(trial) / "steps.jsonl"])
+        assert [line["step"] for line in steps] == list(range(STEPS)), "each step once"
+    assert values(searching.run("--trials", "4")) == {}, "what is over stays over"
+
+
+def test_ctrl_c_stops_the_trials_and_the_same_command_goes_on(tmp_path: Path, mark: str, quiet: dict[int, Any]) -> None:
+    searching = Searching(tmp_path / "s")
+    searching.pace(0.02)
+    search = searching.start("--trials", "4", "--parallel", "2")
+    searching.await_step(0, 5)
+    search.send_signal(signal.SIGINT)
+    search.communicate(timeout=60)
+    assert search.returncode == 130
+    assert living(mark) == []
+    assert (read_json(searching.job_dir(0) / "result.json") or {})["exit_code"] == 6
+    searching.pace(0.0)
+    assert values(searching.run("--trials", "4"))[0] == quiet[0]
+
+
+def test_pruned_trials_end_their_jobs_and_failed_ones_say_why(tmp_path: Path, mark: str) -> None:
+    """The first trial runs to its end, as there is nothing to compare it with."""
+    pruner = "pruner = optuna.pruners.ThresholdPruner(upper=1e-9, n_warmup_steps=3)\n"
+    searching = Searching(tmp_path / "s", pruner, "RandomSampler(seed=seed)")
+    searching.pace(0.05)
+    search = searching.start("--trials", "2")
+    said, _ = search.communicate(timeout=DEADLINE_S)
+    assert search.returncode == 1, "none has a value"
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["state"] for line in lines if line["event"] == "trial"] == ["pruned", "pruned"]
+    for trial in range(2):
+        assert (read_json(searching.job_dir(trial) / "result.json") or {})["exit_code"] == 6
+        assert len(ledger.merged([searching.job_dir(trial) / "steps.jsonl"])) < STEPS
+    assert living(mark) == []
+    (searching.home / "study.py").write_text('metric = "acc"\n\ndef trial(trial):\n    return ["absent.py"]\n')
+    search = searching.start("--trials", "3")
+    said, _ = search.communicate(timeout=DEADLINE_S)
+    (failed,) = [line for line in map(json.loads, said.splitlines()) if line["event"] == "trial"]
+    assert (failed["state"], "absent.py" in failed["because"]) == ("fail", True)
+
+
+def test_a_grid_ends_when_all_of_it_was_tried(tmp_path: Path, mark: str) -> None:
+    searching = Searching(tmp_path / "s", "", 'GridSampler({"lr": [0.01, 0.05]}, seed=seed)')
+    said = searching.run("--trials", "10", "--parallel", "2")
+    assert sorted(one[2]["lr"] for one in values(said).values()) == [0.01, 0.05]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    home = tmp_path / "fleet"
+    home.mkdir()
+    with Fleet(home) as made:
+        for name in ("a", "b"):
+            made.node(name)
+        made.await_nodes("a", "b")
+        yield made
+
+
+def test_on_a_fleet_a_search_that_was_killed_finds_its_jobs_again(
+    fleet: Fleet, tmp_path: Path, quiet: dict[int, Any]
+) -> None:
+    searching = Searching(tmp_path / "s")
+    searching.pace(0.02)
+    job = f"""
+name = "replaced"
+command = ["python"]
+workers = 2
+min_workers = 1
+checkpoint_dir = "{tmp_path}/checkpoints"
+[env]
+OMP_NUM_THREADS = "1"
+"""
+    (searching.home / "job.toml").write_text(job)
+    options = ("--job", "job.toml", "--rendezvous", ",".join(fleet.client.replicas), "--parallel", "2")
+    search = searching.start("--trials", "4", *options)
+    until("a trial that trains", lambda: any(line["step"] > 3 for name in jobs(fleet) for line in fleet.steps(name)))
+    search.kill()
+    before, _ = search.communicate()
+    assert any(job["state"] != "ended" for job in fleet.client.overview()["jobs"]), "jobs go on without it"
+    fleet.end("b")
+    searching.pace(0.0)
+    again = searching.run("--trials", "4", *options)
+    told = values([json.loads(line) for line in before.splitlines()]) | values(again)
+    assert told[0] == quiet[0] and told[1] == quiet[1], "those that were proposed before anything was known"
+    assert [state for state, *_ in told.values()] == ["complete"] * 4
+    assert sorted(jobs(fleet)) == [f"search-t{n}-{n + 1}" for n in range(4)], "each trial was one job"
+
+
+def jobs(fleet: Fleet) -> list[str]:
+    return [job["job"] for job in fleet.client.overview()["jobs"]]
