@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import secrets
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.options import add_replicas, client_of, known_replicas
+from elastic.config import check_name
 from elastic.errors import ConfigError, ExitCode
+from elastic.records.files import create_atomically
 
 if TYPE_CHECKING:
     from elastic.search.decisions import TrialJobView
@@ -66,8 +70,8 @@ def _search(options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
     file = read_study(options.study)
     home = (options.dir or Path("elastic-search") / options.study.stem).absolute()
-    jobs = _jobs_of(options, file, home)
     home.mkdir(parents=True, exist_ok=True)
+    jobs = _jobs_of(options, file, home)
     search = Search(file, options.study, home, jobs, options.trials, options.parallel)
     shown = SearchView(search, jobs, file.metric, as_json=options.json)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -97,8 +101,15 @@ def _jobs_of(options: argparse.Namespace, file: StudyFile, home: Path) -> TrialJ
     from elastic.cli.submit import read_job_file
     from elastic.search.fleet_jobs import FleetJobs
 
-    study = re.sub(r"[^a-z0-9]+", "-", home.name.lower()).strip("-")[:40].strip("-") or "study"
-    return FleetJobs(client_of(options), read_job_file(options.job), study, file.metric)
+    return FleetJobs(client_of(options), read_job_file(options.job), _name_of(home), file.metric)
+
+
+def _name_of(home: Path) -> str:
+    """What the names of a search's jobs begin with: no other search has it, and the same search has it again."""
+    base = re.sub(r"[^a-z0-9]+", "-", home.name.lower()).strip("-")[:40].strip("-") or "study"
+    with suppress(FileExistsError):
+        create_atomically(home / "name", f"{base}-{secrets.token_hex(3)}".encode())
+    return check_name("the name of the search", (home / "name").read_text())
 
 
 class SearchView:

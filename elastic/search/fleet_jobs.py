@@ -24,6 +24,9 @@ STOP_S = 90.0
 """A job that is stopped is over by then."""
 
 POLL_S = 0.2
+
+OVERVIEW_S = 0.3
+"""All trials are looked at by one overview."""
 BECAUSE = "its trial is over for `elastic search`"
 
 
@@ -37,7 +40,12 @@ class FleetJobs:
         self._metric = metric
         self._ends: dict[tuple[str, str], int] = {}
         """(job, node) -> where its ledger was read last."""
+        self._read_whole: set[str] = set()
+        """The jobs that are over, and whose ledgers were read since."""
         self._values: dict[int, dict[int, float]] = {}
+        self._overview: dict[str, Any] = {}
+        self._asks_s = 0.0
+        """When the overview has to be asked for again."""
         self._begun: set[int] = set()
         self._seen: dict[int, TrialJobView] = {}
 
@@ -59,6 +67,7 @@ class FleetJobs:
         spec = replace(self._spec, name=self.name(trial), command=("python", *words))
         self._client.submit(spec, resume)
         self._begun.add(trial)
+        self._asks_s = 0.0
 
     def look(self, trial: int) -> TrialJobView:
         """The last view while nobody leads the fleet."""
@@ -70,16 +79,19 @@ class FleetJobs:
         return self._seen[trial]
 
     def _look(self, trial: int) -> TrialJobView:
-        overview = self._client.overview()
-        jobs = self._jobs(trial, overview)
+        if time.monotonic() > self._asks_s:
+            self._overview, self._asks_s = self._client.overview(), time.monotonic() + OVERVIEW_S
+        jobs = self._jobs(trial, self._overview)
         if not jobs:
             return TrialJobView(JobState.ABSENT)
         last = jobs[-1]
         over = last["state"] == "ended"
-        up = [node["node"] for node in overview["nodes"] if node["up"]]
-        for job in jobs:
-            for node in up if over or job is not last else last["slots"]:
+        up = [node["node"] for node in self._overview["nodes"] if node["up"]]
+        for job in (job for job in jobs if job["job"] not in self._read_whole):
+            for node in up if job["state"] == "ended" else job["slots"]:
                 self._read(trial, str(job["job"]), node)
+            if job["state"] == "ended":
+                self._read_whole.add(str(job["job"]))
         values = dict(self._values.get(trial, {}))
         if over:
             because, stopped = str(last["because"]).partition("\n")[0], bool(last.get("stopped"))

@@ -75,6 +75,9 @@ class Search:
             direction=file.direction,
             pruner=file.pruner,
         )
+        if (known := self.study.direction.name.lower()) != file.direction:
+            self._lock.close()
+            raise ConfigError(f"{where}: direction={file.direction!r}, but the study in {home} was begun to {known}")
 
     def close(self, *, interrupted: bool) -> None:
         """interrupted: stop the jobs, which go on when the search does."""

@@ -199,7 +199,8 @@ OMP_NUM_THREADS = "1"
     told = values([json.loads(line) for line in before.splitlines()]) | values(again)
     assert told[0] == quiet[0] and told[1] == quiet[1], "those that were proposed before anything was known"
     assert [state for state, *_ in told.values()] == ["complete"] * 4
-    assert sorted(jobs(fleet)) == [f"search-t{n}-{n + 1}" for n in range(4)], "each trial was one job"
+    name = (searching.home / "search" / "name").read_text()
+    assert sorted(jobs(fleet)) == [f"{name}-t{n}-{n + 1}" for n in range(4)], "each trial was one job"
 
 
 def jobs(fleet: Fleet) -> list[str]:
