@@ -206,8 +206,10 @@ class _Round:
             if behind:
                 yield PreemptibleJob(other.name, shares, _fewer(shares, min(has, least)))
             elif other.account != job.account and other.account in over:
-                kept = max(least, has - over[other.account])
-                yield PreemptibleJob(other.name, shares, _fewer(shares, min(has, kept)))
+                kept = min(has, max(least, has - over[other.account]))
+                alone = len(shares) == 1
+                smaller = (NodeShare(shares[0].node, kept),) if alone else _fewer(shares, kept)
+                yield PreemptibleJob(other.name, shares, smaller, whole=False, in_place=not alone)
 
     def _keep_for(self, job: FleetJob, because: str) -> None:
         """Let nobody behind it use as many slots as it needs: rather those that come than those that are free."""

@@ -15,12 +15,14 @@ from elastic.fleet.documents import NodeShare
 @dataclass(frozen=True, slots=True)
 class PreemptibleJob:
     """A job that may be asked for slots. shares: what it has. smaller: what it would keep if it was made smaller.
-    whole: whether it may be preempted."""
+    whole: whether all of its slots may be taken. in_place: whether it can be made smaller while it runs; otherwise it
+    is preempted for that, and what it would keep is left for it."""
 
     job: str
     shares: tuple[NodeShare, ...]
     smaller: tuple[NodeShare, ...]
     whole: bool = True
+    in_place: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,9 @@ def choose(least: int, free: Mapping[str, int], candidates: Sequence[Preemptible
             if enough():
                 break
             kept[one.job] = before
-    return PreemptionChoice(
-        {one.job: kept[one.job] for one in candidates if kept[one.job] and kept[one.job] != one.shares},
-        tuple(one.job for one in candidates if not kept[one.job]),
-    )
+    asked = [one for one in candidates if kept[one.job] != one.shares]
+    leaving = tuple(one.job for one in asked if not (kept[one.job] and one.in_place))
+    return PreemptionChoice({one.job: kept[one.job] for one in asked if one.job not in leaving}, leaving)
 
 
 def _by_node(shares: Sequence[NodeShare]) -> dict[str, int]:
