@@ -103,13 +103,14 @@ def test_kills_of_a_worker_and_of_the_search_change_no_value_and_no_trial(
     searching.pace(0.02)
     search = searching.start("--trials", "4", "--workers", "2")
     searching.await_step(0, 5)
-    journals = [line for path in (searching.job_dir(0) / "journal").glob("*.jsonl") for line in path.open()]
+    paths = (searching.job_dir(0) / "journal").glob("*.jsonl")
+    journals = [line for path in paths for line in path.read_text().splitlines()]
     started = [line for line in map(json.loads, journals) if line["event"] == "worker_started"]
     os.kill(started[0]["pid"], signal.SIGKILL)
     searching.await_step(1, 5)
     search.kill()
     before, _ = search.communicate()
-    assert await_exits(living(mark), 30.0) == [], "what a killed search has started ends with it"
+    assert not await_exits(living(mark), 30.0), "what a killed search has started ends with it"
     again = searching.run("--trials", "4", "--workers", "2")
     told = values([json.loads(line) for line in before.splitlines()]) | values(again)
     assert told == quiet
@@ -128,7 +129,7 @@ def test_ctrl_c_stops_the_trials_and_the_same_command_goes_on(tmp_path: Path, ma
     search.send_signal(signal.SIGINT)
     search.communicate(timeout=60)
     assert search.returncode == 130
-    assert living(mark) == []
+    assert not living(mark)
     assert (read_json(searching.job_dir(0) / "result.json") or {})["exit_code"] == 6
     searching.pace(0.0)
     assert values(searching.run("--trials", "4"))[0] == quiet[0]
@@ -147,7 +148,7 @@ def test_pruned_trials_end_their_jobs_and_failed_ones_say_why(tmp_path: Path, ma
     for trial in range(2):
         assert (read_json(searching.job_dir(trial) / "result.json") or {})["exit_code"] == 6
         assert len(ledger.merged([searching.job_dir(trial) / "steps.jsonl"])) < STEPS
-    assert living(mark) == []
+    assert not living(mark)
     (searching.home / "study.py").write_text('metric = "acc"\n\ndef trial(trial):\n    return ["absent.py"]\n')
     search = searching.start("--trials", "3")
     said, _ = search.communicate(timeout=DEADLINE_S)

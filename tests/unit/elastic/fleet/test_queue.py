@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -296,6 +297,29 @@ class Days:
 
 def held(one: FleetJob) -> int:
     return sum(share.slots for share in one.shares)
+
+
+def test_days_reach_what_there_is_to_reach() -> None:
+    """Otherwise the bounds would hold because nothing happens."""
+    reached: dict[str, int] = dict.fromkeys(("preempted", "twice", "smaller", "overtaken", "reclaimed"), 0)
+    for seed in range(20):
+        random = Random(seed)
+        days = Days([OfferedNode("n0", 2), OfferedNode("n1", 3)], {"a": 2, "b": 2} if seed % 2 else {})
+        for _ in range(40):
+            if random.random() < 0.3:
+                least = random.randint(1, 4)
+                days.submit(random.choice("abc"), random.choice([0, 0, 2]), least, least + random.randint(0, 3), 6)
+            before = {name: held(one) for name, one in days.jobs.items() if one.runs and one.stop is None}
+            days.second(random.randint(1, LEAVE_S))
+            order = ordered(days.jobs.values(), days.quotas)
+            waits = [one.waits for one in order]
+            reached["smaller"] += any(name in days.jobs and held(days.jobs[name]) < had for name, had in before.items())
+            reached["overtaken"] += any(not one and any(waits[:place]) for place, one in enumerate(waits))
+            left = [one for one in days.jobs.values() if one.stop is not None]
+            reached["preempted"] += len(left)
+            reached["reclaimed"] += any(days.quotas and one.spec.priority == 2 for one in left)
+        reached["twice"] += any(times > 1 for times in days.preempted.values())
+    assert all(reached.values()), reached
 
 
 JOBS = st.lists(
