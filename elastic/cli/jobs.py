@@ -132,7 +132,7 @@ def wait_for(client: FleetClient, job: str, *, as_json: bool) -> int:
 
 
 def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str, Any]:
-    """The job's entry when it is over. Raises ElasticError if it is not within that time."""
+    """The job's entry when it is over; of one that was preempted, of that as which it goes on. Raises ElasticError if it is not within that time."""
     deadline_s = None if within_s is None else time.monotonic() + within_s
     while True:
         try:
@@ -141,8 +141,9 @@ def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str
             raise
         except ElasticError:  # nobody leads just now
             entry = {"state": ""}
-        if entry["state"] == "ended":  # a preempted one goes on as another one, which `client.job` finds
+        if entry["state"] == "ended" and not entry.get("next"):
             return entry
+        job = entry.get("next") or job
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise ElasticError(f"{job} is not over after {within_s:g} s; `elastic status` shows what it does")
         time.sleep(END_POLL_S)  # a remote process: there is nothing to wait on

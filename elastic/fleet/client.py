@@ -81,12 +81,9 @@ class FleetClient:
         return self._ask(pb.Question(overview=pb.Overview()))
 
     def job(self, name: str = "") -> dict[str, Any]:
-        """The overview's entry of that job, or of the one as which it goes on; "": of the only job that is not over."""
+        """The overview's entry of that job; "": of the only job that is not over."""
         jobs = cast(list[dict[str, Any]], self.overview()["jobs"])
         if name:
-            after = {job["follows"]: job["job"] for job in jobs if job["follows"]}
-            while name in after:
-                name = after[name]
             found = [job for job in jobs if job["job"] == name]
             alike = [job for job in jobs if job["job"].rpartition("-")[0] == name]
             found = found or [job for job in alike if job["state"] != "ended"] or alike[-1:]

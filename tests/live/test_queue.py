@@ -53,7 +53,7 @@ def test_a_preempted_job_goes_on_from_its_last_step_though_the_leader_dies_meanw
     assert (told[again]["state"], told[again]["place"]) == ("waits", 1)
     shown = fleet.run("jobs").stdout
     assert "3 workers, place 1 in the queue: needs 3 free slots at once, and 1 of the 3 on 3 nodes are free" in shown
-    assert fleet.entry(low)["job"] == again, "its first name still finds it"
+    assert fleet.entry("low")["job"] == again
 
     fleet.pace(0.0)
     for job in (high, again):
