@@ -132,7 +132,8 @@ def wait_for(client: FleetClient, job: str, *, as_json: bool) -> int:
 
 
 def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str, Any]:
-    """The job's entry when it is over; of one that was preempted, of that as which it goes on. Raises ElasticError if it is not within that time."""
+    """The job's entry when it is over; of one that was preempted, of that as which it goes on. Raises ElasticError if
+    that takes longer."""
     deadline_s = None if within_s is None else time.monotonic() + within_s
     while True:
         try:

@@ -22,10 +22,10 @@ from tests.live.jobs import ROOT
 
 pytest.importorskip("optuna", reason="make test-engines installs it")
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 
 SCRIPT = ROOT / "tests" / "engines" / "searched" / "train.py"
-DEADLINE_S = 180.0
+DEADLINE_S = 400.0
 STEPS = 40
 
 STUDY = """\
