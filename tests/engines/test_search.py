@@ -92,16 +92,16 @@ def values(said: list[dict[str, Any]]) -> dict[int, tuple[str, float, dict[str, 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, float, dict[str, float]]]:
     """The trials of a study that nobody disturbs."""
-    return values(Searching(tmp_path_factory.mktemp("quiet")).run("--trials", "4"))
+    return values(Searching(tmp_path_factory.mktemp("quiet")).run("--trials", "3"))
 
 
 def test_kills_of_a_worker_and_of_the_search_change_no_value_and_no_trial(
     tmp_path: Path, mark: str, quiet: dict[int, Any]
 ) -> None:
-    assert [state for state, *_ in quiet.values()] == ["complete"] * 4
+    assert [state for state, *_ in quiet.values()] == ["complete"] * 3
     searching = Searching(tmp_path / "s")
     searching.pace(0.02)
-    search = searching.start("--trials", "4", "--workers", "2")
+    search = searching.start("--trials", "3", "--workers", "2")
     searching.await_step(0, 5)
     paths = (searching.job_dir(0) / "journal").glob("*.jsonl")
     journals = [line for path in paths for line in path.read_text().splitlines()]
@@ -111,20 +111,20 @@ def test_kills_of_a_worker_and_of_the_search_change_no_value_and_no_trial(
     search.kill()
     before, _ = search.communicate()
     assert not await_exits(living(mark), 30.0), "what a killed search has started ends with it"
-    again = searching.run("--trials", "4", "--workers", "2")
+    again = searching.run("--trials", "3", "--workers", "2")
     told = values([json.loads(line) for line in before.splitlines()]) | values(again)
     assert told == quiet
-    assert again[-1]["trials"] == {"complete": 4}
-    for trial in range(4):
+    assert again[-1]["trials"] == {"complete": 3}
+    for trial in range(3):
         steps = ledger.merged([searching.job_dir(trial) / "steps.jsonl"])
         assert [line["step"] for line in steps] == list(range(STEPS)), "each step once"
-    assert values(searching.run("--trials", "4")) == {}, "what is over stays over"
+    assert values(searching.run("--trials", "3")) == {}, "what is over stays over"
 
 
 def test_ctrl_c_stops_the_trials_and_the_same_command_goes_on(tmp_path: Path, mark: str, quiet: dict[int, Any]) -> None:
     searching = Searching(tmp_path / "s")
     searching.pace(0.02)
-    search = searching.start("--trials", "4", "--parallel", "2")
+    search = searching.start("--trials", "3", "--parallel", "2")
     searching.await_step(0, 5)
     search.send_signal(signal.SIGINT)
     search.communicate(timeout=60)
@@ -132,7 +132,7 @@ def test_ctrl_c_stops_the_trials_and_the_same_command_goes_on(tmp_path: Path, ma
     assert not living(mark)
     assert (read_json(searching.job_dir(0) / "result.json") or {})["exit_code"] == 6
     searching.pace(0.0)
-    assert values(searching.run("--trials", "4"))[0] == quiet[0]
+    assert values(searching.run("--trials", "3"))[0] == quiet[0]
 
 
 def test_pruned_trials_end_their_jobs_and_failed_ones_say_why(tmp_path: Path, mark: str) -> None:
@@ -189,19 +189,19 @@ OMP_NUM_THREADS = "1"
 """
     (searching.home / "job.toml").write_text(job)
     options = ("--job", "job.toml", "--rendezvous", ",".join(fleet.client.replicas), "--parallel", "2")
-    search = searching.start("--trials", "4", *options)
+    search = searching.start("--trials", "3", *options)
     until("a trial that trains", lambda: any(line["step"] > 3 for name in jobs(fleet) for line in fleet.steps(name)))
     search.kill()
     before, _ = search.communicate()
     assert any(job["state"] != "ended" for job in fleet.client.overview()["jobs"]), "jobs go on without it"
     fleet.end("b")
     searching.pace(0.0)
-    again = searching.run("--trials", "4", *options)
+    again = searching.run("--trials", "3", *options)
     told = values([json.loads(line) for line in before.splitlines()]) | values(again)
     assert told[0] == quiet[0] and told[1] == quiet[1], "those that were proposed before anything was known"
-    assert [state for state, *_ in told.values()] == ["complete"] * 4
+    assert [state for state, *_ in told.values()] == ["complete"] * 3
     name = (searching.home / "search" / "name").read_text()
-    assert sorted(jobs(fleet)) == [f"{name}-t{n}-{n + 1}" for n in range(4)], "each trial was one job"
+    assert sorted(jobs(fleet)) == [f"{name}-t{n}-{n + 1}" for n in range(3)], "each trial was one job"
 
 
 def jobs(fleet: Fleet) -> list[str]:
