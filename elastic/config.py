@@ -446,6 +446,8 @@ class JobSpec:
             )
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
+        if self.priority < 0:
+            raise ConfigError(f"priority={self.priority} must be >= 0; give the jobs that come first a higher one")
         if self.owner:
             check_name("owner", self.owner)
         check_pairs("env", self.env)

@@ -162,8 +162,8 @@ class Search:
                 one.steps = steps
                 try:
                     self._jobs.begin(number, one.words)
-                except ConfigError as error:
-                    return self._tell(one, TrialState.FAIL, because=str(error))
+                except ConfigError:  # a mistake that all trials share
+                    raise
                 except ElasticError:  # nobody leads just now: the next look tries again
                     return False
                 one.trial.set_user_attr(INTERRUPTED, False)
