@@ -89,6 +89,8 @@ def test_bad_input_gets_one_paragraph_and_exit_code_2(
         ('checkpoint_dir = "runs/7"', "checkpoint_dir='runs/7' must be an absolute path"),
         ('checkpoint_dir = "/x"\ndirectory = "train"', "directory='train' must be an absolute path"),
         ('checkpoint_dir = "/x"\nring = "mpi"', "ring='mpi' connects the workers of one machine"),
+        ('checkpoint_dir = "/x"\npriority = -1', "job.toml, line 5: priority=-1 must be >= 0"),
+        ('checkpoint_dir = "/x"\nowner = "Ann B"', "job.toml, line 5: owner='Ann B' must be 1 to 63 lower-case"),
         ("wokers = 3", "job.toml, line 4: unknown field wokers; did you mean workers?"),
     ],
 )
