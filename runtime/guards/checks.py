@@ -34,6 +34,7 @@ from elastic.errors import (
     UsageError,
 )
 from runtime.guards.module_attributes import ABSENT, Changed
+from runtime.reduction.host_copies import host_copies
 from runtime.session import Op, OpKind
 
 _BETWEEN_PASSES = (OpKind.ONCE, OpKind.EVALUATE, OpKind.ALLREDUCE)
@@ -223,9 +224,10 @@ class OptimizerGuard:
         self._allow = allow
         self._parameters = parameters
         self._left_over.clear()
-        for name, parameter in parameters:
-            grad = parameter.grad
-            if grad is None or not bool(grad.detach().any()):
+        graded = [(name, parameter, grad) for name, parameter in parameters if (grad := parameter.grad) is not None]
+        some = host_copies([grad.detach().any() for _, _, grad in graded])
+        for (name, parameter, grad), nonzero in zip(graded, some, strict=True):
+            if not nonzero:
                 continue
             if grad.layout == torch.strided and grad.data_ptr() in self._known:
                 self._left_over.add(parameter)

@@ -10,6 +10,7 @@ over_transport.py    the same operation, with tensors over a transport
 partial_sum.py       a partial sum, which a worker folds, sends, keeps and serves
 layout.py            the places of parameters and buffers in a flat tensor
 flat_pool.py         memory for flat tensors, used again
+host_copies.py       small tensors of a device, read by the host at once
 unpacked_leaf.py     gradients that are added without a copy before
 buffers.py           buffers and modes of modules that shards change, and how they are merged
 """
