@@ -71,7 +71,8 @@ def waits_of_a_step(layers: int, *, keeps_gradients: bool = False, logs: bool = 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     job.register(model=model, optimizer=optimizer)
     x, y = torch.randn(4, 6), torch.zeros(4, dtype=torch.long)
-    with Waits() as waits:
+    waits = Waits()
+    with waits:
         for step in job.steps(shards=SHARDS, total=5):
             waits.counting = step.index == 3
             for _ in step:
@@ -112,7 +113,8 @@ def test_the_fingerprint_is_read_at_once() -> None:
     job.state.setdefault(mean=torch.zeros(3), other=torch.zeros(4))
     carrier = job._training.carrier
     carrier.freeze()
-    with Waits() as waits:
+    waits = Waits()
+    with waits:
         waits.counting = True
         carrier.fingerprint(3)
     assert waits.counted == {"host_copies.py: cpu": 2}, "of the parameters, and of job.state"
