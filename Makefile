@@ -1,5 +1,5 @@
-# Each target sets up what it needs, in .venv. But for test-browser and test-slurm, nothing is installed outside this
-# directory.
+# Each target sets up what it needs, in .venv. But for test-engines, test-browser and test-slurm, nothing is installed
+# outside this directory.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -17,7 +17,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,10 +57,10 @@ $(SPIN): | $(VENV)/.stamp
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
 test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target live-r-z unit live-f-q live-a-e lint sim-short
+	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit live-f-q live-a-e live-r-z lint sim-short
 
 unit: setup ## unit tests
-	$(BOUND) 20m $(PYTEST) tests/unit
+	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit
 
 sim-short: setup ## simulated tests: a few hundred whole jobs in virtual time
 	$(BOUND) 20m $(PYTEST) tests/sim
@@ -82,14 +82,15 @@ fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, othe
 	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/reduction/test_fuzz_data.py tests/unit/elastic/wire/test_fuzz_control.py tests/unit/chaos_tests/scenario/test_fuzz_chaos.py
 
 test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
-	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live
+	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live tests/unit
 
-# Beside `setup`, as these packages bring forty others.
-test-engines: setup etcd ## jobs with what others make, as it is installed: MLflow, TensorBoard, Weights & Biases, a Jupyter kernel
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter]'
-	$(BOUND) 30m $(PYTEST) $(LONG) -s tests/engines
+# Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
+# targets install, outside of .venv.
+test-engines: setup etcd ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, a Jupyter kernel
+	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,engines]'
+	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/engines
 
-# This and the next target install packages of Debian, outside of .venv; root.
 test-browser: setup etcd ## the dashboard in a real Chromium, which this installs (chromium, chromium-driver)
 	command -v chromium && command -v chromedriver || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver; }
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,browser]'
@@ -153,6 +154,9 @@ bench-nodes: setup ## measure what a node costs that dies, falls silent or comes
 
 bench-net: setup ## measure bytes and steps between machines behind narrow cables (network namespaces, root) against torch DDP
 	$(PY) -m tests.bench.net
+
+bench-fixed: setup ## measure what --reduction fixed costs, and how close it comes to the sum in float64: a minute
+	$(PY) -m tests.bench.fixed
 
 bench-scale: setup ## measure a leader with 100 to 5000 agents, and the membership machine with 100,000 members
 	$(PY) -m tests.bench.scale

@@ -25,6 +25,9 @@ import this package too, stay light. Below, each package imports only those abov
     dashboard/      a page that shows a job or a fleet, and its buttons
     timeline/       a job on a time axis
     notebook/       elastic.launch(): functions of a notebook or a program
+    engines/        jobs on nodes that another system has: what Ray and Spark have in common
+    ray/            jobs on a Ray cluster
+    spark/          jobs on the executors of Spark
     slurm/          batch scripts for Slurm
     trackers/       the process that sends steps to MLflow or W&B
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
@@ -42,16 +45,29 @@ from elastic.version import __version__
 
 if TYPE_CHECKING:
     from elastic.notebook.launcher import launch
+    from runtime.data.parquet import ParquetStream
     from runtime.job.job import Job, join
     from runtime.job.sinks import JsonLines, MLflow, TensorBoard, WandB
 
-__all__ = ["Job", "JsonLines", "MLflow", "TensorBoard", "WandB", "__version__", "errors", "join", "launch"]
+__all__ = [
+    "Job",
+    "JsonLines",
+    "MLflow",
+    "ParquetStream",
+    "TensorBoard",
+    "WandB",
+    "__version__",
+    "errors",
+    "join",
+    "launch",
+]
 _LAZY = {
     "Job": "runtime.job.job",
     "join": "runtime.job.job",
     "launch": "elastic.notebook.launcher",
     "JsonLines": "runtime.job.sinks",
     "MLflow": "runtime.job.sinks",
+    "ParquetStream": "runtime.data.parquet",
     "TensorBoard": "runtime.job.sinks",
     "WandB": "runtime.job.sinks",
 }

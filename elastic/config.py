@@ -37,6 +37,16 @@ class Reduction(StrEnum):
     """In the order of the canonical tree: the same bits for every world size."""
     ALLREDUCE = "allreduce"
     """In rank order: fastest, not bit-stable across world sizes."""
+    FIXED = "fixed"
+    """As integers, in any order: the same bits for every world size, and no more bytes than allreduce sends. Of 32 bits
+    for float32 up to 64 shards a step, else of 64 bits."""
+    FIXED64 = "fixed64"
+    """The same, with 64 bits always: twice the bytes, and closer to the true sum than float32 can be."""
+
+    @property
+    def stable(self) -> bool:
+        """Whether the bits of a sum are the same for every world size."""
+        return self is not Reduction.ALLREDUCE
 
 
 class Stragglers(StrEnum):
@@ -48,6 +58,15 @@ class Stragglers(StrEnum):
     """Shards follow speed, and it is named."""
     DEMOTE = "demote"
     """So they do, and it gives its place to a spare, where one is ready."""
+
+
+class Overlap(StrEnum):
+    """Whether gradients are summed while backward goes on."""
+
+    AUTO = "auto"
+    """On if the workers are on several machines: within one, sending takes the processors from the training."""
+    ON = "on"
+    OFF = "off"
 
 
 class RingKind(StrEnum):
@@ -285,7 +304,16 @@ class JobSpec:
         "--reduction",
         "",
         Reduction.EXACT,
-        "how gradients are summed: the same bits for every number of workers, or the fastest way",
+        "how gradients are summed: along a tree (exact) or as integers (fixed, fixed64), with the same bits for every "
+        "number of workers; or in rank order (allreduce)",
+    )
+
+    overlap: Overlap = _option(
+        "--overlap",
+        "",
+        Overlap.AUTO,
+        "whether gradients are summed while backward goes on; auto: on if the workers are on several machines. No bit "
+        "changes",
     )
 
     retain_results: bool = _option(
@@ -422,10 +450,10 @@ class JobSpec:
             raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
         if not (math.isfinite(self.slow_factor) and self.slow_factor > 1):
             raise ConfigError(f"slow_factor={self.slow_factor} must be above 1; 2 names workers at half the speed")
-        if not self.retain_results and self.reduction is not Reduction.EXACT:
+        if not self.retain_results and not self.reduction.stable:
             raise ConfigError(
-                f"retain_results=False needs reduction='exact', not {str(self.reduction)!r}: what one member computes "
-                "again must have the bits that the others have"
+                f"retain_results=False needs reduction='exact' or 'fixed', not {str(self.reduction)!r}: what one "
+                "member computes again must have the bits that the others have"
             )
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be >= 1")
@@ -445,7 +473,7 @@ class JobSpec:
                 "restarted: each change of the workers ends the script on all of them and starts it again; only what "
                 "the script saves itself is kept"
             )
-        exact = "no bit changes" if self.reduction is Reduction.EXACT else "the last bits of a sum may change"
+        exact = "no bit changes" if self.reduction.stable else "the last bits of a sum may change"
         if self.ranks:
             ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
             return f"in place, {ranks}: the ranks of a lost worker go to the others, and {exact}"
@@ -575,15 +603,12 @@ def _converted(value: object, type_name: str) -> object:
             return value
         case "tuple[str, ...]", list() if all(isinstance(word, str) for word in value):
             return tuple(value)
-        case "Reduction", str() if value in list(Reduction):
-            return Reduction(value)
-        case "RingKind", str() if value in list(RingKind):
-            return RingKind(value)
-        case "Stragglers", str() if value in list(Stragglers):
-            return Stragglers(value)
+        case _, str() if value in list(_CHOICES.get(type_name, ())):
+            return _CHOICES[type_name](value)
     raise ValueError(_WANTED[type_name])
 
 
+_CHOICES: dict[str, type[StrEnum]] = {kind.__name__: kind for kind in (Overlap, Reduction, RingKind, Stragglers)}
 _WANTED = {
     "bool": "true or false",
     "float": "a number of seconds",
@@ -591,7 +616,5 @@ _WANTED = {
     "int | None": "a whole number of at most 15 digits",
     "str": "a string",
     "tuple[str, ...]": "a list of strings",
-    "Reduction": " or ".join(repr(str(kind)) for kind in Reduction),
-    "RingKind": " or ".join(repr(str(kind)) for kind in RingKind),
-    "Stragglers": " or ".join(repr(str(policy)) for policy in Stragglers),
+    **{name: " or ".join(repr(str(choice)) for choice in kind) for name, kind in _CHOICES.items()},
 }

@@ -133,8 +133,8 @@ class NotAdmitted(ElasticError):
 
 
 class LaunchFailed(ElasticError):
-    """The job of elastic.launch() has ended in another way than by its end; `exit_code` is that of `elastic run`, and
-    a note has the traceback if the function raised."""
+    """The job of elastic.launch(), or one on Ray or Spark, has ended in another way than by its end; `exit_code` is
+    that of `elastic run`, and a note has the traceback if the function raised."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -5,6 +5,7 @@ In this list, each package imports only those above it, and of `elastic` no pack
     script_end.py   how a script ends, and where it raised
     ring/           connections between the members of a generation
     data/           batches, which depend on (epoch, step, shard) only
+    fixed_point/    floats as integers, whose sum has the same bits in any order
     reduction/      the sum of a step's gradients
     state/          the training state
     session.py      the interface between job/ and worker/
@@ -17,5 +18,5 @@ In this list, each package imports only those above it, and of `elastic` no pack
     ddp/            scripts that were written for torchrun and DistributedDataParallel, unchanged
     restart/        any script for torchrun, started again in each generation
     forkserver/     the process from which workers are forked
-    launched.py     a worker of elastic.launch()
+    launched.py     a worker of elastic.launch(), or on Ray or Spark
 """

@@ -1,10 +1,9 @@
-"""`python -m runtime.launched FILE`: a worker of `elastic.launch()`. It calls the function that is in the file, and
-leaves beside it what that returns."""
+"""`python -m runtime.launched`: a worker of `elastic.launch()`, or of a job on Ray or Spark. It calls the function that
+is in the file which the environment names, and leaves beside it what that returns."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from elastic.notebook import function_file
@@ -20,4 +19,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(os.environ[function_file.VARIABLE]))

@@ -25,7 +25,10 @@ from typing import Any, Protocol, Self
 import torch
 
 from elastic.checkpoints.naming import EntryName
+from elastic.config import Reduction
+from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.schedule import Cut
 from runtime.state.training_state import Carrier
 
 
@@ -52,6 +55,12 @@ class Op:
     label: str = ""
     early: bool = False
     """Whether it comes between the hand-out of its step and the first pass."""
+
+    @property
+    def joinable(self) -> bool:
+        """Whether newcomers may copy the state in it, and enter: in the first pass of each step, unless that is
+        computed again."""
+        return self.kind is OpKind.PASS and self.pass_no == 0 and not self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,11 @@ class Session(Protocol):
         """Whether a generation without members is planned: all stop after a step, as soon as each of them may."""
         ...
 
+    @property
+    def reduction(self) -> Reduction:
+        """How gradients are summed."""
+        ...
+
     may_part: bool
     """Whether all may stop after the next operation; set before it begins."""
 
@@ -304,16 +318,28 @@ class Session(Protocol):
         ...
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
     ) -> None:
         """Start the next operation. fingerprint: name -> short value; all members must carry the same.
 
         groups: elements of a leaf's tensor by dtype group (see Partial.flats); none for scalar operations. own: for
-        ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members.
+        ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members. cuts: parts of
+        these tensors that may be summed one by one, while the last unit is computed.
         """
         ...
 
     def next_unit(self) -> int | None: ...
+
+    def send_early(self) -> EarlySums | None:
+        """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.
+        Returns what takes its values as they come; None: nothing is sent early. Called at most once a unit."""
+        ...
+
     def unit_done(self, leaf: Partial) -> None: ...
     def finish(self) -> Partial | None: ...
 

@@ -52,7 +52,7 @@ def install(directory: str) -> None:
         ("runtime.worker.operations", _in_walk),
         ("runtime.worker.exchange", _in_turn),
         ("runtime.worker.progress_report", _in_gauge),
-        ("runtime.reduction.over_mesh", _in_reduce),
+        ("runtime.reduction.slice_sums", _in_reduce),
         ("runtime.ring.ring_set", _in_rings),
         ("runtime.worker.donor", _in_donor),
         ("runtime.transfer.connection", _in_copy),
@@ -181,7 +181,7 @@ def _in_gauge(module: Any, look: Look) -> None:
 
 
 def _in_reduce(module: Any, look: Look) -> None:
-    _before(module._Reduction, "_sum", lambda point: look(point) if _Place.in_pass else None, failpoints.BETWEEN)
+    _before(module.SliceSums, "_sum", lambda point: look(point) if _Place.in_pass else None, failpoints.BETWEEN)
 
 
 def _in_rings(module: Any, look: Look) -> None:

@@ -22,9 +22,14 @@ def freeze_service(scene: Scene, planned: Planned, *, service: str) -> None:
     _on_service(scene, planned, service, lambda pid: signals.freeze([pid]))
 
 
+_COMMANDS = ("elastic.cli", "chaos_tests.cluster.local_job")
+"""Modules of the command that runs the job, which such a signal ends in order: of a script, and of a job in TOML."""
+
+
 def signal_all(scene: Scene, planned: Planned) -> None:
     """The job may take for_s of the fault to start what ends by them: etcd."""
-    pids = [pid for pid in processes.living(scene.mark) if "elastic.cli" not in processes.command_line(pid)]
+    lines = {pid: processes.command_line(pid) for pid in processes.living(scene.mark)}
+    pids = [pid for pid, line in lines.items() if not any(command in line for command in _COMMANDS)]
 
     def blow() -> None:
         signals.send_to_living(pids, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -49,6 +49,8 @@ class Moment:
     """How the samples of this epoch are planned (SamplePlan.about); None if the script draws its own."""
     values: dict[str, Any] = field(default_factory=dict)
     """job.state when this epoch was handed out, as in description.check_values."""
+    reduction: str = ""
+    """How gradients were summed, as in --reduction; "": not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,7 +320,7 @@ class FleetLeader:
         for name, (since_s, session) in sorted(self._left.items()):
             if name not in self.sessions and now_s < since_s + ABSENT_S:
                 node = self._node(name, session, away=True)
-                nodes += [node] if node.counts else []
+                nodes += [node] if node.counts or node.leaves else []  # who has left comes back to nothing
         return schedule(self.book.jobs, nodes, self._gone(now_s), awaited=now_s < self._began_s + ABSENT_S)
 
     def _gone(self, now_s: float) -> set[str]:

@@ -1,5 +1,7 @@
 """The function on its way to the workers, and its value on the way back: pickles in a directory of this user's own.
 
+`elastic.launch`, and the drivers of engines, whose tasks write such a file on each node.
+
 Whoever can write a pickle can run code where it is read. So the files are in a directory of mode 0700, have mode 0600,
 and are read only if they belong to this user and nobody else can write them; nothing of this comes from a network.
 cloudpickle writes them, because what is defined in a notebook is in no module that a worker could import.
@@ -19,18 +21,18 @@ from typing import IO, Any
 from elastic.errors import ConfigError
 
 FUNCTION = "function"
+VARIABLE = "ELASTIC_FUNCTION"
+"""The environment variable with the path of the function's file, for the workers that call it."""
 VALUE = "value."
 """Followed by the rank of the worker that has returned it."""
 
 
-def check_installed() -> None:
+def check_installed(call: str, extra: str) -> None:
     """Raises ConfigError without cloudpickle."""
     try:
         import cloudpickle  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "elastic.launch() needs cloudpickle, of an extra: pip install 'elastic-ring[notebook]'"
-        ) from None
+        raise ConfigError(f"{call} needs cloudpickle, of an extra: pip install 'elastic-ring[{extra}]'") from None
 
 
 def write_function(directory: Path, function: Callable[..., Any], arguments: Sequence[Any]) -> Path:
@@ -58,13 +60,24 @@ def write_value(directory: Path, rank: int, value: object) -> None:
 
 
 def read_value(directory: Path) -> object:
-    """Of the lowest rank that has one: ranks can end between the last step and the return. Raises ConfigError if there
-    is none."""
+    """The value that the function returned on the lowest rank that has returned: a rank can end between the last step
+    and the return. Raises ConfigError if no rank has returned."""
     found = sorted(directory.glob(f"{VALUE}*"), key=lambda path: int(path.name.removeprefix(VALUE)))
     if not found:
         raise ConfigError("the job is complete, and no worker has returned from the function; its log says why")
     with _opened(found[0]) as file:
         return pickle.load(file)
+
+
+def values(directory: Path) -> dict[int, bytes]:
+    """Rank -> its value, as it is in its file."""
+    return {int(path.name.removeprefix(VALUE)): path.read_bytes() for path in directory.glob(f"{VALUE}*[0-9]")}
+
+
+def keep_value(directory: Path, rank: int, content: bytes) -> None:
+    """Keep a rank's value, which `values` gave on another machine, for `read_value` here."""
+    (directory / f"{VALUE}{rank}").touch(0o600)
+    (directory / f"{VALUE}{rank}").write_bytes(content)
 
 
 def _write(path: Path, *objects: object) -> None:

@@ -57,7 +57,7 @@ def launch(
     Raises ConfigError for what cannot be started, LaunchFailed if the job ends in another way than by its end, with the
     traceback of the function as a note.
     """
-    function_file.check_installed()
+    function_file.check_installed("elastic.launch()", "notebook")
     if os.environ.get(AGENT_SOCKET):
         raise ConfigError("elastic.launch() was called in a worker; call it in the notebook or the program alone")
     if refused := [name for name in REFUSED if options.get(name)]:
@@ -71,7 +71,7 @@ def launch(
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, name) if job_dir is None else Path(job_dir).absolute()
         words = _words({"workers": workers, "name": name, **options, "job_dir": str(chosen)})
         try:
-            _run([*words, "-m", MODULE, str(path)], chosen, quiet=bool(options.get("quiet")))
+            _run([*words, "-m", MODULE], path, chosen, quiet=bool(options.get("quiet")))
         except ConfigError:
             if job_dir is None:
                 with contextlib.suppress(OSError):  # there is something in it
@@ -94,14 +94,14 @@ def _words(options: dict[str, Option]) -> list[str]:
     return words
 
 
-def _run(words: list[str], job_dir: Path, *, quiet: bool) -> None:
+def _run(words: list[str], function: Path, job_dir: Path, *, quiet: bool) -> None:
     """Raises ConfigError, LaunchFailed, KeyboardInterrupt."""
     shown = in_notebook()
     pipe = subprocess.PIPE if shown else None
     command = [sys.executable, "-P", "-m", "elastic.cli", "run", *(["--quiet"] if shown and not quiet else []), *words]
     process = subprocess.Popen(
         stop_signals.dying_with_this(*command),
-        env=own_environment(),
+        env={**own_environment(), function_file.VARIABLE: str(function)},
         stdin=subprocess.DEVNULL,
         stdout=pipe,
         stderr=pipe,

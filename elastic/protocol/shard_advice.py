@@ -91,7 +91,7 @@ def _dealt(shards: int, workers: int, per_node: int) -> tuple[float, float]:
 
 
 def _subtrees(node: Node, held: frozenset[int]) -> int:
-    """Of how many whole subtrees of this node these leaves consist."""
+    """How many whole subtrees of this node these leaves make up."""
     within = [leaf in held for leaf in range(*node)]
     if all(within) or not any(within):
         return int(all(within))

@@ -16,6 +16,7 @@ import torch
 
 from elastic.errors import ConfigError, UsageError
 from runtime.data.loader import check_count, seed_fetch, to_device
+from runtime.data.parquet import ParquetShards, ParquetStream
 from runtime.data.prefetcher import Wanted
 
 Open = Callable[[int, int, int], Iterable[Any]]
@@ -40,21 +41,25 @@ class _Reading:
 class Stream:
     """The batches of iterable data, one stream per shard. Made by `job.stream`. It has no length."""
 
-    def __init__(self, open: Open, *, shards: int, seed: int, device: torch.device) -> None:
+    def __init__(self, open: Open | ParquetStream, *, shards: int, seed: int, device: torch.device) -> None:
+        about: dict[str, Any] = {}
+        if isinstance(open, ParquetStream):
+            about, open = open.about(), ParquetShards(open, check_count("shards", shards))
         if not callable(open):
             raise ConfigError(
                 f"job.stream() was given a {type(open).__name__}; give it a function open(shard, epoch, skip) that "
-                "returns an iterator over the batches of that shard behind the first `skip`"
+                "returns an iterator over the batches of that shard behind the first `skip`, or a ParquetStream"
             )
         self.shards = check_count("shards", shards)
-        self._open = open
+        self._open: Open = open
+        self._about = about
         self._seed = seed
         self._device = device
         self._readings: dict[int, _Reading] = {}
 
     def about(self) -> dict[str, Any]:
         """All that is known about a step's data, as JSON."""
-        return {"order": "stream", "shards": self.shards}
+        return {"order": "stream", "shards": self.shards, **self._about}
 
     def describe(self) -> str:
         """One line for the user: how the batch is split."""

@@ -173,6 +173,14 @@ def nonfinite(where: str, parameters: Sequence[str]) -> NonFinite:
     )
 
 
+def other_gradients(where: str) -> UsageError:
+    """The error for a pass that did not fit its integers again, after its exponents were made to fit."""
+    return UsageError(
+        f"the gradients of {where} were much larger when the pass was computed again. A shard must have the same "
+        "gradients each time: draw random numbers from those of torch, numpy and random, or from step.shard.generator"
+    )
+
+
 def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 

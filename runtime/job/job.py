@@ -26,6 +26,7 @@ from elastic.errors import CheckpointError, ConfigError, UsageError
 from elastic.protocol import shard_advice
 from elastic.protocol.sampling import Tail
 from runtime.data.loader import Loader, check_count, check_seed
+from runtime.data.parquet import ParquetStream
 from runtime.data.stream import Open, Stream
 from runtime.guards import checks
 from runtime.job import process_start
@@ -175,12 +176,13 @@ class Job(Collectives):
             self.print(f"elastic: {said}; see docs/data.md")
         return loader
 
-    def stream(self, open: Open, *, shards: int) -> Stream:
+    def stream(self, open: Open | ParquetStream, *, shards: int) -> Stream:
         """Data that is read from front to back, one stream per shard; give it to steps() like a loader.
 
         open: `open(shard, epoch, skip)` returns an iterator over the batches of that shard in that epoch, without the
-        first `skip`. Any worker may call it at any step, and must get the same batches each time. Random numbers drawn
-        while a batch is read belong to that batch. An iterator that is no longer needed is closed, if it has close().
+        first `skip`; or an elastic.ParquetStream. Any worker may call it at any step, and must get the same batches
+        each time. Random numbers drawn while a batch is read belong to that batch. An iterator that is no longer needed
+        is closed, if it has close().
         An epoch ends for all shards with the last batch of the shortest shard. Raises ConfigError.
         """
         stream = Stream(open, shards=shards, seed=self._training.seed, device=self.device)

@@ -44,6 +44,8 @@ Later, one shard is thrown away when a worker computes no shard of the n-th pass
 GradScaler begins with a shard. Shards that the script skips do not count."""
 CHECKSUM_STEPS = 256
 """Every this many steps a pass also compares checksums of all weights; see change_detection.py."""
+REPEATS_MAX = 2
+"""The first repetition has exponents that fit the pass; more show gradients that differ from one time to the next."""
 ENDS = RESERVED + "epoch ends"
 """Name of a scalar in the reduction of an epoch's last step, when only the reader of the data knows the end."""
 
@@ -143,6 +145,8 @@ class Pass(Iterator[Any]):
         self._result: Partial | None = None
         """The reduced result of the pass, held back while a shard runs that is thrown away."""
         self._rehearsed = False
+        self._repeats = 0
+        """How often the pass was computed again because a gradient did not fit its integers."""
         self._fingerprint: dict[str, str] | None = None
         """The fingerprint when the pass began, if the script may change it in a rehearsal."""
         self._snapshot: StateMarks | None = None
@@ -186,6 +190,8 @@ class Pass(Iterator[Any]):
                 return unit
             self._check_unchanged()
             result = self._training.session.finish()
+            if result is not None and self._repeated(result):
+                continue
             if result is not None and (shard := self._untried) is not None:
                 self._phase, self._result = "trying", result
                 return shard
@@ -246,16 +252,36 @@ class Pass(Iterator[Any]):
             training.adopt(place.index, place.epoch)
             self._harvest = training.harvest()
             self._harvest.begin_pass(training.seed, place.index, self._number)
-            if result is not None:
-                self._end(result)
-                return
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
-        fingerprint = self._fingerprint or training.fingerprint()
-        training.session.begin(self._op(place), fingerprint, self._harvest.groups())
+            if result is not None:
+                if not self._repeated(result):
+                    self._end(result)
+                return
+        self._collect(place, self._fingerprint or training.fingerprint())
+
+    def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
+        harvest = self._harvest
+        self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.cuts)
         self._phase = "collecting"
 
+    def _repeated(self, result: Partial) -> bool:
+        """Whether the pass has to be computed again, and has begun again, on all workers alike: see Harvest.misfits.
+        Raises UsageError if that did not help."""
+        if not self._harvest.misfits(result):
+            return False
+        self._repeats += 1
+        if self._repeats > REPEATS_MAX:
+            raise checks.other_gradients(self._where)
+        self._training.session.note("pass_repeated", step=self._running.place.index, pass_no=self._number)
+        self._training.session.used()
+        self._collect(self._running.place, self._fingerprint or self._training.fingerprint())
+        return True
+
     def _op(self, place: Place) -> Op:
-        return Op(OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number)
+        label = f"again {self._repeats}" if self._repeats else ""
+        return Op(
+            OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number, label=label
+        )
 
     def begin_shard(self, shard: int) -> Any:
         """The shard's batch, with everything that the shard may read reset to its value at the start of the pass."""
@@ -271,6 +297,8 @@ class Pass(Iterator[Any]):
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
+        if self._phase == "collecting" and (early := training.session.send_early()) is not None:
+            self._harvest.expect(early, lambda: self._counted(shard))
         running.cached.begin_shard()
         return running.shard if loader is None else batch
 
@@ -292,9 +320,18 @@ class Pass(Iterator[Any]):
         scalars = {} if said.skipped else said.scalars(weight)
         if work.loader is not None and work.loader.ends(shard.index):
             scalars[ENDS] = ("sum", 1.0, 0.0)
-        counted = 0.0 if said.skipped else weight if work.gradients == "mean" else 1.0
+        counted = self._counted(shard.index)
         training.session.unit_done(self._harvest.leaf(shard.index, counted, training.riders.travel(scalars)))
         training.running = None
+
+    def _counted(self, shard: int) -> float:
+        """By what the gradients of the running shard are multiplied, as far as the script has said."""
+        work, said = self._running.work, self._running.contribution
+        if said.skipped:
+            return 0.0
+        if work.gradients == "sum":
+            return 1.0
+        return work.weight(shard) if said.weight is None else said.weight
 
     def _check_unchanged(self) -> None:
         if "StateChanged" in self._running.work.allow:

@@ -22,10 +22,12 @@ from elastic.agent.worker.examination import Examination
 from elastic.checkpoints.manifest import Manifest, Moment
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.settings import Settings
+from elastic.config import Reduction
 from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
 from runtime.checkpoint.coordinator import Taking
 from runtime.checkpoint.memory_snapshots import Snapshots
 from runtime.data.random_state import drawn_from, randomness_kept, seed_all
+from runtime.fixed_point.exponents import BlockExponents
 from runtime.guards import checks
 from runtime.guards.module_attributes import Attributes
 from runtime.guards.unregistered import Strays, caller
@@ -42,6 +44,8 @@ from runtime.state.training_state import Carrier
 STRAYS_STEPS = 256
 """Every this many steps, values that are not registered are checked for changes."""
 _SHOWN_CHARACTERS_MAX = 200
+_EXPONENTS = "exponents of --reduction fixed"
+"""A name among the registered objects that no script can give to another one."""
 
 
 class Loop(StrEnum):
@@ -91,6 +95,9 @@ class Training:
         self.riders = ControlScalars((self.checkpoints, self.snapshots))
         self.leading = LeaderHooks(session)
         examination = Examination.from_environment(os.environ)
+        self.exponents = _exponents(session.reduction)
+        if self.exponents is not None:
+            self.carrier.register(None, **{_EXPONENTS: self.exponents})
         self.examiner = Examiner(examination, self.carrier) if examination is not None else None
         self.changes = WorldHooks(session)
         session.before_leaving(self._before_leaving)
@@ -172,6 +179,8 @@ class Training:
                 "job, because it decides the order of every sum"
             )
         self.shards = shards
+        if self.exponents is not None:
+            self.exponents.units = shards
 
     def enter(self) -> LoopEntry:
         """Begin the first loop: freeze what is registered, and start together, or learn where the others are."""
@@ -210,6 +219,11 @@ class Training:
             raise ConfigError(
                 f"this job was begun with seed={moment.seed}, and the script says seed={self.seed}; go on with the old "
                 "one, or start anew with --fresh"
+            )
+        if moment.reduction not in ("", self.session.reduction):
+            raise ConfigError(
+                f"this job was begun with --reduction {moment.reduction}, and goes on with {self.session.reduction}, "
+                "which has other bits; go on with the old one, or start anew with --fresh"
             )
         if moment.shards:
             self.claim_shards(moment.shards)
@@ -459,6 +473,7 @@ class Training:
             return {}
         return {
             "data": json.dumps(self.data, sort_keys=True),
+            "reduction": str(self.session.reduction),
             **self.where(),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
@@ -565,6 +580,7 @@ class Training:
             shared=dict(self._shared),
             data=self.data,
             values=self._epoch_values,
+            reduction=str(self.session.reduction),
         )
 
     def plan_save(self) -> Json:
@@ -684,12 +700,14 @@ class Training:
         trainable = [id(parameter) for _, parameter in parameters]
         if trainable != self._trainable:
             self._trainable = trainable
+            self._harvest.close()
             self._harvest = Harvest(
                 parameters,
                 self.carrier.float_buffers(),
                 self.carrier.int_buffers(),
                 modes=self.carrier.modes,
                 device=self.session.sums_on,
+                fixed=self.exponents,
             )
         return self._harvest
 
@@ -705,8 +723,16 @@ class Training:
     def close(self) -> None:
         """Remove the hooks from the user's objects."""
         self.cleanup.close()
+        self._harvest.close()
         self._attributes.close()
         self._guard.close()
+
+
+def _exponents(reduction: Reduction) -> BlockExponents | None:
+    """The exponents of sums as integers; None: they are summed as floats."""
+    if reduction not in (Reduction.FIXED, Reduction.FIXED64):
+        return None
+    return BlockExponents(always_wide=reduction == Reduction.FIXED64)
 
 
 def empty_leaf(unit: int) -> Partial:

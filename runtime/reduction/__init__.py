@@ -4,13 +4,16 @@ gradient_harvest.py  random numbers, buffers and gradients of each shard, and th
 topology.py          who sums which slice: first within each node, then between nodes
 schedule.py          what is added, in which order
 headers.py           what each member brings, and what all have to agree on
+entries.py           one member's part of the headers, as bytes
 dissemination.py     everybody's header to everybody, in O(log P) messages
-over_mesh.py         an operation over a ring: headers, terms, sums
+over_mesh.py         an operation over a ring: headers, and the sum of all terms
+slice_sums.py        the tensors of an operation over a ring: terms, folds, sums
+lanes.py             what comes to a member while tensors are summed, and the memory for it
 over_transport.py    the same operation, with tensors over a transport
 partial_sum.py       a partial sum, which a worker folds, sends, keeps and serves
-layout.py            the places of parameters and buffers in a flat tensor
+early_sums.py        the sum of a part of the tensors while the last shard is computed
+leaves/              what a shard brings to a sum
 flat_pool.py         memory for flat tensors, used again
 host_copies.py       small tensors of a device, read by the host at once
-unpacked_leaf.py     gradients that are added without a copy before
 buffers.py           buffers and modes of modules that shards change, and how they are merged
 """

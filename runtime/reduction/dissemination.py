@@ -64,8 +64,9 @@ class Dissemination:
         if not sizes or len(message) != begin + sum(sizes):
             raise ValueError(f"{len(message)} bytes for {count} headers of {sizes} bytes")
         ranks = [(sender + number) % self._world_size for number in range(count)]
+        whole = bytes(message)
         for rank, size in zip(ranks, sizes, strict=True):
-            self.entries[rank] = bytes(message[begin : begin + size])
+            self.entries[rank] = whole[begin : begin + size]
             begin += size
         del self._awaited[sender]
         messages: list[Message] = []

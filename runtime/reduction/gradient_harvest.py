@@ -19,12 +19,17 @@ from torch import nn
 
 from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
+from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction.buffers import Buffer, Modes
+from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.host_copies import host_copies
-from runtime.reduction.layout import FlatGroup
+from runtime.reduction.leaves.early_leaf import EarlyLeaf
+from runtime.reduction.leaves.fixed_leaves import FixedPoint
+from runtime.reduction.leaves.layout import FlatGroup
+from runtime.reduction.leaves.unpacked_leaf import Loose
 from runtime.reduction.partial_sum import Json, Partial, Scalars
-from runtime.reduction.unpacked_leaf import Loose
+from runtime.reduction.schedule import Cut
 
 _GROUP_DTYPES = {
     "float64": torch.float64,
@@ -48,10 +53,12 @@ class Harvest:
         *,
         modes: Modes | None = None,
         device: torch.device = CPU,
+        fixed: BlockExponents | None = None,
     ) -> None:
         """parameters: those that get gradients, the same on every worker. modes: those of the modules whose mode a
         shard may change (default: none). device: that of leaves and results, which differs from the parameters' if a
-        ring of CPUs carries the gradients of GPUs. Raises NotCarried for a dtype that is not summed.
+        ring of CPUs carries the gradients of GPUs. fixed: leaves and results are integers with these exponents. Raises
+        NotCarried for a dtype that is not summed.
         """
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -70,6 +77,8 @@ class Harvest:
             name: Flats(group.dtype, group.elements, like=group.like, device=device, pinned=self._staged)
             for name, group in self._groups.items()
         }
+        self._fixed = None if fixed is None else FixedPoint(fixed, self._groups, device)
+        self._early = EarlyLeaf(self._groups, self.groups(), self._flats, self._fixed)
         self._at = (0, 0, 0)
 
     def _group(self, name: str, dtype: torch.dtype) -> FlatGroup:
@@ -81,12 +90,31 @@ class Harvest:
         return self._groups.setdefault(str(wide).removeprefix("torch."), FlatGroup(wide))
 
     def groups(self) -> dict[str, int]:
-        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"."""
+        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"; or, of
+        integers, those of fixed_leaves.py."""
+        if self._fixed is not None:
+            return dict(self._fixed.sizes)
         return {name: group.elements for name, group in self._groups.items()}
+
+    @property
+    def cuts(self) -> Sequence[Cut]:
+        """The parts of a leaf's flat tensors, for EarlySums."""
+        return self._early.cuts
+
+    def expect(self, sums: EarlySums, weight: Callable[[], float]) -> None:
+        """After `before`: give the shard's gradients to these sums as they come. weight: returns what the script has
+        said so far that they are multiplied by."""
+        self._early.expect(sums, weight)
+
+    def close(self) -> None:
+        """Take the hooks away from the parameters."""
+        self._early.close()
 
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
         """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
         self._at = (seed, step, pass_no)
+        if self._fixed is not None:
+            self._fixed.begin(pass_no)
         self._modes.begin()
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
@@ -111,6 +139,7 @@ class Harvest:
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
+        self._early.forget()
         self._restore()
         self._clear_gradients()
         seed_all(*self._at, "begin")
@@ -122,20 +151,33 @@ class Harvest:
         nothing refers to them, so do not keep a partial sum that was folded. A group is left loose if every parameter
         of it has a gradient of its own, in the group's dtype.
         """
+        self._early.forget()
         for buffer in (*self._floats, *self._integers):
             buffer.check_kind()
         leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)
         with torch.no_grad():
             for name, group in self._groups.items():
-                if weight and self._device.type == "cpu" and group.may_stay_loose():
+                loose = weight and self._fixed is None and self._device.type == "cpu"
+                if loose and group.may_stay_loose():
                     leaf.loose[name] = self._loosen(name, group, shard, weight)
                     leaf.has_grad |= group.bits
                 else:
                     leaf.flats[name] = flat = self._flats[name].take()
                     leaf.has_grad |= self._fill(group, flat, self._flats[name].parts(flat), shard, weight)
+            if self._fixed is not None:
+                self._fixed.encode(leaf)
         leaf.note = self._changed_integers() if weight else None
         self._clear_gradients()
         return leaf
+
+    def misfits(self, result: Partial) -> bool:
+        """Whether the result means nothing, because a leaf was too large for its integers. Then all members find that,
+        and compute the pass again, from another `before` on, with integers that fit it."""
+        if self._fixed is None or not self._fixed.misfits(result):
+            return False
+        self._fixed.begin(self._at[2])
+        self._restore()
+        return True
 
     def install(
         self,
@@ -150,6 +192,8 @@ class Harvest:
         infinity or NaN, if there are any; if it returns False, `leave_out` is done instead.
         """
         with torch.no_grad():
+            if self._fixed is not None:
+                result = self._fixed.decode(result, self._flats)
             nonfinite = self._nonfinite(result)
             if nonfinite and not accept(nonfinite):
                 self.leave_out()

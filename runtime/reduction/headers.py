@@ -1,56 +1,61 @@
 """The headers of one operation: what each member brings, and what all have to agree on.
 
-All members get the fields of every member (dissemination.py). Fields on which members normally agree travel as a
-digest of their JSON. Only if the digests differ, everybody sends these fields in full, so that all can say who differs
-in what.
+All members get the entry of every member (entries.py, dissemination.py). Fields on which members normally agree travel
+as a digest of their JSON. Only if the digests differ, everybody sends these fields in full, so that all can say who
+differs in what.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from elastic.errors import RingBroken
 from runtime.reduction.dissemination import Dissemination
-from runtime.reduction.partial_sum import Json
+from runtime.reduction.entries import MAX_HEADER_BYTES, Said, decode, digest, encode, encoded_json
+from runtime.reduction.partial_sum import Json, Partial
 from runtime.ring.frames import Frame, FrameKind, LinkError
 from runtime.ring.ring import Ring
 
 Headers: TypeAlias = dict[str, dict[str, Json]]
 
-MAX_HEADER_BYTES = 64 << 20
-
 
 class HeaderExchange:
-    """One member's part. agreed: the fields that should be the same on all members; fields: the others, with worker_id.
+    """One member's part. agreed: the fields that should be the same on all members; fields: the others, with worker_id;
+    roots, leaves: what it brings, as in over_mesh.exchange.
 
     sent: called with each rank to which this member has queued its message of the first stage.
     """
 
     def __init__(
-        self, ring: Ring, op: int, agreed: dict[str, Json], fields: dict[str, Json], sent: Callable[[int], None]
+        self,
+        ring: Ring,
+        op: int,
+        agreed: dict[str, Json],
+        fields: dict[str, Json],
+        roots: Sequence[Partial],
+        leaves: Sequence[int] | None,
+        sent: Callable[[int], None],
     ) -> None:
         self._ring, self._op, self._sent = ring, op, sent
-        self._agreed, self._in_full = agreed, _encoded(agreed)
+        self._agreed, self._in_full = agreed, encoded_json(agreed)
         self._digest = digest(self._in_full)
         self.disagree = False
         """Whether members are known to differ in what they should agree on."""
         self._over = False
         self.ranks = {member: rank for rank, member in enumerate(ring.members)}
-        own = _encoded([self._digest, fields])
-        # All members must fold the same values, so this one reads its own fields as the others do.
-        self._read: dict[int, tuple[str, dict[str, Json]]] = {ring.rank: (self._digest, json.loads(own)[1])}
+        self.said: dict[int, Said] = ring.said
+        own = encode(self._digest, fields, roots, leaves, self.said.get(ring.rank))
+        self._digests: dict[int, bytes] = {}
+        self.numbers: dict[int, Sequence[float]] = {}
+        """By rank. All members must fold the same values, so this one reads its own entry as the others do."""
+        self._read(ring.rank, own)
         self._words = Dissemination(ring.rank, ring.world_size, own)
 
     def begin(self) -> None:
         self._send(self._words.begin())
-
-    @property
-    def own(self) -> dict[str, Json]:
-        """This member's fields, as others read them."""
-        return self._read[self._ring.rank][1]
 
     @property
     def uninformed(self) -> set[int]:
@@ -77,32 +82,36 @@ class HeaderExchange:
             raise LinkError(f"{peer} sent a header of {frame.length} bytes that was not expected")
         return memoryview(bytearray(frame.length))
 
-    def take(self, peer: str, payload: memoryview) -> list[tuple[str, bool, dict[str, Json]]]:
-        """Take a message. Returns (worker id, whether it agrees, its fields) of each member whose fields were in it.
+    def take(self, peer: str, payload: memoryview) -> list[tuple[str, bool, Said]]:
+        """Take a message. Returns (worker id, whether it agrees, what it said) of each member whose entry is in it.
 
         Raises LinkError.
         """
-        found: list[tuple[str, bool, dict[str, Json]]] = []
+        found: list[tuple[str, bool, Said]] = []
         try:
             ranks, messages = self._words.take(self.ranks[peer], payload)
             for rank in () if self.disagree else ranks:
-                agrees_on, fields = json.loads(self._words.entries[rank].decode())
+                said = self._read(rank, self._words.entries[rank])
                 worker = self._ring.members[rank]
-                if fields["worker_id"] != worker:
+                if said.fields["worker_id"] != worker:
                     raise ValueError(f"the header of {worker} speaks for another worker")
-                self._read[rank] = agrees_on, fields
-                found.append((worker, agrees_on == self._digest, fields))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+                found.append((worker, self._digests[rank] == self._digest, said))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, struct.error) as error:
             raise LinkError(f"{peer} sent a malformed header: {error}") from error
         self._send(messages)
         return found
+
+    def _read(self, rank: int, entry: bytes) -> Said:
+        self._digests[rank], said, self.numbers[rank] = decode(entry, self.said.get(rank))
+        self.said[rank] = said
+        return said
 
     def everybodys(self) -> Headers | None:
         """All headers, in rank order, once `complete`; None if members disagree, and have begun to say so in full.
 
         Raises RingBroken for what is no header.
         """
-        if not self.disagree and any(other != self._digest for other, _ in self._read.values()):
+        if not self.disagree and any(other != self._digest for other in self._digests.values()):
             self.disagree = True
             self._words = Dissemination(self._ring.rank, self._ring.world_size, self._in_full)
             self._send(self._words.begin())
@@ -111,7 +120,7 @@ class HeaderExchange:
         headers: Headers = {}
         for rank, worker in enumerate(self._ring.members):
             agreed = self._parse(worker, self._words.entries[rank]) if self.disagree else self._agreed
-            headers[worker] = {**agreed, **self._read[rank][1]}
+            headers[worker] = {**agreed, **self.said[rank].fields}
         return headers
 
     def _parse(self, worker: str, entry: bytes) -> dict[str, Json]:
@@ -128,15 +137,3 @@ class HeaderExchange:
             frame = Frame(FrameKind.HEADER, self._ring.generation, self._op, len(message), int(self.disagree))
             self._ring.links[self._ring.members[rank]].send(frame, message)
             self._sent(rank)
-
-
-def digest(agreed: bytes) -> str:
-    """Of the fields on which all members should agree, as JSON."""
-    return hashlib.blake2b(agreed, digest_size=16).hexdigest()
-
-
-def _encoded(value: Json) -> bytes:
-    encoded = json.dumps(value, separators=(",", ":")).encode()
-    if len(encoded) > MAX_HEADER_BYTES:
-        raise ValueError(f"header of {len(encoded)} bytes, at most {MAX_HEADER_BYTES} allowed")
-    return encoded

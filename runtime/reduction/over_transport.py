@@ -4,7 +4,8 @@ Headers, scalars and notes go first, as an operation without groups: after it a 
 and so the same list of pieces and of folds. Then the tensors move in rounds, one for the n-th pieces of all slices,
 each with the same steps on every member: the terms of every slice to its aggregators (topology.py), what these add up
 to the slice's owner, the sum to the aggregators, and from there to all. No confirmation follows: a member that has the
-sum keeps it, and members that lack it ask for the result.
+sum keeps it, and members that lack it ask for the result. Integers, which are added in any order, are left to the
+transport if it can add.
 """
 
 from __future__ import annotations
@@ -20,20 +21,9 @@ from torch import Tensor
 
 from elastic.errors import Disagree
 from runtime.reduction.headers import Headers
-from runtime.reduction.over_mesh import exchange
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import (
-    DTYPES,
-    Fold,
-    ScheduledPiece,
-    Term,
-    add,
-    along_tree,
-    as_list,
-    by_rank,
-    parse_term,
-    pieces,
-)
+from runtime.reduction.over_mesh import MeshReduction
+from runtime.reduction.partial_sum import Json, Partial, nothing_of
+from runtime.reduction.schedule import DTYPES, Cut, Fold, ScheduledPiece, add, pieces, whole
 from runtime.reduction.topology import Topology, divide, topology
 from runtime.ring.ring import Ring
 from runtime.ring.transport import Transport
@@ -59,28 +49,44 @@ def exchange_over(
     check: Callable[[Headers], None],
     out: dict[str, Tensor],
     leaves: Sequence[int] | None = None,
+    merged: Sequence[dict[str, Tensor]] | None = None,
+    cuts: tuple[Cut, ...] = (),
+    wait_for: Callable[[int], None] = lambda cut: None,
 ) -> tuple[Headers, Partial]:
     """As over_mesh.exchange, with flats and out on the transport's device; the headers also have the field "bulk".
+    wait_for: returns when this member has its tensors of a cut, or raises.
 
     Raises what over_mesh.exchange raises; RingBroken also for every error of the transport.
     """
-    flats = [_checked(root.flats, groups, out) for root in roots]
-    headers, total = exchange(
+    own = [root.flats for root in roots] if merged is None else merged
+    flats = [_checked(each, groups, out) for each in own]
+    mesh = MeshReduction(
         ring,
-        op=op,
-        header=header,
-        agreed={**(agreed or {}), _BULK: dict(groups)},
-        roots=[replace(root, flats={}) for root in roots],
-        units=units,
-        groups={},
-        check=_checking(check, groups, op),
-        leaves=leaves,
+        op,
+        header,
+        {**(agreed or {}), _BULK: dict(groups)},
+        [replace(root, flats={}) for root in roots],
+        units,
+        {},
+        _checking(check, groups, op),
+        leaves,
+        None if merged is None else [{} for _ in merged],
     )
-    mover = _Mover(ring, headers, units, along_tree if leaves is None else by_rank, flats, groups, out)
+    ring.run(mesh)
     with transport.attempt():
-        for _, cut in groupby(mover.pieces, lambda piece: piece.number):
-            mover.round(transport, list(cut))
-    return headers, replace(total, flats=out)
+        if merged is not None and transport.adds:
+            for number, cut in enumerate(cuts or whole(out)):
+                wait_for(number)
+                parts = [out[group][lo:hi] for group, lo, hi in cut]
+                for part, (group, lo, hi) in zip(parts, cut, strict=True):
+                    part.copy_(flats[0][group][lo:hi]) if flats else part.fill_(nothing_of(part.dtype))
+                transport.add_up(parts)
+        else:
+            mover = _Mover(ring, mesh.brought, mesh.folds, flats, cuts or whole(out), out)
+            for (number, _), round_of in groupby(mover.pieces, lambda piece: (piece.cut, piece.number)):
+                wait_for(number)
+                mover.round(transport, list(round_of))
+    return mesh.headers, replace(mesh.result(), flats=out)
 
 
 def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
@@ -99,31 +105,26 @@ class _Mover:
     def __init__(
         self,
         ring: Ring,
-        headers: Headers,
-        units: int,
-        arrange: Callable[[Sequence[Term], int, Sequence[int]], list[Fold]],
+        brought: Sequence[tuple[int, int]],
+        folds: Sequence[Fold],
         own: Sequence[dict[str, Tensor]],
-        groups: dict[str, int],
+        cuts: tuple[Cut, ...],
         out: dict[str, Tensor],
     ) -> None:
         self._ring, self._own, self._out = ring, own, out
         self._topology = topology(ring.hosts)
         self._node = self._topology.node_of[ring.rank]
-        self._brought = [
-            (rank, index, parse_term(meta))
-            for rank, header in enumerate(headers.values())
-            for index, meta in enumerate(as_list(header["terms"]))
-        ]
-        nodes = [self._topology.node_of[rank] for rank, _, _ in self._brought]
+        self._brought = brought
+        nodes = [self._topology.node_of[rank] for rank, _ in self._brought]
         adds = [len(ranks) > 1 for ranks in self._topology.ranks]
-        division = divide(arrange([term for _, _, term in self._brought], units, nodes), nodes, adds)
+        division = divide(folds, nodes, adds)
         self._nodes, self._folds_at_owner = division.nodes, division.at_owner(self._node)
-        self._counts = [sum(rank == holder for holder, _, _ in self._brought) for rank in range(ring.world_size)]
+        self._counts = [sum(rank == holder for holder, _ in self._brought) for rank in range(ring.world_size)]
         self._leave_most = max(len(node.leave) for node in self._nodes)
         # All members must cut alike, so the most that any of them may have to keep decides.
         kept = self._topology.most * (len(self._brought) + self._leave_most * len(self._nodes))
         size = max(min(PIECE_BYTES, SCRATCH_BYTES // kept) // 8 * 8, 8)
-        self.pieces, _ = pieces(tuple(sorted(groups.items())), len(self._topology.slices), size)
+        self.pieces, _ = pieces(cuts, len(self._topology.slices), size)
         self._scratch = _Scratch(ring, max((piece.size for piece in self.pieces), default=0), out)
 
     def round(self, transport: Transport, cut: Sequence[ScheduledPiece]) -> None:
@@ -201,7 +202,7 @@ class _Mover:
     ) -> tuple[list[Tensor], list[bool]]:
         """The terms of this node's members, and whether each may be overwritten: scratch, not a root."""
         values, free = [], []
-        for rank, index, _ in (self._brought[position] for position in self._nodes[self._node].terms):
+        for rank, index in (self._brought[position] for position in self._nodes[self._node].terms):
             free.append(rank != self._ring.rank)
             values.append(terms[piece.slice, rank, index] if free[-1] else _part(self._own[index], piece))
         return values, free

@@ -6,6 +6,7 @@ that the members bring; a list of folds says how they are added. All members der
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,14 +16,15 @@ import torch
 from torch import Tensor
 
 from elastic.protocol.reduction_tree import Node, covers_exactly, is_node, split
-from runtime.reduction.partial_sum import Json, Partial, Scalars, fold_meta
+from runtime.reduction.entries import Term, with_numbers
+from runtime.reduction.partial_sum import Partial, add_into, fold_meta
 
 Fold: TypeAlias = tuple[int, int]
 """Positions of (left, right); the sum gets the next position after all terms and earlier folds."""
 
 ALIGN = 64
 """Slices begin at multiples of this many elements, so that the adds are vectorised from the start."""
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int16", "int32", "int64")}
 """The dtypes of the groups, by name."""
 
 
@@ -38,43 +40,45 @@ class ScheduledPiece:
     slice: int
     number: int
     """Of the piece in its slice."""
+    cut: int = 0
+    """The number of the cut that it belongs to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A header's description of one partial sum."""
+Cut: TypeAlias = tuple[tuple[str, int, int], ...]
+"""A part of all tensors: (group, its first element, the one behind its last)."""
 
-    meta: Partial
-    """The partial sum without tensors."""
-    leaves: tuple[int, ...]
+
+def whole(flats: Mapping[str, Tensor]) -> tuple[Cut, ...]:
+    """One cut with all of these tensors."""
+    return (tuple((group, 0, len(flat)) for group, flat in sorted(flats.items())),)
 
 
 @lru_cache(maxsize=64)
-def pieces(
-    groups: tuple[tuple[str, int], ...], slices: int, piece_bytes: int
-) -> tuple[tuple[ScheduledPiece, ...], tuple[int, ...]]:
-    """(the pieces, of at most piece_bytes, of all slices: the first of every slice, the second of every slice, and so
-    on; the number of pieces of each slice). groups: (name, elements)."""
+def pieces(cuts: tuple[Cut, ...], slices: int, piece_bytes: int) -> tuple[tuple[ScheduledPiece, ...], tuple[int, ...]]:
+    """(the pieces, of at most piece_bytes, cut by cut: in each the first of every slice, the second of every slice, and
+    so on; the number of pieces of each slice). Each cut is sliced for itself."""
     found = []
     counts = [0] * slices
-    for group, length in groups:
-        itemsize = DTYPES[group].itemsize
-        share = -(-length // slices)
-        share += -share % ALIGN
-        step = piece_bytes // itemsize
-        for index in range(slices):
-            end = min(length, (index + 1) * share)
-            for lo in range(index * share, end, step):
-                hi = min(lo + step, end)
-                found.append(ScheduledPiece(group, lo, hi, (hi - lo) * itemsize, index, counts[index]))
-                counts[index] += 1
-    return tuple(sorted(found, key=lambda piece: (piece.number, piece.slice))), tuple(counts)
+    for number, cut in enumerate(cuts):
+        for group, first, behind in cut:
+            itemsize = DTYPES[group].itemsize
+            share = -(-(behind - first) // slices)
+            share += -share % ALIGN
+            step = piece_bytes // itemsize
+            for index in range(slices):
+                end = min(behind, first + (index + 1) * share)
+                for lo in range(first + index * share, end, step):
+                    hi = min(lo + step, end)
+                    size = (hi - lo) * itemsize
+                    found.append(ScheduledPiece(group, lo, hi, size, index, counts[index], number))
+                    counts[index] += 1
+    return tuple(sorted(found, key=lambda piece: (piece.cut, piece.number, piece.slice))), tuple(counts)
 
 
-def along_tree(terms: Sequence[Term], units: int, nodes: Sequence[int]) -> list[Fold]:
+@lru_cache(maxsize=16)
+def along_tree(roots: tuple[Node, ...], units: int, nodes: tuple[int, ...]) -> tuple[Fold, ...]:
     """The folds along the canonical tree, which does not ask for the terms' nodes. Raises ValueError unless the terms
     are roots that hold every leaf once."""
-    roots = [term.meta.node for term in terms]
     if not all(is_node(root, units) for root in roots) or not covers_exactly(roots, units):
         raise ValueError(f"roots {sorted(roots)} do not make up the tree over 0..{units - 1}")
     held = {root: position for position, root in enumerate(roots)}
@@ -88,27 +92,47 @@ def along_tree(terms: Sequence[Term], units: int, nodes: Sequence[int]) -> list[
         return len(roots) + len(folds) - 1
 
     position((0, units))
-    return folds
+    return tuple(folds)
 
 
-def by_rank(terms: Sequence[Term], units: int, nodes: Sequence[int]) -> list[Fold]:
-    """The folds in rank order within each node, and then in the order of nodes. nodes: of the terms' members. Raises
-    ValueError unless the terms hold every leaf once."""
-    leaves = sorted(leaf for term in terms for leaf in term.leaves)
-    if leaves != list(range(units)):
-        raise ValueError(f"leaves {leaves} are not 0..{units - 1}")
+@lru_cache(maxsize=16)
+def by_rank(leaves: tuple[tuple[int, ...], ...], units: int, nodes: tuple[int, ...]) -> tuple[Fold, ...]:
+    """The folds in rank order within each node, and then in the order of nodes. leaves: of each term. nodes: of the
+    terms' members. Raises ValueError unless the terms hold every leaf once."""
+    every = sorted(leaf for of_term in leaves for leaf in of_term)
+    if every != list(range(units)):
+        raise ValueError(f"leaves {every} are not 0..{units - 1}")
+    return in_turn(nodes)
+
+
+@lru_cache(maxsize=16)
+def in_turn(nodes: tuple[int, ...]) -> tuple[Fold, ...]:
+    """The folds, one after the other, of tensors that lie on these nodes: within each node, then over the nodes."""
     folds: list[Fold] = []
 
     def chain(values: Sequence[int]) -> int:
         total, *others = values
         for value in others:
             folds.append((total, value))
-            total = len(terms) + len(folds) - 1
+            total = len(nodes) + len(folds) - 1
         return total
 
     of_nodes = {node: [number for number, other in enumerate(nodes) if other == node] for node in nodes}
     chain([chain(values) for values in of_nodes.values()])
-    return folds
+    return tuple(folds)
+
+
+def fold_terms(terms: Sequence[Term], units: int, nodes: Sequence[int], native: bool) -> tuple[Fold, ...]:
+    """The folds of an operation; native: in the order of ranks, not along the tree. nodes: of the terms' members.
+    Raises ValueError unless the terms hold every leaf once."""
+    if native:
+        return by_rank(tuple(term.leaves for term in terms), units, tuple(nodes))
+    return along_tree(tuple(term.meta.node for term in terms), units, tuple(nodes))
+
+
+def tensors_of(terms: int, merged: bool) -> int:
+    """How many tensors of each group a member with so many terms brings."""
+    return min(terms, 1) if merged else terms
 
 
 def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], targets: Mapping[int, Tensor]) -> None:
@@ -123,56 +147,23 @@ def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], t
         into = targets.get(position)
         if into is None:
             into = values[right] if free[right] else values[left] if free[left] else torch.empty_like(values[left])
-        values.append(torch.add(values[left], values[right], out=into))
+        values.append(add_into(values[left], values[right], into))
         free.append(position not in targets)
 
 
-def add_metas(terms: Sequence[Term], folds: Sequence[Fold]) -> Partial:
-    """The sum of the terms without their tensors."""
-    metas = [term.meta for term in terms]
+def add_metas(terms: Sequence[Term], numbers: Sequence[Sequence[float]], folds: Sequence[Fold]) -> Partial:
+    """The sum of the terms without their tensors. numbers: of each term."""
+    scalars = terms[0].meta.scalars
+    if any(term.meta.scalars != scalars or term.meta.note is not None for term in terms):
+        metas = [with_numbers(term, row) for term, row in zip(terms, numbers, strict=True)]
+        for left, right in folds:
+            metas.append(Partial(0, 0, {}, *fold_meta(metas[left], metas[right])))
+        return metas[-1]
+    rows = list(numbers)  # the same additions without an object for each: a step of many members has one for each
     for left, right in folds:
-        metas.append(Partial(0, 0, {}, *fold_meta(metas[left], metas[right])))
-    return metas[-1]
-
-
-def parse_term(meta: Json) -> Term:
-    """Parse what Partial.meta() has made. Raises ValueError, TypeError, KeyError or OverflowError for anything else."""
-    if not isinstance(meta, dict):
-        raise TypeError("a term is no object")
-    lo, hi = map(_int, as_list(meta["node"]))
-    raw = meta["scalars"]
-    if not isinstance(raw, dict):
-        raise TypeError("scalars are no object")
-    scalars: Scalars = {}
-    for name, value in raw.items():
-        kind, total, weight = as_list(value)
-        scalars[name] = (str(kind), _float(total), _float(weight))
-    leaves = tuple(as_counts(meta["leaves"])) if "leaves" in meta else ()
-    has_grad = int(str(meta["has_grad"]), 16)
-    if has_grad < 0:
-        raise ValueError("has_grad is no set of bits")
-    return Term(Partial(lo, hi, {}, has_grad, _float(meta["weight"]), scalars, meta["note"]), leaves)
-
-
-def as_list(value: Json) -> list[Json]:
-    """The value if it is a list; else raises TypeError."""
-    if not isinstance(value, list):
-        raise TypeError(f"{str(value)[:40]} is no list")
-    return value
-
-
-def as_counts(value: Json) -> list[int]:
-    """The value if it is a list of integers; else raises TypeError."""
-    return list(map(_int, as_list(value)))
-
-
-def _int(value: Json) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{str(value)[:40]} is no integer")
-    return value
-
-
-def _float(value: Json) -> float:
-    if not isinstance(value, int | float):
-        raise TypeError(f"{str(value)[:40]} is no number")
-    return float(value)
+        rows.append(list(map(operator.add, rows[left], rows[right])))
+    total = with_numbers(terms[0], rows[-1])
+    for term in terms:
+        total.has_grad |= term.meta.has_grad
+        total.nonfinite |= term.meta.nonfinite
+    return total

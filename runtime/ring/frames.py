@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from runtime.ring import tcp_liveness
 
 _HEAD = struct.Struct("<4sB3xIIQQQ")
-_MAGIC = b"ERF1"
+_MAGIC = b"ERF2"
 _BATCH_BYTES = 1 << 20
 _BATCH_FRAMES = 8
 
@@ -28,7 +28,7 @@ class FrameKind(IntEnum):
     """The content of a frame."""
 
     HEADER = 1
-    """JSON: the sender's contribution to an operation; its first frame of that operation."""
+    """What members bring to an operation, see reduction/headers.py; the first frame of it between some members."""
     SCATTER = 2
     """One piece of one term (root) of the sender, for the receiver's slice."""
     GATHER = 3
@@ -90,7 +90,8 @@ class PeerLink:
         self._urgent: deque[tuple[Frame, Payload]] = deque()
         self._queued = 0
         self._queued_links = set() if queued is None else queued
-        self._bulk: Iterator[tuple[Frame, Payload]] | None = None
+        self._bulk: Iterator[tuple[Frame, Payload] | None] | None = None
+        self._paused = False
         self._sending: list[memoryview] = []
         self._sending_urgent = False
         self._head = memoryview(bytearray(_HEAD.size))
@@ -135,7 +136,7 @@ class PeerLink:
 
     @property
     def unsent(self) -> bool:
-        return bool(self._sending or self._urgent or self._bulk is not None)
+        return bool(self._sending or self._urgent or (self._bulk is not None and not self._paused))
 
     @property
     def unsent_urgent(self) -> bool:
@@ -155,10 +156,17 @@ class PeerLink:
         waiting = len(self._urgent) + (len(self._sending) if self._sending_urgent else 0)
         return ticket <= self._queued - waiting
 
-    def send_bulk(self, frames: Iterator[tuple[Frame, Payload]]) -> None:
-        """Queue frames that are generated as the connection takes them, one sequence at a time."""
+    def send_bulk(self, frames: Iterator[tuple[Frame, Payload] | None]) -> None:
+        """Queue frames that are generated as the connection takes them, one sequence at a time. A None among them: the
+        next one is not known before `resume_bulk`."""
         if not self._deaf:
-            self._bulk = frames
+            self._bulk, self._paused = frames, False
+            self._queued_links.add(self)
+
+    def resume_bulk(self) -> None:
+        """There may be more of a sequence that had come to a None."""
+        if self._paused and self._bulk is not None:
+            self._paused = False
             self._queued_links.add(self)
 
     def flush(self) -> None:
@@ -208,9 +216,12 @@ class PeerLink:
             return self._urgent.popleft() if self._urgent else None
         if self._bulk is None:
             return None
-        item = next(self._bulk, None)
-        if item is None:
+        try:
+            item = next(self._bulk)
+        except StopIteration:
             self._bulk = None
+            return None
+        self._paused = item is None
         return item
 
     def _drop_sent(self, sent: int) -> None:

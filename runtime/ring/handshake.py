@@ -17,7 +17,7 @@ import json
 import secrets
 import socket
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 VERSION = 2
@@ -71,12 +71,12 @@ def new_challenge() -> str:
 def proven_hello(hello: Hello, challenge: str, token: str) -> Hello:
     """The hello with its proof, in answer to a challenge."""
     answer = replace(hello, challenge=challenge, nonce=secrets.token_hex(16), proof="")
-    return replace(answer, proof=_proof(token, "hello", asdict(answer)))
+    return replace(answer, proof=_proof(token, "hello", _fields(answer)))
 
 
 def is_proven(hello: Hello, token: str) -> bool:
     """Whether the caller knows the token. The sender of the challenge has to compare that itself."""
-    return hmac.compare_digest(_proof(token, "hello", asdict(replace(hello, proof=""))), hello.proof)
+    return hmac.compare_digest(_proof(token, "hello", _fields(replace(hello, proof=""))), hello.proof)
 
 
 def proven_welcome(welcome: Welcome, hello: Hello, token: str) -> Welcome:
@@ -84,8 +84,13 @@ def proven_welcome(welcome: Welcome, hello: Hello, token: str) -> Welcome:
     return replace(welcome, proof=_welcome_proof(welcome, hello, token))
 
 
+def _fields(message: Hello | Welcome) -> dict[str, object]:
+    """By name. dataclasses.asdict copies each value deeply, which was half the CPU time of a handshake."""
+    return {name: getattr(message, name) for name in message.__slots__}
+
+
 def _welcome_proof(welcome: Welcome, hello: Hello, token: str) -> str:
-    return _proof(token, "welcome", {**asdict(replace(welcome, proof="")), "hello": hello.proof})
+    return _proof(token, "welcome", {**_fields(replace(welcome, proof="")), "hello": hello.proof})
 
 
 def _proof(token: str, what: str, fields: dict[str, object]) -> str:
@@ -106,11 +111,11 @@ def decode_challenge(message: bytes) -> str:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    return _encode({"v": VERSION, **asdict(hello)})
+    return _encode({"v": VERSION, **_fields(hello)})
 
 
 def encode_welcome(welcome: Welcome) -> bytes:
-    return _encode({"v": VERSION, **asdict(welcome)})
+    return _encode({"v": VERSION, **_fields(welcome)})
 
 
 def encode_refusal(reason: str) -> bytes:

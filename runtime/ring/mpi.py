@@ -193,6 +193,13 @@ class MpiTransport:
     other values, and the peer must not get a result made of those.
     """
 
+    adds = False
+    """A collective operation of MPI would wait for ranks that may be gone."""
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """See Transport."""
+        raise NotImplementedError
+
     def __init__(self, wire: _Wire, generation: int, ranks: Sequence[int]) -> None:
         self._wire = wire
         self._generation = generation

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ReduceOp, Store, TCPStore
 
 from elastic.errors import BuildFailed, RingBroken
 from runtime.ring.transport import Meet, Meeting, Transport
@@ -44,6 +45,10 @@ class TransportGroup(Protocol):
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> PendingWork:
         """Send inputs[r] to rank r, and receive outputs[r] from rank r. All are bytes; empty tensors are not sent."""
+        ...
+
+    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions, /) -> PendingWork:
+        """Replace the one tensor by the sum, or the maximum, of all members'."""
         ...
 
     def abort(self) -> None:
@@ -139,6 +144,8 @@ class _Place:
 class ProcessGroupTransport:
     """Transport (see transport.py). device: the device of its tensors."""
 
+    adds = True
+
     def __init__(
         self, group: TransportGroup, generation: int, rank: int, world_size: int, device: torch.device
     ) -> None:
@@ -201,8 +208,27 @@ class ProcessGroupTransport:
             outputs[rank] = tensor.view(torch.uint8)
         for rank, tensor in sends.items():
             inputs[rank] = tensor.view(torch.uint8)
+        group = self._group
+        self._finish(lambda: group.alltoall(outputs, inputs))
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """See Transport: the group's own allreduce, which chooses its way by itself."""
+        self._check()
+        assert self._group is not None
+        group = self._group
+        for tensor in tensors:
+            options = AllreduceOptions()
+            options.reduceOp = ReduceOp(ReduceOp.MAX if tensor.dtype is torch.int16 else ReduceOp.SUM)
+            # Neither NCCL nor gloo knows int16.
+            values = tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
+            self._finish(partial(group.allreduce, [values], options))
+            if values is not tensor:
+                tensor.copy_(values)
+
+    def _finish(self, start: Callable[[], PendingWork]) -> None:
+        """Start work and wait until it is done, or, on a GPU, until the stream waits for it. Raises RingBroken."""
         try:
-            work = self._last = self._group.alltoall(outputs, inputs)
+            work = self._last = start()
             if self._stream is None:
                 self._await(work.is_completed)
             work.wait()  # on a GPU the stream waits, not the host

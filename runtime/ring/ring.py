@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from elastic.errors import BuildFailed, GenerationEnded, LinkSilent, RingBroken
 from runtime.ring.dialer import Dial
@@ -39,6 +39,8 @@ _CANCEL_CHECK_S = 0.02
 _NOTHING = memoryview(b"")
 
 ENDS_POLL_S = 0.02
+PARTS = 4
+"""An operation is at most so many Operations of a ring, one after the other; their numbers follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Ring:
         self._broken = False
         self._acknowledged = dict.fromkeys(self.links, -1)
         self._scratch: dict[str, bytearray] = {}
+        self.said: dict[int, Any] = {}
+        """By rank: what the headers of the last operation said. Kept for reduction/headers.py, by members alike."""
         self.transport: Transport | None = None
         """What carries the tensors of reductions; None: this mesh does. Set before any other thread has the ring."""
         self.because = ""
@@ -128,6 +132,12 @@ class Ring:
             if self.transport is not None:
                 self.transport.abort()
 
+    def wake(self) -> None:
+        """Have the operation that runs look again at what it can do. Any thread; at once."""
+        with self._ending:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
     def closed_by_peers(self) -> tuple[str, ...]:
         """The members that have closed their ends of the connections, or whose kernels have, by this kernel's word,
         whether or not all received bytes were read. Any thread; at once."""
@@ -147,6 +157,7 @@ class Ring:
             self.transport.close()
         with self._using:
             self._scratch.clear()
+            self.said.clear()
         known: tuple[str, ...] = ()
         while not self._closed and len(known) < len(self.links):
             if len(closed := self.closed_by_peers()) > len(known):
@@ -168,6 +179,7 @@ class Ring:
                 link.close()
             os.close(self._wake)
             self._scratch.clear()
+            self.said.clear()
 
     def scratch(self, name: str, size: int) -> memoryview:
         """At least ``size`` bytes of memory, reused by the next operation under the same name."""
@@ -196,7 +208,7 @@ class Ring:
         Raises RingBroken if one of them is gone before, or on abort.
         """
         waiting = set(of) & self.links.keys()
-        self.run(_Waiting(op, lambda: {peer for peer in waiting if self._acknowledged[peer] < op}))
+        self.run(_Waiting((op + 1) * PARTS - 1, lambda: {peer for peer in waiting if self._acknowledged[peer] < op}))
 
     def run(self, operation: Operation) -> None:
         """Send what the operation queues on `links`, and pass it what comes, until it is complete and all is sent.
@@ -241,6 +253,7 @@ class Ring:
                 raise LinkSilent(said, peer=lost)
             for fd, event in self._poller.poll(1000 * KERNEL_CHECK_S):
                 if fd == self._wake:
+                    os.eventfd_read(self._wake)
                     continue
                 link = self._by_fd[fd]
                 if event & select.POLLOUT:
@@ -298,7 +311,7 @@ class Ring:
                 return
             self._send_acknowledgements(op, peers)
         with contextlib.suppress(RingBroken):  # a peer that waits sees the connection end
-            self.run(_Waiting(op, set))
+            self.run(_Waiting((op + 1) * PARTS - 1, set))
 
 
 class _Waiting:

@@ -16,6 +16,14 @@ class Transport(Protocol):
     compare what members do; all exchanges were agreed upon over the mesh.
     """
 
+    adds: bool
+    """Whether it has `add_up`."""
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by the sum of all members', or by the largest values where it is int16. Inside an attempt
+        only; every member calls it, with integers of the same dtypes and lengths. Raises as `exchange`."""
+        ...
+
     def attempt(self) -> AbstractContextManager[None]:
         """A context around all exchanges of one reduction, in the thread that computes.
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 
 from elastic.protocol.messages import Generation, Member
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import parse_term
+from runtime.reduction.partial_sum import Json, Partial, parse_partial
+from runtime.reduction.schedule import DTYPES
 from runtime.ring.ring import Peer
 from runtime.ring.tls import PLAIN, TlsContexts
 from runtime.session import Copy, JoinMeta, Op, OpKind
@@ -179,11 +179,12 @@ def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Part
         raise CopyFailed(f"no result came: {answer.get('refused', 'malformed answer')}")
     flats: dict[str, torch.Tensor] = {}
     for (name, size), blob in zip(sorted(groups.items()), blobs, strict=True):
-        if name not in ("float32", "float64") or type(size) is not int or blob.numel() != size * int(name[-2:]) // 8:
+        dtype = DTYPES.get(name)
+        if dtype is None or type(size) is not int or blob.numel() != size * dtype.itemsize:
             raise CopyFailed(f"group {name!r} of a result has {blob.numel()} bytes for {str(size)[:40]} elements")
-        flats[name] = blob.view(getattr(torch, name))
+        flats[name] = blob.view(dtype)
     with _well_formed("result"):
-        return replace(parse_term(meta).meta, flats=flats)
+        return replace(parse_partial(meta), flats=flats)
 
 
 def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[LoggedResult]:

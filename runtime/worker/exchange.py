@@ -1,20 +1,33 @@
-"""One exchange over the ring of a generation: the headers, their agreement, and the reduction."""
+"""One exchange over the ring of a generation: the headers, their agreement, and the reduction.
+
+Where the reduction overlaps with backward (early_sums.py), an operation is several ones of the ring: the tensors, then
+the headers, and, if a member has sent early what its gradient is not, all tensors again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+import torch
+from torch import Tensor
+
+from elastic.config import Overlap, Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
 from elastic.protocol import worker_state
-from elastic.protocol.messages import Kind
+from elastic.protocol.messages import Generation, Kind
 from elastic.protocol.reduction_tree import leaves
+from elastic.records.journal import Journal
 from runtime.guards import checks
+from runtime.reduction.early_sums import EarlySums
+from runtime.reduction.headers import Headers
 from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Json, Partial, total
+from runtime.reduction.schedule import Cut
+from runtime.ring.ring import PARTS, Ring
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.transfer.client import parse_op
@@ -34,6 +47,7 @@ class OperationSpec:
     fingerprint: dict[str, str]
     groups: dict[str, int]
     own: Json
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(slots=True)
@@ -60,11 +74,28 @@ class _Attempts:
 
 
 class RingExchange:
-    def __init__(self, standing: SharedWorkerState, rings: Rings, gauge: ProgressReporter, reduction: str) -> None:
+    def __init__(
+        self,
+        standing: SharedWorkerState,
+        rings: Rings,
+        gauge: ProgressReporter,
+        journal: Journal,
+        reduction: Reduction,
+        overlap: Overlap,
+    ) -> None:
         self._standing = standing
         self._rings = rings
         self._gauge = gauge
+        self._journal = journal
         self._reduction = reduction
+        self._overlap = overlap
+        self._early: EarlySums | None = None
+        self._early_of: tuple[int, int] | None = None
+        """The generation and the number of the operation whose early sums there are."""
+        self._wrong_in = -1
+        """The last generation in which a member has sent early what its gradient was not: its script will do so again.
+        The others know it too, so nobody sends anything early until the next generation."""
+        self._room: dict[str, Tensor] = {}
         self._attempts: _Attempts | None = None
         """The attempts at the operation that was last broken off."""
 
@@ -83,15 +114,17 @@ class RingExchange:
                 return None
             roots, number = standing.roots(), p.reduced
             ring, record = self._rings.get(generation), p.record
-            again = record is not None and record.kind is Kind.LOSS and record.plan.op == number
+            again = _again(record, number)
             header: dict[str, Json] = {"carry": list[Json](p.carry or ()), "own": task.own}
             agreed: dict[str, Json] = {
                 "about": {**asdict(task.op), "kind": str(task.op.kind)},
                 "fingerprint": dict(task.fingerprint),
             }
+        self._leave_early(generation, number)
         if ring is None:
             standing.post(worker_state.RingLost(generation, "the ring is gone"))
             return None
+        roots = sorted(roots, key=lambda root: root.node)
         for root in roots:
             root.settle()
         carried: list[tuple[int, ...]] = []
@@ -102,22 +135,26 @@ class RingExchange:
             standing.post(worker_state.HeadersHeld(generation, number))
             self._gauge.gathered()
 
-        beside = ring.transport if task.groups else None
-        native = self._reduction == "allreduce" and bool(task.groups)
+        native = self._reduction is Reduction.ALLREDUCE and bool(task.groups)
+        merged = [total(roots).flats for _ in roots[:1]] if self._merges(task) else None
         attempts = self._begin(task, number, ring.members)
-        sums = attempts.sums
         try:
-            if beside is None:
-                reduce = partial(exchange, sums=sums, again=again)
-            else:
-                reduce = partial(exchange_over, transport=beside, out=sums.out)
-            headers, result = reduce(
+            found = None
+            if self._overlaps(ring, task, again):
+                terms = [root.flats for root in roots] if merged is None else merged
+                found = self._reduce_early(ring, number, task, attempts, roots, terms, header, agreed, check)
+                header, agreed, check = {}, {}, lambda headers: None
+            reduce = partial(exchange, sums=attempts.sums, again=again)
+            if ring.transport is not None and task.groups:
+                reduce = partial(exchange_over, transport=ring.transport, out=attempts.sums.out)
+            headers, result = found or reduce(
                 ring,
-                op=number,
+                op=PARTS * number + PARTS - 1,
                 header=header,
                 agreed=agreed,
                 roots=[total(roots)] if native and roots else roots,
                 leaves=leaves([root.node for root in roots]) if native else None,
+                merged=merged,
                 units=task.op.units,
                 groups=task.groups,
                 check=check,
@@ -137,6 +174,120 @@ class RingExchange:
         self._attempts = attempts
         return None
 
+    def _merges(self, task: OperationSpec) -> bool:
+        """Whether a member brings the sum of its roots, in place of each."""
+        return self._reduction in (Reduction.FIXED, Reduction.FIXED64) and bool(task.groups)
+
+    # ------------------------------------------------------------------------------------ overlap with backward
+
+    def _overlaps(self, ring: Ring, task: OperationSpec, again: bool) -> bool:
+        """Whether the operation is summed part by part; all members find the same. On a GPU it is not: whoever sends a
+        part there would have to wait for the stream that writes it, and nobody has tried that."""
+        wanted = self._overlap is Overlap.ON or (self._overlap is Overlap.AUTO and len(set(ring.hosts)) > 1)
+        on_cpu = self._standing.sums_on.type == "cpu"
+        fits = on_cpu and self._reduction.stable and not again and ring.generation != self._wrong_in
+        return wanted and fits and bool(task.cuts) and ring.world_size > 1
+
+    def send_early(self, task: OperationSpec) -> EarlySums | None:
+        """See Session."""
+        standing = self._standing
+        with standing.changed:
+            p = standing.position
+            ring, number, unit = self._rings.get(p.entered), p.reduced, p.running
+            again = _again(p.record, number)
+            if p.quiesced or p.todo or unit is None or ring is None or not self._overlaps(ring, task, again):
+                return None
+            held = standing.roots()
+        self._leave_early(ring.generation, number)
+        for root in held:
+            root.settle()
+        return self._begin_early(ring, number, task, self._begin(task, number, ring.members), held, unit)
+
+    def _begin_early(
+        self,
+        ring: Ring,
+        number: int,
+        task: OperationSpec,
+        attempts: _Attempts,
+        held: Sequence[Partial],
+        unit: int | None,
+    ) -> EarlySums:
+        def sum_up(sums: EarlySums) -> None:
+            flats = [{} for _ in sums.nodes] if sums.merged else sums.terms
+            arguments: dict[str, Any] = {
+                "op": PARTS * number,
+                "header": {},
+                "roots": [Partial(*node, flat) for node, flat in zip(sums.nodes, flats, strict=True)],
+                "merged": sums.terms if sums.merged else None,
+                "units": task.op.units,
+                "groups": task.groups,
+                "check": lambda headers: None,
+                "cuts": sums.cuts,
+            }
+            if ring.transport is None:
+                exchange(ring, sums=Sums(sums.out), ready=sums.ready, **arguments)
+            else:
+                exchange_over(ring, transport=ring.transport, out=sums.out, wait_for=sums.wait_for, **arguments)
+
+        self._attempts = attempts
+        if {group: flat.numel() for group, flat in self._room.items()} != task.groups:
+            self._room = {group: torch.empty_like(flat) for group, flat in attempts.sums.out.items()}
+        self._early_of = (ring.generation, number)
+        self._early = EarlySums(
+            task.cuts,
+            held,
+            unit,
+            task.op.units,
+            attempts.sums.out,
+            self._room,
+            sum_up,
+            ring.wake,
+            merged=self._merges(task),
+        )
+        return self._early
+
+    def _reduce_early(
+        self,
+        ring: Ring,
+        number: int,
+        task: OperationSpec,
+        attempts: _Attempts,
+        roots: Sequence[Partial],
+        terms: Sequence[dict[str, Tensor]],
+        header: dict[str, Json],
+        agreed: dict[str, Json],
+        check: Callable[[Headers], None],
+    ) -> tuple[Headers, Partial] | None:
+        """The headers and the result; None if a member has sent early what its gradient is not: then all tensors must
+        be sent again."""
+        early = self._early
+        if early is None:
+            early = self._begin_early(ring, number, task, attempts, roots, None)
+        right = early.flush(terms)
+        self._early = None
+        headers, result = exchange(
+            ring,
+            op=PARTS * number + 1,
+            header={**header, "early": right},
+            agreed=agreed,
+            roots=[replace(root, flats={}) for root in roots],
+            units=task.op.units,
+            groups={},
+            check=check,
+        )
+        if all(other["early"] is True for other in headers.values()):
+            return headers, replace(result, flats=early.out)
+        self._wrong_in = ring.generation
+        wrong = sorted(worker for worker, other in headers.items() if other["early"] is not True)
+        self._journal.write("overlap_given_up", generation=ring.generation, op=number, because=", ".join(wrong))
+        return None
+
+    def _leave_early(self, generation: int, number: int) -> None:
+        """End early sums of another operation or generation, whose ring has been aborted."""
+        if self._early is not None and self._early_of != (generation, number):
+            self._early.discard()
+            self._early = None
+
     def _begin(self, task: OperationSpec, number: int, members: tuple[str, ...]) -> _Attempts:
         """The attempts at this operation: the last ones if they fit, else new ones; other sums are freed."""
         last, self._attempts = self._attempts, None
@@ -147,10 +298,16 @@ class RingExchange:
         return _Attempts(number, members, task, Sums(self._standing.result_buffer(task.groups)))
 
 
+def _again(record: Generation | None, number: int) -> bool:
+    """Whether the operation is the one that a loss has interrupted: some members may have begun it before."""
+    return record is not None and record.kind is Kind.LOSS and record.plan.op == number
+
+
 def _check_agreement(headers: dict[str, dict[str, Json]], leader: str, op: Op) -> None:
     """Raise LeftAlone, LeaderOnly or Disagree if workers did different things, or drifted apart."""
-    ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
-    if len(set(ops.values())) > 1:
+    about = headers[leader]["about"]
+    if any(header["about"] != about for header in headers.values()):
+        ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
         raise checks.disagreement(ops, leader)
     fingerprints = {w: cast(dict[str, str], header["fingerprint"]) for w, header in headers.items()}
     first = fingerprints[leader]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from elastic.config import Timing
+from elastic.config import Overlap, Reduction, Timing
 from elastic.errors import RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Ready, Word
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
+from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.schedule import Cut
 from runtime.ring.handshake import HelloRefused
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
@@ -37,7 +39,8 @@ class OperationLoop:
 
     alone = False
     worker_id: str
-    reduction: str
+    reduction: Reduction
+    _overlap: Overlap
     _standing: SharedWorkerState
     _rings: Rings
     _orders: LeaderOrders
@@ -52,7 +55,9 @@ class OperationLoop:
 
     def __init__(self) -> None:
         """To be called when the subclass has made the parts."""
-        self._turn = RingExchange(self._standing, self._rings, self._gauge, self.reduction)
+        self._turn = RingExchange(
+            self._standing, self._rings, self._gauge, self._journal, self.reduction, self._overlap
+        )
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0
@@ -97,25 +102,32 @@ class OperationLoop:
         return op, result
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
     ) -> None:
-        self._task = OperationSpec(op, fingerprint, groups or {}, own)
-        joinable = op.kind is OpKind.PASS and op.pass_no == 0
-        if joinable:
+        self._task = OperationSpec(op, fingerprint, groups or {}, own, tuple(cuts))
+        if op.joinable:
             self._pace.begin(time.monotonic())
         self._gauge.begin(op)
         if self.behind:
             return
         self._leave_unless_leaving()
         with self._standing.changed:
-            self._standing.post(worker_state.Begin(op.units, joinable, self.may_part))
-            if joinable:
+            self._standing.post(worker_state.Begin(op.units, op.joinable, self.may_part))
+            if op.joinable:
                 self._donor.open_window(op, self._pace.step_s + self._grace_s)
 
     def _leave_unless_leaving(self) -> None:
         """End the process if its part is over. In a LEAVE operation the order Close completes the operation instead."""
         if not (self._task.op.kind is OpKind.LEAVE and self._orders.complete):
             self._orders.leave_if_over()
+
+    def send_early(self) -> EarlySums | None:
+        return self._turn.send_early(self._task)
 
     def next_unit(self) -> int | None:
         self._leave_unless_leaving()

@@ -6,7 +6,7 @@ newcomer gets, because they are neither registered nor in job.state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.schedule import Cut
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import parse_op, parse_result
@@ -37,9 +38,14 @@ class Recording(SingleSession):
         self._meta = meta
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
     ) -> None:
-        super().begin(op, fingerprint, groups, own)
+        super().begin(op, fingerprint, groups, own, cuts)
         if op.kind is OpKind.PASS and (op.step, op.pass_no) == (self._at, 0):
             header, blobs = self._carrier.capture()
             state = (header, [blob.clone() for blob in blobs])

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from elastic.checkpoints.naming import EntryName
+from elastic.config import Reduction
 from elastic.protocol.reduction_tree import next_fold
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial, fold
+from runtime.reduction.schedule import Cut
 from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
@@ -27,6 +29,7 @@ class SingleSession:
     rank = 0
     world_size = 1
     alone = True
+    reduction = Reduction.EXACT
     local_rank = 0
     home = HomeRank(0, 0, 1)
     generation = 1
@@ -90,13 +93,21 @@ class SingleSession:
         raise RuntimeError("a job of one has no newcomer")
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
     ) -> None:
         if self._op is not None:
             raise RuntimeError(f"{op} began inside {self._op}")
         self._op, self._own = op, own
         self._todo = list(range(op.units))
         self._held = {}
+
+    def send_early(self) -> None:
+        """Nothing: a job of one sends nothing."""
 
     def next_unit(self) -> int | None:
         return self._todo.pop(0) if self._todo else None

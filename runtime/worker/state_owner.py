@@ -13,7 +13,7 @@ import torch
 
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Kind, Quiesce, Report, RingUp, Word
-from elastic.protocol.reduction_tree import Node, parent, split
+from elastic.protocol.reduction_tree import Node
 from elastic.protocol.worker_state import (
     AbortRings,
     Acknowledge,
@@ -31,7 +31,7 @@ from elastic.protocol.worker_state import (
 )
 from elastic.records.journal import Journal
 from runtime.reduction.flat_pool import CPU
-from runtime.reduction.partial_sum import Partial, fold
+from runtime.reduction.partial_sum import Partial, fold, siblings
 from runtime.ring.ring_set import Rings
 
 RESULT_POOL_MAX = 2
@@ -128,14 +128,10 @@ class SharedWorkerState:
         it is committed the unit counts as running, and a plan may take its siblings away."""
         with self.changed:
             units, held = self.position.units, dict(self._held)
-        new, consumed = leaf, []
-        while (above := parent(new.node, units)) is not None:
-            left, right = split(above)
-            sibling = held.get(left if new.node == right else right)
-            if sibling is None:
-                break
-            consumed.append(sibling)
-            new = fold(sibling, new, into=new) if new.node == right else fold(new, sibling, into=new)
+        new, chain = leaf, siblings(leaf.node, held, units).chain
+        consumed = [sibling for sibling, _ in chain]
+        for sibling, is_left in chain:
+            new = fold(sibling, new, into=new) if is_left else fold(new, sibling, into=new)
         with self.changed:
             after = self.post(worker_state.Done(leaf.lo, new.node, tuple(partial.node for partial in consumed)))
             if new.node in after.roots and new.node not in self._held:

@@ -33,8 +33,14 @@ from torch.nn.parallel import DistributedDataParallel
 from chaos_tests.cluster.network import Network, why_not
 from elastic.protocol.reduction_tree import Node
 from elastic.protocol.shard_assignment import owned, slack_percent
+from runtime.fixed_point.conversion import decode, encode
+from runtime.fixed_point.exponents import BlockExponents
+from runtime.reduction.early_sums import EarlySums
+from runtime.reduction.gradient_harvest import Harvest
+from runtime.reduction.leaves.fixed_leaves import BLOCK
 from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Partial
+from runtime.reduction.schedule import DTYPES
 from runtime.ring.ring import Listener, Peer, Ring, build
 
 GROUP = "float32"
@@ -43,6 +49,9 @@ PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 BYTES = 4 * PARAMETERS
 BUCKETS_MB = (1, 4, 25)
 """DDP's own choices; the best counts."""
+OURS = ("exact", "fixed", "allreduce")
+EARLY = ("exact early", "fixed early")
+"""With --overlap on."""
 ODD_SHARDS = 64
 WAIT_S = 300.0
 PACKET_HEADERS = 14 + 20 + 32
@@ -106,11 +115,11 @@ def _layout(layout: Layout, rates: Sequence[int], rounds: int) -> dict[str, floa
     with _members(layout) as members:
         for rate in rates:
             members.narrow(rate)
-            turns = members.turns(["exact", "allreduce", *ddp], rounds)
+            turns = members.turns([*OURS, *ddp], rounds)
             best = min(ddp, key=lambda kind: statistics.median(turn.seconds for turn in turns[kind]))
             sizes = f"{BYTES / 1e6:.1f} MB of gradients, of which a node has to send {layout.bound / 1e6:.1f} MB"
             print(f"{layout} at {rate} Mbit/s, {sizes}; {rounds} rounds")
-            for kind in ("exact", "allreduce", best):
+            for kind in (*OURS, best):
                 print(f"  {_line(kind, turns[kind], turns[best])}")
             if layout == Layout(2, 4) and rate == min(rates):
                 sent = statistics.median(max(turn.sent) for turn in turns["exact"])
@@ -119,23 +128,24 @@ def _layout(layout: Layout, rates: Sequence[int], rounds: int) -> dict[str, floa
         if layout == Layout(4, 1):
             members.narrow(min(rates))
             wire_s = layout.bound / (min(rates) * 125_000)
-            slow = ["exact slow", *(f"{kind} slow" for kind in ddp)]
+            slow = [f"{kind} slow" for kind in ("exact", *EARLY, *ddp)]
             turns = members.turns(slow, max(3, rounds // 3), backward_s=wire_s)
-            best = min(slow[1:], key=lambda kind: statistics.median(turn.seconds for turn in turns[kind]))
+            best = min(slow[3:], key=lambda kind: statistics.median(turn.seconds for turn in turns[kind]))
             print(f"{layout} at {min(rates)} Mbit/s, backward takes as long as the wire, {wire_s:.2f} s")
-            for kind in ("exact slow", best):
+            for kind in (*slow[:3], best):
                 print(f"  {_line(kind, turns[kind], turns[best])}")
-            found["overlap_4x1"] = _ratio(turns["exact slow"], turns[best])
+            found["overlap_4x1"] = _ratio(turns["exact early slow"], turns[best])
     return found
 
 
 def _odd(layout: Layout) -> float:
     """Bytes of the member that sends most, over those of a ring, with more shards than members."""
     with _members(layout) as members:
-        turns = members.turns(["odd"], 3)["odd"]
-    sent = statistics.median(max(turn.sent) for turn in turns)
-    print(f"{layout} with {ODD_SHARDS} shards: who sends most sends {sent / layout.bound:.3f} of a ring's bytes")
-    return sent / layout.bound
+        turns = members.turns(["odd", "odd fixed"], 3)
+    ratios = {kind: statistics.median(max(turn.sent) for turn in turns[kind]) / layout.bound for kind in turns}
+    for kind, ratio in ratios.items():
+        print(f"{layout} with {ODD_SHARDS} shards, {kind}: who sends most sends {ratio:.3f} of a ring's bytes")
+    return ratios["odd"]
 
 
 def _line(kind: str, turns: Sequence[Turn], base: Sequence[Turn]) -> str:
@@ -316,8 +326,21 @@ class _Steps:
         }
         self._data = torch.randn(4, WIDTH)
         self._flat = torch.empty(PARAMETERS)
-        self._sums = Sums({GROUP: torch.empty(PARAMETERS)})
+        self._exponents = torch.full((-(-PARAMETERS // BLOCK),), 16, dtype=torch.int16)
+        self._integers = {
+            "int16": torch.zeros_like(self._exponents),
+            "int32": torch.zeros(PARAMETERS, dtype=torch.int32),
+        }
+        self._sums_of = {
+            GROUP: Sums({GROUP: torch.empty(PARAMETERS)}),
+            "int32": Sums({group: torch.empty_like(flat) for group, flat in self._integers.items()}),
+        }
         self._scratch = torch.randn(PARAMETERS)
+        state = BlockExponents(always_wide=False)
+        state.units = layout.world_size
+        parameters = list(self._model.named_parameters())
+        self._harvests = {False: Harvest(parameters), True: Harvest(parameters, fixed=state)}
+        self._rooms: dict[str, Tensor] = {}
         self._odd = owned(ODD_SHARDS, (), layout.hosts, slack_percent(layout.nodes))[rank]
         self._op = 0
 
@@ -328,30 +351,91 @@ class _Steps:
             self._train(self._wrapped[kind])
             return
         if kind == "odd":
-            self._exchange(self._odd, [self._scratch] * len(self._odd), ODD_SHARDS, None)
+            self._exchange(self._odd, [{GROUP: self._scratch}] * len(self._odd), ODD_SHARDS)
+            return
+        if kind == "odd fixed":
+            self._exchange(self._odd, [self._integers] * len(self._odd), ODD_SHARDS, merged=True)
+            return
+        if kind in EARLY:
+            self._train_early(kind == "fixed early")
             return
         self._train(self._model)
         flat = torch.cat([p.grad.reshape(-1) for p in self._model.parameters() if p.grad is not None], out=self._flat)
         node = (self._rank, self._rank + 1)
-        self._exchange([node], [flat], self._world_size, [self._rank] if kind == "allreduce" else None)
+        if kind == "fixed":
+            self._integers["int16"].copy_(encode(flat, self._exponents, BLOCK, self._integers["int32"]))
+            self._exchange([node], [self._integers], self._world_size, merged=True)
+            decode(self._sums_of["int32"].out["int32"], self._exponents, BLOCK, flat)
+            return
+        self._exchange([node], [{GROUP: flat}], self._world_size, [self._rank] if kind == "allreduce" else None)
+
+    def _train_early(self, fixed: bool) -> None:
+        """As a worker does it, with --overlap on."""
+        harvest = self._harvests[fixed]
+        harvest.begin_pass(0, 0, 0)
+        harvest.before(self._rank)
+        groups = harvest.groups()
+        out, room = (
+            {group: self._room(name, group, size) for group, size in groups.items()} for name in ("out", "room")
+        )
+
+        def sum_up(sums: EarlySums) -> None:
+            roots = [Partial(*node, {} if fixed else sums.terms[0]) for node in sums.nodes]
+            merged = sums.terms if fixed else None
+            self._reduce(roots, Sums(sums.out), merged=merged, cuts=sums.cuts, ready=sums.ready)
+
+        wake, world_size = self._ring.wake, self._world_size
+        sums = EarlySums(harvest.cuts, (), self._rank, world_size, out, room, sum_up, wake, merged=fixed)
+        harvest.expect(sums, lambda: 1.0)
+        self._model(self._data).sum().backward()
+        leaf = harvest.leaf(self._rank, 1.0, {})
+        leaf.settle()
+        assert sums.flush([leaf.flats]), "what was sent early is not the gradient"
+        self._reduce([Partial(self._rank, self._rank + 1)], Sums({}))
+        harvest.install(Partial(0, self._world_size, out, leaf.has_grad, float(self._world_size)), "mean")
+
+    def _room(self, name: str, group: str, size: int) -> Tensor:
+        return self._rooms.setdefault(f"{name} {group} {size}", torch.empty(size, dtype=DTYPES[group]))
+
+    def _reduce(self, roots: Sequence[Partial], sums: Sums, **arguments: Any) -> None:
+        exchange(
+            self._ring,
+            op=self._op,
+            header={},
+            roots=roots,
+            units=self._world_size,
+            groups={group: len(flat) for group, flat in sums.out.items()},
+            check=lambda headers: None,
+            sums=sums,
+            **arguments,
+        )
+        self._op += 1
 
     def _train(self, model: nn.Module) -> None:
         self._model.zero_grad(set_to_none=False)
         model(self._data).sum().backward()
 
     def _exchange(
-        self, nodes: Iterable[Node], flats: Sequence[Tensor], units: int, leaves: Sequence[int] | None
+        self,
+        nodes: Iterable[Node],
+        flats: Sequence[dict[str, Tensor]],
+        units: int,
+        leaves: Sequence[int] | None = None,
+        *,
+        merged: bool = False,
     ) -> None:
+        sums = self._sums_of["int32" if merged else GROUP]
         exchange(
             self._ring,
             op=self._op,
             header={},
-            roots=[Partial(*node, {GROUP: flat}) for node, flat in zip(nodes, flats, strict=True)],
+            roots=[Partial(*node, values) for node, values in zip(nodes, flats, strict=True)],
             leaves=leaves,
+            merged=[flats[0]] if merged else None,
             units=units,
-            groups={GROUP: PARAMETERS},
+            groups={group: len(flat) for group, flat in sums.out.items()},
             check=lambda headers: None,
-            sums=self._sums,
+            sums=sums,
         )
         self._op += 1
 

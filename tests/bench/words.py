@@ -1,8 +1,8 @@
 """What the words of a step cost in large worlds: `python -m tests.bench.words [--members 8 32]`.
 
-Members are forks of this process, on one machine. An operation reduces a loss and no tensors, so it is the headers of a
-step alone. Printed: CPU time of a member for building a ring and for an operation (medians over members), and frames
-that a member sends for an operation.
+Members are forks of this process, on one machine. An operation reduces a loss and no tensors, and its header is as
+large as that of a step, so it is the headers of a step alone. Printed: CPU time of a member for building a ring and for
+an operation (medians over members), and frames that a member sends for an operation.
 """
 
 from __future__ import annotations
@@ -107,7 +107,19 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
     sent = _Count()
     for op in range(operations):
         began_s = time.process_time()
-        exchange(ring, op=op, header={}, roots=[root], units=members, groups={}, check=lambda headers: None)
+        exchange(
+            ring,
+            op=op,
+            header={"carry": [], "own": None},
+            agreed={
+                "about": {"units": members, "epoch": 0, "step": op, "pass_no": op, "label": "step", "kind": "pass"},
+                "fingerprint": dict.fromkeys(("model", "optimizer", "numerics", "random"), 16 * "0"),
+            },
+            roots=[root],
+            units=members,
+            groups={},
+            check=lambda headers: None,
+        )
         times.append(time.process_time() - began_s)
     return statistics.median(builds), statistics.median(times), sent.frames / operations
 

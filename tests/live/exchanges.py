@@ -41,6 +41,20 @@ def kill_and_freeze(job: Job) -> None:
     assert job.left_behind() == {}
 
 
+def kill_two(job: Job) -> None:
+    """Kill a member and then rank 0 in a world of three; each is replaced, and the job goes on to its end."""
+    job.pace(0.05)
+    job.shut("end")
+    for victim in (1, 0):
+        members = job.await_world(3)
+        job.send(members[victim], signal.SIGKILL)
+        job.until("a world without it", lambda gone=members[victim]: gone not in job.members())  # type: ignore[misc]
+    job.await_world(3)
+    job.pace(0)
+    job.open("end")
+    assert job.wait() == 0
+
+
 def gloo_for_nccl(nccl: Any) -> None:
     """`--ring nccl` is gloo between CPUs."""
     from tests.unit.gloo import GlooGroup
@@ -52,10 +66,17 @@ def gloo_for_nccl(nccl: Any) -> None:
 def gated(process_group: Any) -> None:
     """A worker can be held in the middle of an exchange: at the gate "exchange"."""
     transport = process_group.ProcessGroupTransport
-    sound, attempt = transport.exchange, transport.attempt
+    sound, adding, attempt = transport.exchange, transport.add_up, transport.attempt
 
     def exchange(self: Any, *tensors: Any) -> None:
         sound(self, *tensors)
+        hold(self)
+
+    def add_up(self: Any, tensors: Any) -> None:
+        adding(self, tensors)
+        hold(self)
+
+    def hold(self: Any) -> None:
         if self.attempts > 1:  # the first one greets
             from tests.live.scripts import gates  # it looks at who it is in, which a process that is forked from is not
 
@@ -65,7 +86,7 @@ def gated(process_group: Any) -> None:
         self.attempts = getattr(self, "attempts", 0) + 1
         return attempt(self)
 
-    transport.attempt, transport.exchange = counted, exchange
+    transport.attempt, transport.exchange, transport.add_up = counted, exchange, add_up
 
 
 def gated_start(mpi: Any) -> None:

@@ -68,7 +68,7 @@ def shard_twice(module: Any) -> None:
 def unordered_sum(module: Any) -> None:
     """Partial sums are added in the order of ranks, and not along the tree."""
 
-    def by_rank(terms: Any, units: int) -> list[tuple[int, int]]:
+    def by_rank(terms: Any, units: int, nodes: Any) -> list[tuple[int, int]]:
         return [(0 if n == 1 else len(terms) + n - 2, n) for n in range(1, len(terms))]
 
     module.along_tree = by_rank

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo, Store
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Store
 
 from runtime.ring.process_group import PendingWork
 
@@ -38,6 +38,10 @@ class GlooGroup:
             into, torch.cat(inputs), [len(output) for output in outputs], [len(each) for each in inputs]
         )
         return _Unpacked(work, into, outputs)
+
+    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions, /) -> PendingWork:
+        work: PendingWork = self._gloo.allreduce(tensors, options)
+        return work
 
     def abort(self) -> None:
         """Shut its connections down: whatever waits on one ends."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastic.config import Reduction
 from runtime.job.job import Job
 from runtime.session import Session, StepRecord
 from runtime.worker.single import SingleSession
@@ -23,8 +24,9 @@ BATCH = 16
 class Recorded(SingleSession):
     """A job of one that remembers its ledger."""
 
-    def __init__(self) -> None:
+    def __init__(self, reduction: str = "exact") -> None:
         super().__init__()
+        self.reduction = Reduction(reduction)
         self.records: list[StepRecord] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []
         self.closed_with: str | None = None

@@ -20,8 +20,15 @@ LAYERS = (
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
     *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm"),
-    "elastic.notebook",
-    *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.reduction", "runtime.state"),
+    *("elastic.notebook", "elastic.engines", "elastic.ray", "elastic.spark"),
+    *(
+        "runtime.script_end",
+        "runtime.fixed_point",
+        "runtime.ring",
+        "runtime.data",
+        "runtime.reduction",
+        "runtime.state",
+    ),
     *(
         "runtime.session",
         "runtime.guards",
@@ -91,6 +98,7 @@ PURE_MODULES = (
     "elastic.metrics.catalogue",
     "elastic.preemption.notice",
     "elastic.preemption.policy",
+    "elastic.ray.bundles",
     "elastic.records.story",
     "elastic.security.roles",
     "elastic.slurm.agents_script",
@@ -114,6 +122,8 @@ SMALL = {
     "elastic.metrics.option": "every command imports it, and those without --metrics nothing else of the package",
     "elastic.preemption.provider": "what each provider implements, and none of them imports another",
     "elastic.protocol.worker_id": "commands that only ask read ids, and load no messages",
+    "elastic.ray.agent_actor": "what runs on a node, where nothing of the driver is imported",
+    "elastic.spark.executor_task": "what runs on an executor, where nothing of the driver is imported",
     "elastic.timeline.chrome_trace": "a format of others; the other one has a library",
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.ddp.seams": "five modules replace things, which are put back in one order",
@@ -125,6 +135,7 @@ SMALL = {
 """Modules of fewer than 40 lines -> why each is a module of its own."""
 
 FEW = {
+    "elastic.spark": "the driver's side and the executor's; what they do is in elastic.engines",
     "chaos_tests.failpoints.site": "a directory on the path of processes, with the one file that Python looks for",
 }
 """Packages of fewer than 3 modules -> why."""

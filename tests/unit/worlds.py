@@ -7,17 +7,19 @@ threads share, are never read by two at a time, and a run is as deterministic as
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import torch
 
 from elastic.checkpoints.naming import EntryName
+from elastic.config import Reduction
 from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.reduction_tree import next_fold
 from runtime.guards import checks
 from runtime.reduction.partial_sum import Json, Partial, fold
+from runtime.reduction.schedule import Cut
 from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
@@ -42,7 +44,10 @@ class Contribution:
 class World:
     """A fake of everything below Session. kills: worker -> (operation number, units computed before it dies)."""
 
-    def __init__(self, workers: int, kills: Mapping[str, tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self, workers: int, kills: Mapping[str, tuple[int, int]] | None = None, reduction: str = "exact"
+    ) -> None:
+        self.reduction = Reduction(reduction)
         self.lock = threading.Condition()
         self.members = [f"w{i}" for i in range(workers)]
         self.kills = dict(kills or {})
@@ -127,8 +132,7 @@ class World:
         fingerprints = {name: part.fingerprint for name, part in self.open.items()}
         if len({tuple(sorted(values.items())) for values in fingerprints.values()}) > 1:
             self.fail(checks.disagree(fingerprints, op))
-        first = op.kind is OpKind.PASS and op.pass_no == 0
-        newcomers = [self.sessions[name] for name in self.newcomers] if first else []
+        newcomers = [self.sessions[name] for name in self.newcomers] if op.joinable else []
         if any(op.step in (newcomer.copy_at, newcomer.admit_at) and not newcomer.ready for newcomer in newcomers):
             return False
         held = {node: copied(partial) for part in self.open.values() for node, partial in part.held.items()}
@@ -187,6 +191,7 @@ class FakeMember:
 
     def __init__(self, world: World, name: str, joining: bool) -> None:
         self.world = world
+        self.reduction = world.reduction
         self.worker_id = name
         self.joining = joining
         self.behind = False
@@ -311,7 +316,12 @@ class FakeMember:
         return self._take()
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
     ) -> None:
         self.begun = (op, fingerprint)
         if self.behind:
@@ -324,6 +334,9 @@ class FakeMember:
         todo = [unit for unit in todo if unit not in taken]
         world.open[self.worker_id] = Contribution(op, dict(fingerprint), own, todo)
         self.computed = 0
+
+    def send_early(self) -> None:
+        """Nobody takes anything early here."""
 
     def next_unit(self) -> int | None:
         if self.behind:
@@ -393,4 +406,4 @@ class FakeMember:
 def copied(partial: Partial) -> Partial:
     partial.settle()
     flats: dict[str, torch.Tensor] = {name: flat.clone() for name, flat in partial.flats.items()}
-    return Partial(partial.lo, partial.hi, flats, partial.has_grad, partial.weight, dict(partial.scalars), partial.note)
+    return replace(partial, flats=flats, scalars=dict(partial.scalars))

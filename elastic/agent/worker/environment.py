@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from elastic.config import JobSpec, Reduction, RingKind, Timing
+from elastic.config import JobSpec, Overlap, Reduction, RingKind, Timing
 from elastic.errors import ConfigError
 from elastic.protocol.shard_advice import Worlds
 from elastic.protocol.worker_id import node_of
@@ -46,6 +46,7 @@ class WorkerEnvironment:
     restart: bool
     threads: int
     reduction: Reduction
+    overlap: Overlap
     retain_results: bool
     ring: RingKind
     timing: Timing
@@ -78,6 +79,7 @@ class WorkerEnvironment:
             restart=spec.restart,
             threads=spec.threads,
             reduction=spec.reduction,
+            overlap=spec.overlap,
             retain_results=spec.retain_results,
             ring=spec.ring,
             timing=spec.timing,
@@ -104,6 +106,7 @@ class WorkerEnvironment:
             RESTART: "1" if self.restart else "0",
             THREADS: str(self.threads),
             "ELASTIC_REDUCTION": str(self.reduction),
+            "ELASTIC_OVERLAP": str(self.overlap),
             "ELASTIC_RETAIN_RESULTS": "1" if self.retain_results else "0",
             "ELASTIC_RING": str(self.ring),
             "ELASTIC_TIMING": json.dumps(asdict(self.timing)),
@@ -128,6 +131,7 @@ class WorkerEnvironment:
                 restart=environ[RESTART] == "1",
                 threads=int(environ[THREADS]),
                 reduction=Reduction(environ["ELASTIC_REDUCTION"]),
+                overlap=Overlap(environ["ELASTIC_OVERLAP"]),
                 retain_results=environ["ELASTIC_RETAIN_RESULTS"] == "1",
                 ring=RingKind(environ["ELASTIC_RING"]),
                 timing=Timing(**json.loads(environ["ELASTIC_TIMING"])),

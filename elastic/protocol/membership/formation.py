@@ -109,7 +109,7 @@ def _is_stranded(g: Group, word: Announce) -> bool:
 
 def _strange_numerics(g: Group, seen: WorkerView) -> str | None:
     """Why this worker would compute other bits than the members do, or None."""
-    if g.spec.reduction != "exact":
+    if not g.spec.reduction.stable:
         return None
     listed = (worker for record in g.chain for worker in record.ids)
     # The one that could be compared with last comes first: a new leader of thousands has heard of few of them yet.

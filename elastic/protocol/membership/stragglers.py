@@ -151,5 +151,5 @@ def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> N
 
 
 def _bytes(g: Group, owned: Sequence[Sequence[Node]]) -> int:
-    """What the busiest member sends, in slices: its partial sums and its slice of the result (over_mesh.py)."""
+    """What the busiest member sends, in slices: its partial sums and its slice of the result (slice_sums.py)."""
     return 1 + (max(map(len, owned)) if g.spec.reduction is Reduction.EXACT else 1)

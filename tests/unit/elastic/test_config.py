@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elastic.config import JobSpec, Reduction, RingKind, Timing, check_name, job_from_toml
+from elastic.config import JobSpec, Overlap, Reduction, RingKind, Timing, check_name, job_from_toml
 from elastic.errors import ConfigError
 
 JOB = JobSpec(name="gpt", command=("python", "train.py"), workers=3)
@@ -174,9 +174,14 @@ def test_every_field_can_be_set_from_toml() -> None:
     )
 
 
+def test_a_job_file_can_say_how_gradients_are_summed() -> None:
+    job = job_from_toml(MINIMAL + 'reduction = "fixed64"\noverlap = "on"', "job.toml")
+    assert (job.reduction, job.overlap) == (Reduction.FIXED64, Overlap.ON)
+
+
 def test_results_are_computed_again_only_where_that_gives_the_same_bits() -> None:
     assert not job_from_toml(MINIMAL + "retain_results = false", "job.toml").retain_results
-    with pytest.raises(ConfigError, match="retain_results=False needs reduction='exact', not 'allreduce'"):
+    with pytest.raises(ConfigError, match="retain_results=False needs reduction='exact' or 'fixed', not 'allreduce'"):
         job_from_toml(MINIMAL + 'retain_results = false\nreduction = "allreduce"', "job.toml")
 
 
@@ -204,6 +209,7 @@ def test_every_field_of_timing_can_be_set_from_toml() -> None:
         (MINIMAL + "threads = 1.5", "job.toml, line 4: threads=1.5 must be a whole number"),
         (MINIMAL + "replace = 1", "job.toml, line 4: replace=1 must be true or false"),
         (MINIMAL + 'reduction = "fast"', "job.toml, line 4: reduction='fast' must be 'exact' or 'allreduce'"),
+        (MINIMAL + 'overlap = "yes"', "job.toml, line 4: overlap='yes' must be 'auto' or 'on' or 'off'"),
         (MINIMAL + "ring = 3", "job.toml, line 4: ring=3 must be 'tcp' or 'nccl' or 'mpi'"),
         (MINIMAL + '[timing]\nbeat_s = "1"', "job.toml, line 5: timing.beat_s='1' must be a number of seconds"),
         (MINIMAL + "[timing]\nbeat_s = inf", "job.toml, line 5: timing.beat_s=inf must be a positive"),

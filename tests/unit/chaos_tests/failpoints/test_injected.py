@@ -168,13 +168,13 @@ def test_a_process_of_the_job_has_the_points_and_its_own_sitecustomize(orders: F
 import json, os, sys
 from elastic.checkpoints import storage
 from runtime.checkpoint import saver
-from runtime.reduction import over_mesh
+from runtime.reduction import slice_sums
 from runtime.ring import ring_set
 from runtime.transfer import connection
 from runtime.worker import donor, exchange, operations, progress_report
 patched = [operations.OperationLoop.next_unit, operations.OperationLoop.unit_done,
     exchange.RingExchange.exchange, progress_report.ProgressReporter.gathered,
-    over_mesh._Reduction._sum, ring_set.Rings._mesh, donor.send_parts, connection.CopyConnection._receive_blob,
+    slice_sums.SliceSums._sum, ring_set.Rings._mesh, donor.send_parts, connection.CopyConnection._receive_blob,
     saver.put, saver.Saver._publish, storage.LocalStorage._sync]
 print(json.dumps([os.environ.get("HIDDEN"), [one.__module__ for one in patched]]))
 """

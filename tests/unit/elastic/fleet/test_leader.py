@@ -154,6 +154,29 @@ def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
     play(tmp_path, story)
 
 
+def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_elsewhere_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_S", 1e9)
+
+    async def story(leading: Leading) -> None:
+        a, b, c = leading.node("a"), leading.node("b"), leading.node("c")
+        job = await leading.submit("train", 2, 1)
+        await duties(a, {job: 1})
+        await duties(b, {job: 1})
+        leading.office.detach(b)
+        await leading.office.change(lambda to: to.cordon("b", "its machine is gone"))
+        await duties(c, {job: 1})
+        leading.office.detach(a)
+        leading.office.detach(c)
+        await leading.office.change(lambda to: to.cordon("a", "its machine is gone"))
+        await leading.office.change(lambda to: to.cordon("c", "its machine is gone"))
+        await duties(leading.node("d"), {job: 1})
+
+    play(tmp_path, story)
+
+
 def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_may_still_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def test_any_fate_of_any_training_ends_in_the_bits_of_the_quiet_run(training: Tr
     world = World(fate.workers, kills=fate.kills)
     with pytest.MonkeyPatch.context() as patched:
         if fate.loose:
-            patched.setattr("runtime.reduction.layout.LOOSE_ELEMENTS", 0)
+            patched.setattr("runtime.reduction.leaves.layout.LOOSE_ELEMENTS", 0)
         newcomers, copy_at = fate.newcomers, fate.copy_at
         world.run(training, newcomers=newcomers, asked_at=copy_at, copy_at=copy_at, admit_at=fate.admit_at)
     assert {type(error) for error in world.errors.values()} <= {Killed}, world.errors

@@ -41,4 +41,5 @@ def test_scalars_of_both_sides_are_added_with_their_weights() -> None:
         3.0,
         {"loss": ("mean", 7.0, 10.0), "left": ("sum", 1.0, 0.0), "right": ("sum", 4.0, 0.0)},
         None,
+        0,
     )

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import Disagree, NoMemory, RingBroken
 from runtime.reduction.dissemination import encode
-from runtime.reduction.headers import digest
+from runtime.reduction.entries import digest
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.reduction.schedule import ALIGN
@@ -183,11 +183,19 @@ def test_frames_are_read_or_the_peer_is_named(data: bytes) -> None:
 ELEMENTS = 2 * ALIGN
 """So that each of two has a slice."""
 GROUPS = {"float32": ELEMENTS}
-TERM = {"node": [2, 4], "has_grad": "1", "weight": 2.0, "scalars": {"loss": ["mean", 0.5, 2.0]}, "note": None}
+TERM = {"node": [2, 4], "has_grad": "1", "weight": 0, "scalars": {"loss": ["mean", 0, 0]}, "note": None, "leaves": []}
 AGREED = json.dumps({"units": 4, "groups": GROUPS}, separators=(",", ":")).encode()
-HEADER: list[Any] = [digest(AGREED), {"worker_id": "b", "terms": [TERM]}]
-NATIVE: list[Any] = [HEADER[0], {"worker_id": "b", "terms": [{**TERM, "leaves": [2, 3]}]}]
-ENCODED = encode([json.dumps(HEADER).encode()])
+FIELDS: dict[str, Any] = {"worker_id": "b", "terms": [TERM]}
+NATIVE: dict[str, Any] = {"worker_id": "b", "terms": [{**TERM, "leaves": [2, 3]}]}
+NUMBERS = (2.0, 0.5, 2.0)
+
+
+def entry(said: bytes, numbers: Sequence[float] = NUMBERS, agreed: bytes = AGREED) -> bytes:
+    return struct.pack("<16sI", digest(agreed), len(said)) + said + struct.pack(f"<{len(numbers)}d", *numbers)
+
+
+SAID = json.dumps(FIELDS).encode()
+ENCODED = encode([entry(SAID)])
 
 
 @contextmanager
@@ -211,26 +219,29 @@ def header(entry: bytes) -> bytes:
     return frame(FrameKind.HEADER, encode([entry]))
 
 
-def headers(whole: list[Any]) -> st.SearchStrategy[bytes]:
+def headers(fields: dict[str, Any]) -> st.SearchStrategy[bytes]:
     """Damaged headers in whole frames."""
-    parts = documents(whole[1]).map(lambda fields: b"[" + json.dumps(whole[0]).encode() + b"," + fields + b"]")
-    return (mutated(st.just(json.dumps(whole).encode())) | json_bytes() | parts).map(header)
+    said = json_bytes() | documents(fields)
+    return (mutated(st.just(entry(json.dumps(fields).encode()))) | said.map(entry)).map(header)
 
 
-def odd(**fields: object) -> bytes:
-    return header(json.dumps([HEADER[0], {**HEADER[1], **fields}]).encode())
+def odd(*, numbers: Sequence[float] = NUMBERS, **fields: object) -> bytes:
+    return header(entry(json.dumps({**FIELDS, **fields}).encode(), numbers))
 
 
 def disagreeing(agreed: bytes) -> bytes:
     """A member whose units or groups are others, and what it says of them then."""
-    entry = json.dumps([digest(agreed), HEADER[1]]).encode()
-    return header(entry) + frame(FrameKind.HEADER, encode([agreed]), term=1)
+    return header(entry(SAID, agreed=agreed)) + frame(FrameKind.HEADER, encode([agreed]), term=1)
 
 
 @few
-@given(headers(HEADER), st.booleans())
-@example(header(DEEP), False)
-@example(odd(terms={}), False)
+@given(headers(FIELDS), st.booleans())
+@example(header(entry(DEEP)), False)
+@example(header(entry(b"")), False)
+@example(odd(numbers=()), False)
+@example(odd(numbers=(*NUMBERS, 0.0)), False)
+@example(odd(worker_id="a"), False)
+@example(odd(numbers=(), terms={}), False)
 @example(odd(terms=[{**TERM, "weight": 10**400}]), False)
 @example(odd(terms=[{**TERM, "has_grad": "-1"}]), False)
 @example(odd(terms=[{**TERM, "node": [2**70, -1]}]), False)
@@ -241,7 +252,7 @@ def test_a_header_of_a_reduction_is_read_or_breaks_the_ring(data: bytes, native:
 
 @few
 @given(headers(NATIVE))
-@example(odd(terms={}))
+@example(odd(numbers=(), terms={}))
 def test_a_header_of_a_native_reduction_is_read_or_breaks_the_ring(data: bytes) -> None:
     with against(data) as ring, pytest.raises((RingBroken, Disagree)):
         reduce(ring, native=True)
@@ -285,9 +296,9 @@ def test_many_terms_for_other_units_get_no_memory() -> None:
     terms = [{**TERM, "node": [n, n + 1]} for n in range(300)]
     groups = {"float32": 1 << 19}
     agreed = json.dumps({"units": 300, "groups": groups}).encode()
-    entry = json.dumps([digest(agreed), {**HEADER[1], "terms": terms}]).encode()
+    one = entry(json.dumps({**FIELDS, "terms": terms}).encode(), NUMBERS * 300, agreed)
     root = Partial(0, 2, {"float32": torch.ones(1 << 19)}, 1, 2.0)
-    with against(header(entry) + frame(FrameKind.HEADER, encode([agreed]), term=1)) as ring:
+    with against(header(one) + frame(FrameKind.HEADER, encode([agreed]), term=1)) as ring:
         with pytest.raises((RingBroken, Disagree)):
             exchange(ring, op=0, header={}, roots=[root], units=4, groups=groups, check=lambda headers: None)
         assert sum(len(memory) for memory in ring._scratch.values()) < 1 << 26

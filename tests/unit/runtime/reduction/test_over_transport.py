@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,12 +18,13 @@ from elastic.errors import Disagree, RingBroken
 from runtime.reduction import over_transport
 from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Partial, total
+from runtime.reduction.schedule import DTYPES
 from runtime.ring.process_group import ProcessGroupTransport
 from runtime.ring.ring import Listener, Ring
 from tests.trees import fold_nodes
 from tests.unit.gloo import GlooGroup
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
-from tests.unit.runtime.reduction.test_over_mesh import LENGTHS, assert_same, leaf, sum_of, worlds
+from tests.unit.runtime.reduction.test_over_mesh import INTEGERS, LENGTHS, assert_same, leaf, sum_of, worlds
 
 CPU = torch.device("cpu")
 GENERATIONS = iter(range(1000, 100_000))
@@ -57,6 +57,7 @@ def run(
     op: int = 0,
     folded: bool = True,
     native: bool = False,
+    merged: bool = False,
 ) -> list[Partial]:
     """One reduction; owners[unit] is the rank that computed it. Also asserts that no root was changed."""
 
@@ -65,7 +66,7 @@ def run(
         leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
         roots = [sum_of(node, groups, op) for node in (fold_nodes(leaves, len(owners)) if folded else leaves)]
         before = [{group: flat.clone() for group, flat in root.flats.items()} for root in roots]
-        out = {group: torch.full((length,), math.nan, dtype=getattr(torch, group)) for group, length in groups.items()}
+        out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
         _, result = exchange_over(
             ring,
             transport=ring.transport,
@@ -76,6 +77,7 @@ def run(
             units=len(owners),
             groups=groups,
             check=lambda headers: None,
+            merged=[total(roots).flats for _ in roots[:1]] if merged else None,
             out=out,
         )
         assert all(result.flats[group] is out[group] for group in groups)
@@ -109,11 +111,17 @@ def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> No
     with connected(world_size, hosts) as built:
         for op in range(data.draw(st.integers(1, 3), "operations")):
             units = data.draw(st.integers(1, 12), "units")
+            adds = data.draw(st.booleans(), "the transport adds integers itself")
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=units, max_size=units), "owners")
-            groups = data.draw(st.dictionaries(st.sampled_from(["float32", "float64"]), st.integers(0, 1500)), "groups")
+            merged = data.draw(st.booleans(), "merged")
+            names = st.sampled_from(INTEGERS if merged else ["float32", "float64"])
+            groups = data.draw(st.dictionaries(names, st.integers(0, 1500)), "groups")
             folded = data.draw(st.booleans(), "folded")
+            for ring in built:
+                assert ring.transport is not None
+                ring.transport.adds = adds
             wanted = sum_of((0, units), groups, op)
-            for result in run(built, owners, groups, op=op, folded=folded):
+            for result in run(built, owners, groups, op=op, folded=folded, merged=merged):
                 assert_same(result, wanted)
 
 

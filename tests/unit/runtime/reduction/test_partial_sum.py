@@ -90,7 +90,8 @@ def test_only_neighbours_are_added(left: int, right: int) -> None:
 
 
 def test_the_rest_of_a_sum_is_folded_without_looking_at_tensors() -> None:
-    has_grad, weight, scalars, note = fold_meta(leaf(0, note="a"), leaf(1, note="b"))
+    has_grad, weight, scalars, note, nonfinite = fold_meta(leaf(0, note="a"), leaf(1, note="b"))
+    assert nonfinite == 0
     assert has_grad == 0b11
     assert weight == 0.1 + 0.2
     assert scalars["loss"][2] == 0.1 + 0.2

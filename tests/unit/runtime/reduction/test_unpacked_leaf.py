@@ -10,13 +10,13 @@ from torch import nn
 
 from runtime.reduction.buffers import Buffer
 from runtime.reduction.gradient_harvest import Harvest
+from runtime.reduction.leaves.unpacked_leaf import owns_its_gradient
 from runtime.reduction.partial_sum import Partial, fold
-from runtime.reduction.unpacked_leaf import owns_its_gradient
 
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.reduction.layout.LOOSE_ELEMENTS", 0)
+    monkeypatch.setattr("runtime.reduction.leaves.layout.LOOSE_ELEMENTS", 0)
 
 
 class Net(nn.Module):
@@ -87,7 +87,7 @@ def test_a_loose_sibling_of_a_fold_that_is_undone_stays_as_it_was() -> None:
 def test_small_gradients_are_copied() -> None:
     """Finding out whether they may stay takes longer."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("runtime.reduction.layout.LOOSE_ELEMENTS", 3)
+        patched.setattr("runtime.reduction.leaves.layout.LOOSE_ELEMENTS", 3)
         found = []
         for elements in (2, 3):
             parameter = nn.Parameter(torch.ones(elements))

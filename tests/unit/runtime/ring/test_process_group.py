@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 import torch
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from elastic.config import RingKind
 from elastic.errors import BuildFailed, ConfigError
@@ -107,6 +107,9 @@ def test_a_greeting_has_the_time_of_its_world(monkeypatch: pytest.MonkeyPatch) -
         ended = threading.Event()
 
         def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], /) -> PendingWork:
+            return self
+
+        def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions, /) -> PendingWork:
             return self
 
         def is_completed(self) -> bool:
@@ -271,6 +274,9 @@ def test_a_greeting_that_nobody_answers_ends_with_its_generation(monkeypatch: py
 
         def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], /) -> PendingWork:
             greets.set()
+            return self
+
+        def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions, /) -> PendingWork:
             return self
 
         def is_completed(self) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from elastic.config import Overlap, Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
+from elastic.records.journal import Journal
+from runtime.ring.ring import Ring
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.worker.exchange import SILENCES_MAX, OperationSpec, RingExchange
@@ -40,7 +44,8 @@ def buffers() -> Buffers:
 
 @pytest.fixture
 def turn(buffers: Buffers) -> RingExchange:
-    return RingExchange(cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None), "exact")
+    standing, rings, gauge = cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None)
+    return RingExchange(standing, rings, gauge, cast(Journal, None), Reduction.EXACT, Overlap.OFF)
 
 
 def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: RingExchange, buffers: Buffers) -> None:
@@ -87,3 +92,29 @@ def test_a_link_over_which_another_piece_came_each_time_goes_on(turn: RingExchan
         attempts.sums.held[1] = 1 + number // (SILENCES_MAX - 1)
         attempts.broken(LinkSilent("silent"))
     assert attempts.silences == SILENCES_MAX - 1
+
+
+@pytest.mark.parametrize(
+    ("overlap", "reduction", "hosts", "device", "again", "wanted"),
+    [
+        (Overlap.AUTO, Reduction.EXACT, ("a", "b"), "cpu", False, True),
+        (Overlap.AUTO, Reduction.FIXED, ("a", "b"), "cpu", False, True),
+        (Overlap.AUTO, Reduction.EXACT, ("a", "a"), "cpu", False, False),
+        (Overlap.ON, Reduction.EXACT, ("a", "a"), "cpu", False, True),
+        (Overlap.OFF, Reduction.EXACT, ("a", "b"), "cpu", False, False),
+        (Overlap.ON, Reduction.EXACT, ("a",), "cpu", False, False),
+        (Overlap.ON, Reduction.ALLREDUCE, ("a", "b"), "cpu", False, False),
+        (Overlap.ON, Reduction.EXACT, ("a", "b"), "cpu", True, False),
+        (Overlap.ON, Reduction.EXACT, ("a", "b"), "cuda", False, False),
+    ],
+)
+def test_where_gradients_leave_early(
+    overlap: Overlap, reduction: Reduction, hosts: tuple[str, ...], device: str, again: bool, wanted: bool
+) -> None:
+    """Not in the operation that a loss has interrupted, and not where sums are on a GPU."""
+    standing = cast(SharedWorkerState, SimpleNamespace(sums_on=torch.device(device)))
+    rings, gauge = cast(Rings, None), cast(ProgressReporter, None)
+    turn = RingExchange(standing, rings, gauge, cast(Journal, None), reduction, overlap)
+    ring = cast(Ring, SimpleNamespace(hosts=hosts, world_size=len(hosts), generation=1))
+    task = replace(TASK, cuts=((("float32", 0, 4),),))
+    assert turn._overlaps(ring, task, again) is wanted

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runtime.reduction.buffers import Buffer
-from runtime.reduction.unpacked_leaf import owns_its_gradient
+from runtime.reduction.leaves.unpacked_leaf import owns_its_gradient
 
 LOOSE_ELEMENTS = 4096
 """Of a group's parameters, on average, from which on gradients are not copied before they are added: with smaller ones

@@ -1,0 +1,102 @@
+"""Which power of two each block of a sum is counted in.
+
+A leaf is converted before the other leaves of its pass are known. So the power comes from the largest values that the
+passes before had in this block, with headroom for larger ones. Members add up the tops of all leaves by maximum, hence
+each of them knows after the pass whether a leaf was too large for its integers. Then all of them compute the pass
+again, with exponents that fit it.
+
+Where a block's values become smaller, its exponent follows slowly, because they may become larger again: a word that
+is rare has no gradient in most steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.fixed_point.conversion import NOTHING
+
+NARROW_UNITS_MAX = 64
+"""With more shards a step, int32 would leave a shard less than 21 bits below the largest value of its block."""
+FALL = 16
+"""In how many passes with smaller values an exponent falls by 1; references are counted in such parts of 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Integers of one dtype. bits: a sum of all leaves stays below 2**bits. headroom: of these, bits above the largest
+    value of the passes before. highest: the largest exponent."""
+
+    dtype: torch.dtype
+    bits: int
+    headroom: int
+    highest: int
+
+    def per_leaf(self, units: int) -> int:
+        """Bits for one of so many leaves."""
+        return self.bits - (units - 1).bit_length()
+
+
+INT32 = Range(torch.int32, 30, 3, 100)
+"""24 bits for the largest value of a block with 8 shards, as float32 has; 21 with 64."""
+INT64 = Range(torch.int64, 61, 16, 900)
+
+
+class BlockExponents:
+    """The references of all blocks, which are a part of the training state. It is registered: newcomers copy it,
+    checkpoints have it, and digests cover it.
+
+    A reference is int16: FALL times an exponent e such that the values are below 2**e; NOTHING as long as all were 0.
+    """
+
+    def __init__(self, *, always_wide: bool) -> None:
+        """always_wide: float32 is summed in int64, however few shards a step has."""
+        self._always_wide = always_wide
+        self._references: dict[str, Tensor] = {}
+        self.units = 1
+        """Shards of a step, the same for the whole job."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether float32 is summed in int64."""
+        return self._always_wide or self.units > NARROW_UNITS_MAX
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"references": dict(self._references)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._references = {name: reference.clone() for name, reference in state["references"].items()}
+
+    def of(self, name: str, blocks: int) -> Tensor:
+        """The references under this name; new ones if there are none, or of another number of blocks: the script has
+        frozen or unfrozen parameters."""
+        found = self._references.get(name)
+        if found is None or len(found) != blocks:
+            return torch.full((blocks,), NOTHING, dtype=torch.int16)
+        return found
+
+    def learn(self, name: str, tops: Tensor) -> None:
+        """Take in the largest tops of a pass."""
+        self._references[name] = followed(self.of(name, len(tops)), tops)
+
+
+def followed(references: Tensor, tops: Tensor) -> Tensor:
+    """The references after a pass with these tops: up at once, down slowly, the same where all values were 0."""
+    raised = tops.to(torch.int32) * FALL
+    fallen = torch.maximum(raised, references.to(torch.int32) - 1)
+    return torch.where(tops == NOTHING, references, fallen).clamp_(min=NOTHING).to(torch.int16)
+
+
+def exponents(references: Tensor, of: Range, units: int) -> Tensor:
+    """The exponent of each block, int16. A block without a reference gets that of the block with the largest values."""
+    tops = (references.to(torch.int32) + FALL - 1) >> FALL.bit_length() - 1
+    tops = torch.where(references == NOTHING, tops.amax() if len(tops) else tops, tops)
+    return (of.per_leaf(units) - of.headroom - tops).clamp_(max=of.highest).to(torch.int16)
+
+
+def overflowed(exponents: Tensor, tops: Tensor, of: Range, units: int) -> bool:
+    """Whether a leaf with such tops may be too large for integers of these exponents."""
+    return bool((tops.to(torch.int32) + exponents > of.per_leaf(units)).any())

@@ -1,0 +1,73 @@
+/* Block fixed point, see fixed_point.py, which has the same functions in torch with the same bits.
+
+   A value out of the integer's range, an infinity or a NaN gives an integer that means nothing; `top` tells the caller.
+   Rounding is half to even, as in torch.round. No fast-math: the bits have to be those of every other machine. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+static inline int32_t nearest_int32(float value) { return (int32_t)rintf(value); }
+
+/* As (int64_t)rint(value), below 2^62, in operations of which compilers make vectors: adding MAGIC rounds to an integer,
+   which is then in the low bits of the sum. First the multiple of 2^32, whose rest is exact, then the rest. */
+static inline int64_t nearest_int64(double value)
+{
+    const double magic = 6755399441055744.0; /* 1.5 * 2^52 */
+    const double high = value * 0x1p-32 + magic;
+    const double rest = value - (high - magic) * 0x1p32 + magic;
+    int64_t of_magic, of_high, of_rest;
+    memcpy(&of_magic, &magic, sizeof magic);
+    memcpy(&of_high, &high, sizeof high);
+    memcpy(&of_rest, &rest, sizeof rest);
+    return (int64_t)((uint64_t)(of_high - of_magic) << 32) + (of_rest - of_magic);
+}
+
+/* out[i] = round(x[i] * scale[i / block]); top[b]: the largest bits without sign of a value in block b. */
+#define ENCODE(name, real, bits, magnitude, integer, wide, nearest)                                                     \
+    FOR_EACH_CPU void name(const real *restrict x, int64_t count, int64_t block, const wide *restrict scale,           \
+                           integer *restrict out, bits *restrict top)                                                  \
+    {                                                                                                                  \
+        for (int64_t b = 0; b * block < count; b++) {                                                                  \
+            const real *from = x + b * block;                                                                          \
+            integer *to = out + b * block;                                                                             \
+            const int64_t length = count - b * block < block ? count - b * block : block;                              \
+            const wide factor = scale[b];                                                                              \
+            bits largest = 0;                                                                                          \
+            for (int64_t i = 0; i < length; i++) {                                                                     \
+                bits raw;                                                                                              \
+                memcpy(&raw, from + i, sizeof raw);                                                                    \
+                raw &= magnitude;                                                                                      \
+                largest = raw > largest ? raw : largest;                                                               \
+                to[i] = nearest((wide)from[i] * factor);                                                               \
+            }                                                                                                          \
+            top[b] = largest;                                                                                          \
+        }                                                                                                              \
+    }
+
+ENCODE(encode_float32_int32, float, int32_t, 0x7fffffff, int32_t, float, nearest_int32)
+ENCODE(encode_float32_int64, float, int32_t, 0x7fffffff, int64_t, double, nearest_int64)
+ENCODE(encode_float64_int64, double, int64_t, 0x7fffffffffffffff, int64_t, double, nearest_int64)
+
+/* out[i] = sum[i] * scale[i / block], rounded once to double and once to the result. */
+#define DECODE(name, integer, real)                                                                                    \
+    FOR_EACH_CPU void name(const integer *restrict sum, int64_t count, int64_t block, const double *restrict scale,    \
+                           real *restrict out)                                                                         \
+    {                                                                                                                  \
+        for (int64_t b = 0; b * block < count; b++) {                                                                  \
+            const int64_t end = count < (b + 1) * block ? count : (b + 1) * block;                                     \
+            const double factor = scale[b];                                                                            \
+            for (int64_t i = b * block; i < end; i++)                                                                  \
+                out[i] = (real)((double)sum[i] * factor);                                                              \
+        }                                                                                                              \
+    }
+
+DECODE(decode_int32_float32, int32_t, float)
+DECODE(decode_int64_float32, int64_t, float)
+DECODE(decode_int64_float64, int64_t, double)

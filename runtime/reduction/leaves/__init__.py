@@ -1,0 +1,7 @@
+"""What a shard brings to a sum.
+
+layout.py         the places of parameters and buffers in a flat tensor
+unpacked_leaf.py  gradients that are added without a copy before
+fixed_leaves.py   integers, for sums in any order
+early_leaf.py     gradients that are given away as backward completes them
+"""

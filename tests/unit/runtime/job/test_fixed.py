@@ -1,0 +1,207 @@
+"""--reduction fixed: the bits of the quiet run, also where a gradient does not fit its integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from elastic.errors import ConfigError, NonFinite, UsageError
+from runtime.job.job import Job
+from runtime.job.passes import NONFINITE, Nonfinite
+from runtime.session import Op
+from tests.unit import jobs
+from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, one_thread, set_up
+from tests.unit.worlds import Killed, World
+
+STEPS = 8
+LARGE_AT = 5
+ALL = ["fixed", "fixed64"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def script(
+    loss_of: Callable[[int, int], float] = lambda step, shard: 1.0, nonfinite: Nonfinite = "pass"
+) -> Callable[[Job], nn.Module]:
+    """A training whose losses are multiplied by what loss_of(step, shard) returns."""
+
+    def run(job: Job) -> nn.Module:
+        setup = set_up(job)
+        data = job.loader(jobs.dataset(), jobs.BATCH, shards=SHARDS, shuffle=True)
+        for step in job.steps(data, total=STEPS, nonfinite=nonfinite):
+            for x, y in step:
+                (cross_entropy(setup.model(x), y) * loss_of(step.index, step.shard.index)).backward()
+            setup.optimizer.step()
+            setup.optimizer.zero_grad()
+        return setup.model
+
+    return run
+
+
+def grown(step: int, shard: int) -> float:
+    """One shard's gradient is a million times the others' and the last ones'."""
+    return 1e6 if (step, shard) == (LARGE_AT, 2) else 1.0
+
+
+def digest_of(session: object, run: Callable[[Job], nn.Module]) -> str:
+    job = make_job(session)  # type: ignore[arg-type]
+    run(job)
+    digest = job.digest()
+    job.close()
+    return digest
+
+
+class Noted(Recorded):
+    """A job of one that also remembers its operations."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__(reduction)
+        self.ops: list[Op] = []
+
+    def begin(self, op: Op, fingerprint, groups=None, own=None, cuts=()) -> None:  # type: ignore[no-untyped-def]
+        self.ops.append(op)
+        super().begin(op, fingerprint, groups, own, cuts)
+
+    @property
+    def repeated(self) -> list[tuple[int, str]]:
+        return [(op.step, op.label) for op in self.ops if op.label.startswith("again")]
+
+
+@pytest.mark.parametrize("reduction", ALL)
+@pytest.mark.parametrize("workers", range(1, SHARDS + 2))
+def test_any_number_of_workers_has_the_same_bits(workers: int, reduction: str) -> None:
+    quiet = digest_of(Recorded(reduction), script())
+    world = World(workers, reduction=reduction)
+    world.run(lambda session: digest_of(session, script()))
+    assert not world.errors
+    assert set(world.digests.values()) == {quiet}
+
+
+def test_the_three_ways_differ_in_their_bits() -> None:
+    assert len({digest_of(Recorded(reduction), script()) for reduction in ("exact", *ALL)}) == 3
+
+
+@pytest.mark.parametrize("reduction", ALL)
+def test_only_the_first_pass_and_one_with_a_far_larger_gradient_are_computed_again(reduction: str) -> None:
+    session = Noted(reduction)
+    digest_of(session, script(grown))
+    assert session.repeated == [(0, "again 1"), (LARGE_AT, "again 1")]
+    assert len(session.records) == STEPS
+
+
+@pytest.mark.parametrize("kills", [{}, {"w0": (LARGE_AT + 2, 0)}, {"w0": (LARGE_AT + 3, 1)}, {"w1": (LARGE_AT + 3, 0)}])
+def test_a_gradient_that_does_not_fit_makes_all_workers_compute_the_pass_again(
+    kills: dict[str, tuple[int, int]],
+) -> None:
+    """Also when one dies in that pass, or in its repetition."""
+    quiet = Noted("fixed")
+    digest = digest_of(quiet, script(grown))
+    world = World(3, kills=dict(kills), reduction="fixed")
+    world.run(lambda session: digest_of(session, script(grown)))
+    assert {worker: type(error) for worker, error in world.errors.items()} == dict.fromkeys(kills, Killed)
+    assert set(world.digests.values()) == {digest}
+    labels = [(op.step, op.label) for op in world.ops.values() if op.label.startswith("again")]
+    assert labels == quiet.repeated
+    for session in world.sessions.values():
+        if session.worker_id not in kills:
+            assert [(r.step, r.scalars) for r in session.records] == [(r.step, r.scalars) for r in quiet.records]
+
+
+@pytest.mark.parametrize(("copy_at", "admit_at"), [(0, 0), (LARGE_AT, LARGE_AT), (LARGE_AT - 1, LARGE_AT), (3, 6)])
+def test_a_newcomer_copies_and_follows_through_a_pass_that_is_computed_again(copy_at: int, admit_at: int) -> None:
+    quiet = digest_of(Recorded("fixed"), script(grown))
+    world = World(2, reduction="fixed")
+    world.run(
+        lambda session: digest_of(session, script(grown)), newcomers=1, asked_at=0, copy_at=copy_at, admit_at=admit_at
+    )
+    assert not world.errors
+    assert world.digests == {"w0": quiet, "w1": quiet, "n0": quiet}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_in_one_shard_is_decided_alike(bad: float) -> None:
+    def run(job: Job) -> nn.Module:
+        return script(lambda step, shard: bad if (step, shard) == (3, 1) else 1.0, nonfinite="skip")(job)
+
+    quiet = Recorded("fixed")
+    digest = digest_of(quiet, run)
+    assert [NONFINITE in record.scalars for record in quiet.records] == [step == 3 for step in range(STEPS)]
+    world = World(3, kills={"w1": (5, 0)}, reduction="fixed")
+    world.run(lambda session: digest_of(session, run))
+    assert set(world.digests.values()) == {digest}
+
+
+def test_a_run_that_shall_stop_names_the_parameters() -> None:
+    with pytest.raises(NonFinite, match=r"model\.0\.weight, model\.0\.bias"):
+        digest_of(Recorded("fixed"), script(lambda step, shard: float("nan") if step == 1 else 1.0, nonfinite="stop"))
+
+
+def test_a_gradient_with_an_infinity_is_undefined_as_a_whole_and_the_others_are_as_they_were() -> None:
+    seen: list[torch.Tensor | None] = []
+
+    def run(job: Job) -> nn.Module:
+        a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+        model = nn.ParameterList([a, b])
+        job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.0))
+        for step in job.steps(shards=4, total=1):
+            for shard in step:
+                factor = torch.tensor([1.0, float("inf") if shard.index == 1 else 1.0, 1.0])
+                ((a * factor).sum() + 2 * b.sum()).backward()
+            seen.extend(parameter.grad for parameter in (a, b))
+        return model
+
+    digest_of(Recorded("fixed"), run)
+    assert seen[0] is not None and seen[0].isnan().all()
+    assert seen[1] is not None and seen[1].tolist() == [2.0, 2.0]
+
+
+def test_gradients_that_grow_each_time_are_the_scripts_mistake() -> None:
+    calls = [0]
+
+    def unruly(step: int, shard: int) -> float:
+        calls[0] += step == 1
+        return 2.0 ** (6 * calls[0])
+
+    with pytest.raises(UsageError, match="pass 0 of step 1 were much larger when the pass was computed again"):
+        digest_of(Recorded("fixed"), script(unruly))
+
+
+@pytest.mark.parametrize("reduction", ALL)
+def test_a_run_goes_on_from_its_checkpoint_with_the_same_exponents(
+    reduction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, Settings(root=str(tmp_path), every="4 steps"))
+    digest = digest_of(Recorded(reduction), script(grown))
+    (entry,) = Series(storage_at(str(tmp_path))).names()
+    configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
+    resumed = Noted(reduction)
+    assert digest_of(resumed, script(grown)) == digest
+    assert resumed.repeated == [(LARGE_AT, "again 1")]
+
+
+@pytest.mark.parametrize(("before", "after"), [("fixed", "exact"), ("exact", "fixed"), ("fixed", "fixed64")])
+def test_a_run_does_not_go_on_with_another_way_to_sum(
+    before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, Settings(root=str(tmp_path), every="4 steps"))
+    digest_of(Recorded(before), script())
+    (entry,) = Series(storage_at(str(tmp_path))).names()
+    configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
+    with pytest.raises(ConfigError, match=f"begun with --reduction {before}, and goes on with {after}"):
+        digest_of(Recorded(after), script())
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    for name, value in settings.to_environment().items():
+        monkeypatch.setenv(name, value)

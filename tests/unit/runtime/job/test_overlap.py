@@ -1,0 +1,112 @@
+"""Gradients that are sent while backward goes on: what was sent is what the shard has, or is found to be another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from runtime.reduction import early_sums
+from runtime.reduction.early_sums import EarlySums
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.schedule import DTYPES, Cut
+from runtime.session import Op
+from tests.unit.features import FEATURES
+from tests.unit.jobs import Recorded, make_job, one_thread
+
+WRONG = {"several_backwards_a_shard", "ragged_batches_with_weigh", "sharpness_aware"}
+"""Features whose gradients change after they were sent, in some pass."""
+LATE = {"unused_parameters", "unused_in_some_shards", "embedding_sparse", "gan", "ema", "modes_in_the_inner_loop"}
+LATE |= {"skipped_shards_and_sums"}
+"""Features with gradients that never come, or are not dense: nothing behind them is sent early."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several parts of tiny models; blocks of fixed_leaves.py still decide where they begin."""
+    monkeypatch.setattr(early_sums, "PART_ELEMENTS_MIN", 1)
+
+
+class Early(Recorded):
+    """A job of one that sends its last shard early, to itself."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__(reduction)
+        self.passes: list[tuple[int, int, bool]] = []
+        """(parts that were offered, parts, whether they were right) of each pass."""
+        self.sums: EarlySums | None = None
+        self.cuts: Sequence[Cut] = ()
+        self.groups: dict[str, int] = {}
+
+    def begin(
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
+    ) -> None:
+        super().begin(op, fingerprint, groups, own, cuts)
+        self.cuts, self.groups = cuts, groups or {}
+
+    def send_early(self) -> EarlySums | None:  # type: ignore[override]
+        assert self._op is not None
+        if self._todo or not self.cuts:
+            return None
+        out, room = (
+            {group: torch.zeros(size, dtype=DTYPES[group]) for group, size in self.groups.items()} for _ in "ab"
+        )
+        held = list(self._held.values())
+        for root in held:
+            root.settle()
+        units = self._op.units
+        merged = str(self.reduction) != "exact"
+        self.sums = EarlySums(self.cuts, held, units - 1, units, out, room, alone, lambda: None, merged=merged)
+        return self.sums
+
+    def unit_done(self, leaf: Partial) -> None:
+        super().unit_done(leaf)
+        sums, self.sums = self.sums, None
+        if sums is None:
+            return
+        (root,) = self._held.values()
+        root.settle()
+        right = sums.flush([root.flats])
+        self.passes.append((sums.offered, len(sums.cuts), right))
+        if right:
+            for group, flat in root.flats.items():
+                assert sums.out[group].view(torch.uint8).equal(flat.view(torch.uint8))
+
+
+def alone(sums: EarlySums) -> None:
+    """The sum over a world of one."""
+    for number, cut in enumerate(sums.cuts):
+        sums.wait_for(number)
+        for group, lo, hi in cut:
+            sums.out[group][lo:hi].copy_(sums.terms[0][group][lo:hi])
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+@pytest.mark.parametrize("reduction", ["exact", pytest.param("fixed", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(name: str, reduction: str) -> None:
+    digests = []
+    for session in (Recorded(reduction), Early(reduction)):
+        job = make_job(session)
+        FEATURES[name](job)
+        digests.append(job.digest())
+        job.close()
+    assert digests[0] == digests[1]
+    assert isinstance(session, Early) and session.passes
+    if name not in WRONG:
+        assert all(right for _, _, right in session.passes)
+    if name not in WRONG | LATE:
+        assert all(offered > 0 for offered, _, _ in session.passes)
