@@ -108,5 +108,6 @@ class LocalJobs:
         return self._home / self.name(trial)
 
     def _last_words(self, trial: int) -> str:
-        lines = (self._home / f"{self.name(trial)}.log").read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "")
+        """What `elastic run` has said last: a paragraph, which it breaks into lines."""
+        text = (self._home / f"{self.name(trial)}.log").read_text(errors="replace")
+        return " ".join(text.rpartition("elastic: ")[2].split())
