@@ -124,7 +124,7 @@ def test_kills_of_a_worker_and_of_the_search_change_no_value_and_no_trial(
 def test_ctrl_c_stops_the_trials_and_the_same_command_goes_on(tmp_path: Path, mark: str, quiet: dict[int, Any]) -> None:
     searching = Searching(tmp_path / "s")
     searching.pace(0.02)
-    search = searching.start("--trials", "3", "--parallel", "2")
+    search = searching.start("--trials", "2", "--parallel", "2")
     searching.await_step(0, 5)
     search.send_signal(signal.SIGINT)
     search.communicate(timeout=60)
@@ -132,7 +132,7 @@ def test_ctrl_c_stops_the_trials_and_the_same_command_goes_on(tmp_path: Path, ma
     assert not living(mark)
     assert (read_json(searching.job_dir(0) / "result.json") or {})["exit_code"] == 6
     searching.pace(0.0)
-    assert values(searching.run("--trials", "3"))[0] == quiet[0]
+    assert values(searching.run("--trials", "2"))[0] == quiet[0]
 
 
 def test_pruned_trials_end_their_jobs_and_failed_ones_say_why(tmp_path: Path, mark: str) -> None:
