@@ -24,7 +24,8 @@ Fold: TypeAlias = tuple[int, int]
 
 ALIGN = 64
 """Slices begin at multiples of this many elements, so that the adds are vectorised from the start."""
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int16", "int32", "int64")}
+_NAMES = ("float16", "bfloat16", "float32", "float64", "int16", "int32", "int64")
+DTYPES = {name: getattr(torch, name) for name in _NAMES}
 """The dtypes of the groups, by name."""
 
 

@@ -33,6 +33,7 @@ from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, 
 
 LENGTHS = {"float32": 1000, "float64": 77}
 INTEGERS = ["int16", "int32", "int64"]
+FLOATS = ["bfloat16", "float16", "float32", "float64"]
 
 
 def leaf(unit: int, groups: dict[str, int], seed: int = 0) -> Partial:
@@ -45,7 +46,8 @@ def leaf(unit: int, groups: dict[str, int], seed: int = 0) -> Partial:
             most = torch.iinfo(dtype).max
             flats[group] = torch.randint(-most, most, (length,), generator=generator, dtype=dtype)
             continue
-        exponent = torch.randint(-20, 20, (length,), generator=generator).to(dtype)
+        most = 8 if dtype is torch.float16 else 20
+        exponent = torch.randint(-most, most, (length,), generator=generator).to(dtype)
         flats[group] = torch.randn(length, generator=generator, dtype=dtype) * torch.pow(2.0, exponent)
     scalars = {"loss": ("mean", math.pi * 10.0 ** (unit % 9 - 4), 1.0)}
     if unit % 2:
@@ -151,7 +153,7 @@ def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> No
             units = data.draw(st.integers(1, 12), "units")
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=units, max_size=units), "owners")
             merged = data.draw(st.booleans(), "merged")
-            names = st.sampled_from(INTEGERS if merged else ["float32", "float64"])
+            names = st.sampled_from(INTEGERS if merged else FLOATS)
             groups = data.draw(st.dictionaries(names, st.integers(0, 1500)), "groups")
             folded = data.draw(st.booleans(), "folded")
             wanted = sum_of((0, units), groups, op)
