@@ -632,7 +632,8 @@ def _converted(value: object, type_name: str) -> object:
     raise ValueError(_WANTED[type_name])
 
 
-_CHOICES: dict[str, type[StrEnum]] = {kind.__name__: kind for kind in (Overlap, Reduction, RingKind, Stragglers)}
+_ENUMS = (Compression, Overlap, Reduction, RingKind, Stragglers)
+_CHOICES: dict[str, type[StrEnum]] = {kind.__name__: kind for kind in _ENUMS}
 _WANTED = {
     "bool": "true or false",
     "float": "a number of seconds",
