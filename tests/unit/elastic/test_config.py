@@ -215,7 +215,10 @@ def test_every_field_of_timing_can_be_set_from_toml() -> None:
         (MINIMAL + "threads = 1.5", "job.toml, line 4: threads=1.5 must be a whole number"),
         (MINIMAL + "replace = 1", "job.toml, line 4: replace=1 must be true or false"),
         (MINIMAL + 'reduction = "fast"', "job.toml, line 4: reduction='fast' must be 'exact' or 'allreduce'"),
-        (MINIMAL + 'compression = "topk"', "job.toml, line 4: compression='topk' must be 'none' or 'bf16' or 'fp16'"),
+        (
+            MINIMAL + 'compression = "topk"',
+            "job.toml, line 4: compression='topk' must be 'none' or 'bf16' or 'fp16' or 'int8'",
+        ),
         (MINIMAL + 'overlap = "yes"', "job.toml, line 4: overlap='yes' must be 'auto' or 'on' or 'off'"),
         (MINIMAL + "ring = 3", "job.toml, line 4: ring=3 must be 'tcp' or 'nccl' or 'mpi'"),
         (MINIMAL + '[timing]\nbeat_s = "1"', "job.toml, line 5: timing.beat_s='1' must be a number of seconds"),

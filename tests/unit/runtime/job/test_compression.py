@@ -22,7 +22,7 @@ from tests.unit.worlds import Killed, World
 
 STEPS = 6
 BAD_AT = 3
-ALL = ["bf16", "fp16"]
+ALL = ["bf16", "fp16", "int8"]
 
 
 @pytest.fixture(autouse=True)
@@ -175,11 +175,12 @@ def test_gradients_of_several_dtypes_and_buffers(compression: str) -> None:
     (of_wide,) = {sizes["float64"] for sizes in plain.sizes}
     for sizes in session.sizes:
         assert sizes["float64"] == of_wide, "the gradients of float64 stay as they are"
-        assert sizes[{"bf16": "bfloat16", "fp16": "float16"}[compression]] == 2 * (36 + 6 + 12 + 18)
+        name, narrow = {"bf16": ("bfloat16", 2 * 72), "fp16": ("float16", 2 * 72), "int8": ("int8", 256)}[compression]
+        assert sizes[name] == narrow
         assert sizes["float32"] == 4 * (12 + 2), "buffers stay as they are"
 
 
-@pytest.mark.parametrize(("compression", "at_most"), [("bf16", 0.5), ("fp16", 0.5)])
+@pytest.mark.parametrize(("compression", "at_most"), [("bf16", 0.5), ("fp16", 0.5), ("int8", 0.255)])
 def test_a_leaf_has_so_many_bytes(compression: str, at_most: float) -> None:
     def large(job: Job) -> nn.Module:
         model = nn.Linear(200, 300)

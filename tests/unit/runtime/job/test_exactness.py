@@ -60,6 +60,7 @@ def ledger(session: FakeMember | Recorded) -> list[object]:
         ("exact", "none"),
         pytest.param("fixed", "none", marks=pytest.mark.long),
         pytest.param("exact", "bf16", marks=pytest.mark.long),
+        pytest.param("exact", "int8", marks=pytest.mark.long),
         pytest.param("exact", "fp16", marks=pytest.mark.long),
     ],
 )

@@ -102,6 +102,7 @@ def alone(sums: EarlySums) -> None:
         ("exact", "none"),
         pytest.param("fixed", "none", marks=pytest.mark.long),
         pytest.param("exact", "bf16", marks=pytest.mark.long),
+        pytest.param("exact", "int8", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("name", FEATURES)
