@@ -28,7 +28,7 @@ _WIDE = "float32"
 
 
 @dataclass(frozen=True, slots=True)
-class _Narrow:
+class Narrow:
     """A dtype. align: see LeafFormat. stored: how many elements of it so many floats take. pack, unpack: fill their
     second argument, all floats are float32."""
 
@@ -39,10 +39,10 @@ class _Narrow:
     unpack: Callable[[Tensor, Tensor], object] = lambda narrow, out: out.copy_(narrow)
 
 
-_NARROW = {
-    Compression.BF16: _Narrow(torch.bfloat16),
-    Compression.FP16: _Narrow(torch.float16),
-    Compression.INT8: _Narrow(torch.int8, int8_blocks.CODES, int8_blocks.stored, int8_blocks.pack, int8_blocks.unpack),
+NARROW = {
+    Compression.BF16: Narrow(torch.bfloat16),
+    Compression.FP16: Narrow(torch.float16),
+    Compression.INT8: Narrow(torch.int8, int8_blocks.CODES, int8_blocks.stored, int8_blocks.pack, int8_blocks.unpack),
 }
 
 
@@ -51,7 +51,7 @@ class NarrowLeaves:
 
     def __init__(self, compression: Compression, groups: Mapping[str, FlatGroup], device: torch.device) -> None:
         """compression: not NONE."""
-        self._narrow, self._device = _NARROW[compression], device
+        self._narrow, self._device = NARROW[compression], device
         self._name = str(self._narrow.dtype).removeprefix("torch.")
         self.align = self._narrow.align
         self._wide = groups.get(_WIDE)
