@@ -1,4 +1,4 @@
-"""Blocks of 8 bits: how close they are, that errors are 0 on average, and that torch and kernel.c have the same bits."""
+"""Blocks of 8 bits: how close they are, that errors average to 0, and that torch and kernel.c have the same bits."""
 
 from __future__ import annotations
 
