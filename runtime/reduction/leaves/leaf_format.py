@@ -14,10 +14,15 @@ from runtime.reduction.partial_sum import Partial
 class LeafFormat(Protocol):
     """Converts the leaves and results of one Harvest: `begin` a pass, then `encode`, then `misfits`, `decode`."""
 
-    align: int
-    """At multiples of so many gradients of a group a part of them may begin."""
-    sizes: Mapping[str, int]
-    """Name of a dtype -> elements of a leaf's flat tensor."""
+    @property
+    def align(self) -> int:
+        """At multiples of so many gradients of a group a part of them may begin."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Name of a dtype -> elements of a leaf's flat tensor."""
+        ...
 
     def begin(self, pass_no: int) -> None:
         """A pass begins, or begins anew because a leaf did not fit."""

@@ -119,7 +119,7 @@ def test_torch_and_the_kernel_have_the_same_bits(monkeypatch: pytest.MonkeyPatch
             one, other = drawn(length, seed), drawn(length, 100 + seed)
             one[length // 2] = [1.0, float("nan"), float("inf"), 3e38][seed % 4]
             blocks = [packed(one), packed(other)]
-            blocks.append(add(*blocks, torch.empty_like(blocks[0])))
+            blocks.append(add(blocks[0], blocks[1], torch.empty_like(blocks[0])))
             of_native += [*blocks, unpacked(blocks[-1], length)]
         found.append(of_native)
     for ours, theirs in zip(*found, strict=True):
