@@ -75,7 +75,7 @@ class Carrier:
         self._buffers: list[tuple[nn.Module, str]] = []
         self._parts: list[tuple[str, nn.Module]] = []
         self._children: list[dict[str, nn.Module | None]] = []
-        """Of each of the parts, when they were found."""
+        """The children that each of the parts had when it was found."""
         self.modes = Modes(lambda: (part for _, part in self._named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
 
