@@ -22,8 +22,8 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     certs.py        `elastic certs`
     __main__.py     `python -m elastic.cli`
 
-Five verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
-elastic/dashboard, `elastic slurm` in elastic/slurm, `elastic chaos` in chaos_tests.
+Six verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
+elastic/dashboard, `elastic slurm` in elastic/slurm, `elastic k8s` in elastic/k8s, `elastic chaos` in chaos_tests.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ MODULES = {
     "kill": "elastic.cli.worker",
     "dashboard": "elastic.dashboard.command",
     "slurm": "elastic.slurm.command",
+    "k8s": "elastic.k8s.command",
     "certs": "elastic.cli.certs",
 }
 """Verb -> the module that adds it, in the order of `elastic --help`. A module may add several verbs."""

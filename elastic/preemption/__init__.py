@@ -6,6 +6,8 @@ selection.py      which sources `--notices` means
 aws.py            Amazon EC2
 azure.py          Azure Scheduled Events
 gcp.py            Google Compute Engine
+kubernetes.py     Kubernetes: the taints of the pod's node, and the end of the pod
+kubernetes_api.py one object of its API server, watched
 slurm.py          Slurm: a signal before the time limit
 file.py           a file that appears
 metadata_http.py  one question to a metadata service
