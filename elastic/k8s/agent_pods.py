@@ -53,7 +53,12 @@ def agent_objects(options: ManifestOptions) -> Sequence[dict[str, Any]]:
     about = metadata(options, name, "agent")
     match options.flavor:
         case Flavor.PLAIN:
-            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": _job(options, "agent", elastic=True)}
+            job = {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": about,
+                "spec": _job(options, "agent", elastic=True),
+            }
             return [job]
         case Flavor.JOBSET:
             template = {"spec": _job(options, "agent", elastic=True)}
@@ -68,7 +73,12 @@ def agent_objects(options: ManifestOptions) -> Sequence[dict[str, Any]]:
             api = f"{group}/v1alpha1"
             return [
                 {"apiVersion": api, "kind": "TrainingRuntime", "metadata": about, "spec": runtime},
-                {"apiVersion": api, "kind": "TrainJob", "metadata": metadata(options, options.name, "agent"), "spec": spec},
+                {
+                    "apiVersion": api,
+                    "kind": "TrainJob",
+                    "metadata": metadata(options, options.name, "agent"),
+                    "spec": spec,
+                },
             ]
 
 

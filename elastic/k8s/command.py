@@ -34,9 +34,7 @@ exit codes:
 
 def add(verbs: Any) -> None:
     """The verb."""
-    k8s = verbs.add_parser(
-        "k8s", help="the manifest of a job on Kubernetes", description=DESCRIPTION, epilog=EXAMPLES
-    )
+    k8s = verbs.add_parser("k8s", help="the manifest of a job on Kubernetes", description=DESCRIPTION, epilog=EXAMPLES)
     what = k8s.add_subparsers(dest="k8s", required=True, metavar="WHAT", parser_class=type(k8s))
     manifest = what.add_parser(
         "manifest", help="print it as YAML, for `kubectl apply`", description=DESCRIPTION, epilog=EXAMPLES
@@ -82,7 +80,9 @@ def add(verbs: Any) -> None:
     enter.set_defaults(verb=_enter)
     agent = what.add_parser("agent", help="(in a pod) an agent, until the job is over or has left the node")
     _add_place(agent)
-    agent.add_argument("--jobs-dir", type=Path, required=True, metavar="DIR", help="as of `elastic agent`, like the others")
+    agent.add_argument(
+        "--jobs-dir", type=Path, required=True, metavar="DIR", help="as of `elastic agent`, like the others"
+    )
     for option in ("address", "slots", "metrics"):
         agent.add_argument(f"--{option}", required=True, metavar="X")
     agent.add_argument("--grace", type=float, required=True, metavar="S")
@@ -98,7 +98,9 @@ def add(verbs: Any) -> None:
 
 def _add_place(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--rendezvous", required=True, metavar="HOST:PORT,...")
-    verb.add_argument("--own", type=Path, required=True, metavar="DIR", help="of this pod: certificates, the job's name")
+    verb.add_argument(
+        "--own", type=Path, required=True, metavar="DIR", help="of this pod: certificates, the job's name"
+    )
 
 
 def _manifest(options: argparse.Namespace) -> int:
@@ -152,7 +154,9 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.k8s.agent_pod import AgentPodOptions, serve
     from elastic.preemption.kubernetes import POD
 
-    words = [word for name in ("address", "slots", "metrics", "notices") for word in (f"--{name}", getattr(options, name))]
+    words = [
+        word for name in ("address", "slots", "metrics", "notices") for word in (f"--{name}", getattr(options, name))
+    ]
     found = AgentPodOptions(
         replicas=parse("--rendezvous", options.rendezvous),
         own=options.own,

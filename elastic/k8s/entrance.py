@@ -40,7 +40,9 @@ def issue_own(ca: Path, own: Path, node: str) -> None:
     Authority(ca).issue(node, [Role.AGENT, Role.VIEWER], own)
 
 
-def enter(spec: JobSpec, replicas: tuple[str, ...], ca: Path, node: str, owner: str, say: Callable[[str], object]) -> str:
+def enter(
+    spec: JobSpec, replicas: tuple[str, ...], ca: Path, node: str, owner: str, say: Callable[[str], object]
+) -> str:
     """The full name of the job, which this or another pod has submitted. owner: the uid of the Job of these pods. say:
     told once why it takes long. Raises ConfigError, and ElasticError if the fleet does not answer for half an hour."""
     with tempfile.TemporaryDirectory(prefix="elastic-enter-") as directory:

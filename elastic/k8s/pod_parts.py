@@ -121,7 +121,10 @@ POD_SECURITY = {"runAsNonRoot": True, "fsGroup": USER, "seccompProfile": {"type"
 
 def mounted(**volumes: str) -> list[dict[str, Any]]:
     """Volume -> where."""
-    return [{"name": name, "mountPath": path, **({"readOnly": True} if name == "ca" else {})} for name, path in volumes.items()]
+    return [
+        {"name": name, "mountPath": path, **({"readOnly": True} if name == "ca" else {})}
+        for name, path in volumes.items()
+    ]
 
 
 def authority(options: ManifestOptions) -> dict[str, Any]:

@@ -69,7 +69,12 @@ def _pod(options: ManifestOptions) -> dict[str, Any]:
     issue += [word for host in ("127.0.0.1", f"$({ADDRESS})", pod_host) for word in ("--address", host)]
     etcd = [
         *("etcd", "--name", f"$({POD})", "--data-dir", f"{WORK}/etcd"),
-        *("--listen-client-urls", f"https://127.0.0.1:{CLIENTS}", "--advertise-client-urls", f"https://127.0.0.1:{CLIENTS}"),
+        *(
+            "--listen-client-urls",
+            f"https://127.0.0.1:{CLIENTS}",
+            "--advertise-client-urls",
+            f"https://127.0.0.1:{CLIENTS}",
+        ),
         *("--listen-peer-urls", f"https://$({ADDRESS}):{PEERS}"),
         *("--initial-advertise-peer-urls", f"https://{pod_host}:{PEERS}"),
         *("--initial-cluster", ",".join(f"{host.partition('.')[0]}=https://{host}:{PEERS}" for host in hosts(options))),

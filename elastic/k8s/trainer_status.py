@@ -40,7 +40,9 @@ def status(last: Mapping[str, Any], total: int | None, steps_per_s: float, now: 
         if steps_per_s > 0:
             told["estimatedRemainingSeconds"] = max(0, round((total - done) / steps_per_s))
     told["metrics"] = [{"name": "step", "value": str(done)}]
-    told["metrics"] += [{"name": name, "value": str(value)} for name, value in list(last.get("scalars", {}).items())[:METRICS]]
+    told["metrics"] += [
+        {"name": name, "value": str(value)} for name, value in list(last.get("scalars", {}).items())[:METRICS]
+    ]
     return {"trainerStatus": told}
 
 
@@ -91,7 +93,7 @@ def _post(environment: Mapping[str, str], body: bytes) -> str:
     """What went wrong, or ""."""
     import ssl
     from http.client import HTTPException
-    from urllib.request import ProxyHandler, HTTPSHandler, Request, build_opener
+    from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
     try:
         context = ssl.create_default_context(cafile=environment.get(CA_CERT) or None)

@@ -56,4 +56,11 @@ def scalar(value: Value) -> str:
     if isinstance(value, str) and WORD.fullmatch(value) and not NUMBER_LIKE.fullmatch(value):
         if value.lower() not in NO_WORDS:
             return value
+    if isinstance(value, str):
+        return f'"{"".join(map(_quoted, value))}"'
     return json.dumps(value)
+
+
+def _quoted(letter: str) -> str:
+    """As in JSON, but for what JSON has to write as two."""
+    return json.dumps(letter)[1:-1] if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"

@@ -71,7 +71,9 @@ def of_pod(pod: Mapping[str, Any], now: datetime) -> Notice | None:
     match pod:
         case {"metadata": {"deletionTimestamp": str(end), "deletionGracePeriodSeconds": int(grace_s)}}:
             return Notice(
-                NoticeKind.MAINTENANCE, seconds_until(utc(end), now, float(grace_s)), f"Kubernetes ends this pod at {end}"
+                NoticeKind.MAINTENANCE,
+                seconds_until(utc(end), now, float(grace_s)),
+                f"Kubernetes ends this pod at {end}",
             )
         case {"status": {"conditions": list(conditions)}}:
             for condition in conditions:

@@ -75,7 +75,15 @@ class Kubernetes:
         binary = sturdy_binary()
         assert binary is not None, "`make etcd` fetches one"
         self._daemon(
-            *("etcd", "--data-dir", str(self.home / "etcd"), "--listen-client-urls", etcd, "--advertise-client-urls", etcd),
+            *(
+                "etcd",
+                "--data-dir",
+                str(self.home / "etcd"),
+                "--listen-client-urls",
+                etcd,
+                "--advertise-client-urls",
+                etcd,
+            ),
             *("--listen-peer-urls", "unix://peer:1", "--initial-advertise-peer-urls", "unix://peer:1"),
             *("--initial-cluster", "default=unix://peer:1"),
             program=binary,
@@ -96,11 +104,22 @@ class Kubernetes:
     def start_api_server(self) -> None:
         self._daemon(
             "kube-apiserver",
-            *("--bind-address=127.0.0.1", f"--secure-port={self._port}", f"--etcd-servers=http://127.0.0.1:{self._etcd_port}"),
+            *(
+                "--bind-address=127.0.0.1",
+                f"--secure-port={self._port}",
+                f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            ),
             *(f"--tls-cert-file={self.home / 'server.crt'}", f"--tls-private-key-file={self.home / 'server.key'}"),
-            *(f"--token-auth-file={self.home / 'tokens'}", "--authorization-mode=RBAC", "--endpoint-reconciler-type=none"),
+            *(
+                f"--token-auth-file={self.home / 'tokens'}",
+                "--authorization-mode=RBAC",
+                "--endpoint-reconciler-type=none",
+            ),
             *("--service-cluster-ip-range=10.96.0.0/24", f"--service-account-key-file={self.home / 'server.key'}"),
-            *("--service-account-issuer=https://test", f"--service-account-signing-key-file={self.home / 'server.key'}"),
+            *(
+                "--service-account-issuer=https://test",
+                f"--service-account-signing-key-file={self.home / 'server.key'}",
+            ),
             *(f"--default-not-ready-toleration-seconds={LOST_S}", f"--default-unreachable-toleration-seconds={LOST_S}"),
         )
         self.until("the API server answers", lambda: self.api.get("/api/v1/namespaces/kube-node-lease"))
@@ -109,8 +128,13 @@ class Kubernetes:
         home = self.home / node
         home.mkdir(exist_ok=True)
         settings = {
-            **{"node": node, "home": str(home), "hosts": str(self.home / "hosts"), "port": self._port},
-            **{"token": self._token, "ca": str(self.home / "ca.crt"), "number": 1 + self.nodes.index(node)},
+            "node": node,
+            "home": str(home),
+            "hosts": str(self.home / "hosts"),
+            "port": self._port,
+            "token": self._token,
+            "ca": str(self.home / "ca.crt"),
+            "number": 1 + self.nodes.index(node),
             "environment": {name: self._environment[name] for name in ("PATH", "PYTHONPATH", MARK)},
         }
         (home / "settings.json").write_text(json.dumps(settings))
@@ -156,7 +180,9 @@ class Kubernetes:
         (self.home / "tokens").write_text(f'{self._token},admin,admin,"system:masters"\n')
         server = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority": str(self.home / "ca.crt")}
         config = {
-            **{"apiVersion": "v1", "kind": "Config", "current-context": "test"},
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
             "clusters": [{"name": "test", "cluster": server}],
             "users": [{"name": "admin", "user": {"token": self._token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
@@ -198,7 +224,13 @@ class Kubernetes:
     def kubectl(self, *words: str, given: str = "") -> str:
         """Raises AssertionError."""
         done = subprocess.run(
-            ["kubectl", *words], input=given, env=self._environment, capture_output=True, text=True, timeout=120
+            ["kubectl", *words],
+            input=given,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            cwd=self.home,
+            timeout=120,
         )
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
         return done.stdout
@@ -216,7 +248,11 @@ class Kubernetes:
         return done.stdout
 
     def story(self) -> str:
-        logs = [*self.home.glob("*.log"), *self.home.glob("n*/*/*/*.log"), *self.home.glob("n*/*/*/volumes/work/*/logs/*.log")]
+        logs = [
+            *self.home.glob("*.log"),
+            *self.home.glob("n*/*/*/*.log"),
+            *self.home.glob("n*/*/*/volumes/work/*/logs/*.log"),
+        ]
         tails = [f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:]) for log in logs]
         try:
             tails.append(self.kubectl("get", "nodes,pods,jobs,pvc", "-o", "wide"))

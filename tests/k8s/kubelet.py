@@ -128,7 +128,16 @@ class Probe:
             self._asks_s = time.monotonic() + (self._spec["periodSeconds"] if self._well else 1.0)
         elif self._asked is None and time.monotonic() >= self._asks_s:
             self._asked = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(process.pid), "-m", *self._spec["exec"]["command"]],
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    "nsenter",
+                    "-t",
+                    str(process.pid),
+                    "-m",
+                    *self._spec["exec"]["command"],
+                ],
                 env=self._container.pod.environment(self._container.spec),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -310,7 +319,10 @@ class Kubelet:
         if time.monotonic() >= self._renews_s:
             self._register()
             self._renews_s = time.monotonic() + LEASE_S
-        told = {one["metadata"]["uid"]: one for one in self.api.items(f"/api/v1/pods?fieldSelector=spec.nodeName={self.node}")}
+        told = {
+            one["metadata"]["uid"]: one
+            for one in self.api.items(f"/api/v1/pods?fieldSelector=spec.nodeName={self.node}")
+        }
         for uid, one in told.items():
             if uid not in self._pods and one["status"].get("phase", "Pending") == "Pending":
                 self._made += 1
