@@ -49,8 +49,8 @@ class FleetClient:
 
     def submit(self, spec: JobSpec, resume: str = "", token: str = "") -> dict[str, Any]:
         """Submit a job. resume: "<job>@<checkpoint>", an ended job and the checkpoint from which the new job goes on,
-        or "". token: whoever gives the same one means the same job, whichever comes first. Returns {"job", "larger"}: the job's name, and a sentence if the job is larger than the fleet, else
-        ""."""
+        or "". token: whoever gives the same one means the same job, whichever comes first; "": a new job. Returns
+        {"job", "larger"}: the job's name, and a sentence if the job is larger than the fleet, else ""."""
         from elastic.wire import codec  # which plain questions do not need
 
         document = codec.job_to_json(spec).decode()

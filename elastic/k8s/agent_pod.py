@@ -1,7 +1,7 @@
-"""What a pod of agents does: the agent as its child, until the job is over, the node has to go, or the pod is ended.
+"""What a pod does: an agent as its child, until the job is over, the node has to go, or the pod is ended.
 
-The pod ends with the job's exit code, so that its Job is complete when the job is. Where it ends because it has left, it
-ends with another one, by which its Job starts another pod.
+The pod ends with the job's exit code, so that its Job is complete when the job is. Where it ends because it has left,
+it ends with another one, by which its Job starts another pod.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agents: pods of one Job, which may come and go one by one, also where a JobSet or a TrainJob has the Job. Pure."""
+"""The agents: pods of one Job, which come and go one by one, also where a JobSet or a TrainJob has the Job. Pure."""
 
 from __future__ import annotations
 

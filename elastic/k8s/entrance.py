@@ -1,7 +1,7 @@
-"""Before an agent starts in its pod: the certificates of its node, and the job, which the first pod gives to the fleet.
+"""Before an agent starts in its pod: the certificates of its node, and the job, which the first pod submits.
 
-This is an init container, and alone has the authority's key. Which job is meant follows from the Job that the pod belongs
-to: all of its pods, also those that take the place of others, come to the same one.
+This is an init container, and alone has the authority's key. Which job is meant follows from the Job that the pod
+belongs to: all of its pods, also those that take the place of others, come to the same one.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ManifestOptions:
             raise ConfigError(f"name = {self.name!r} is longer than 40 characters, which names of pods leave for it")
         if (self.checkpoint_dir.startswith("/")) != bool(self.claim):
             raise ConfigError(
-                f"checkpoint_dir = {self.checkpoint_dir!r}: a directory needs --claim with a PersistentVolumeClaim that "
+                f"checkpoint_dir={self.checkpoint_dir!r}: a directory needs --claim, a PersistentVolumeClaim that "
                 "all nodes can mount (ReadWriteMany); a URL such as s3://bucket/runs needs none"
             )
 

@@ -1,7 +1,8 @@
 """Progress for Kubeflow Trainer, which shows it in the status of its TrainJob, where it has asked for it.
 
     POST $KUBEFLOW_TRAINER_STATUS_URL
-    {"trainerStatus": {"progressPercentage", "estimatedRemainingSeconds", "metrics": [{"name", "value"}], "lastUpdatedTime"}}
+    {"trainerStatus": {"progressPercentage", "estimatedRemainingSeconds", "metrics": [{"name", "value"}],
+                       "lastUpdatedTime"}}
 
 A server that is slow or away keeps nobody waiting: it is told by a thread of its own, and the newest state alone.
 """
@@ -32,7 +33,7 @@ METRICS = 100
 
 
 def status(last: Mapping[str, Any], total: int | None, steps_per_s: float, now: datetime) -> dict[str, Any]:
-    """The document. last: the newest line of the ledger. total: steps of the whole job; None: a stream decides. Pure."""
+    """The document. last: the newest line of the ledger. total: steps of the job; None: a stream decides. Pure."""
     told: dict[str, Any] = {"lastUpdatedTime": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
     done = int(last["step"]) + 1
     if total:

@@ -1,5 +1,5 @@
-"""Documents as YAML 1.2 that readers of YAML 1.1 take alike: mappings and lists in blocks, texts in JSON's quotes unless
-they are plain words. Pure."""
+"""Documents as YAML 1.2 that readers of YAML 1.1 take alike: mappings and lists in blocks, texts in quotes unless they
+are plain words. Pure."""
 
 from __future__ import annotations
 
@@ -53,10 +53,9 @@ def _entry(head: str, item: Value, indent: str) -> Iterator[str]:
 
 def scalar(value: Value) -> str:
     """On one line."""
-    if isinstance(value, str) and WORD.fullmatch(value) and not NUMBER_LIKE.fullmatch(value):
-        if value.lower() not in NO_WORDS:
-            return value
     if isinstance(value, str):
+        if WORD.fullmatch(value) and not NUMBER_LIKE.fullmatch(value) and value.lower() not in NO_WORDS:
+            return value
         return f'"{"".join(map(_quoted, value))}"'
     return json.dumps(value)
 

@@ -101,6 +101,9 @@ class _Kubernetes(NoticeSource):
         except ValueError as error:
             raise Unanswered(f"{self.name}: {error}") from error
 
+    def close(self) -> None:
+        self._watched.close()
+
     @abstractmethod
     def _notice(self, seen: Mapping[str, Any]) -> Notice | None: ...
 
@@ -124,8 +127,8 @@ def kubernetes(environment: Mapping[str, str], mounted: Path = MOUNTED) -> list[
     missing = [name for name in (HOST, PORT, NODE, POD) if not environment.get(name)]
     if missing or not environment[PORT].isdecimal():
         raise ConfigError(
-            f"--notices k8s needs ${', $'.join(missing or [PORT])}: it is for a pod, whose manifest gives it {NODE} and "
-            f"{POD} by the downward API, as `elastic k8s manifest` writes it"
+            f"--notices k8s needs ${', $'.join(missing or [PORT])}: it is for a pod, whose manifest gives it {NODE} "
+            f"and {POD} by the downward API, as `elastic k8s manifest` writes it"
         )
     access = ApiAccess(environment[HOST], int(environment[PORT]), mounted)
     try:

@@ -61,7 +61,7 @@ class ApiAccess:
         return HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def headers(self) -> dict[str, str]:
-        """The token is read each time: the kubelet puts another one there before its hour is over. Raises Unanswered."""
+        """The token is read each time: the kubelet replaces it before its hour is over. Raises Unanswered."""
         return {"Authorization": f"Bearer {self._read('token')}", "Accept": "application/json"}
 
     def _read(self, name: str) -> str:
@@ -96,14 +96,14 @@ class WatchedObject:
             else:
                 self._event(self._stream)
         except BaseException:
-            self._close()
+            self.close()
             raise
         return self._object
 
     def _get(self) -> None:
         response = self._ask(f"{self._collection}/{self._name}", ANSWER_S)
         self._take(_parsed(self._line(response.read, "the object"), self._where))
-        self._close()
+        self.close()
 
     def _watch(self) -> None:
         query = {
@@ -113,15 +113,16 @@ class WatchedObject:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
         }
-        with contextlib.suppress(_TooOld):
-            self._stream = self._ask(f"{self._collection}?{urlencode(query)}", SILENT_S)
-            return
-        self._version = ""
+        try:
+            self._ask(f"{self._collection}?{urlencode(query)}", SILENT_S)
+        except _TooOld:
+            self._version = ""
+            self.close()
 
     def _event(self, stream: HTTPResponse) -> None:
         line = self._line(stream.readline, "a watch")
         if not line:
-            self._close()
+            self.close()
             return
         event = _parsed(line, self._where)
         match event:
@@ -131,7 +132,7 @@ class WatchedObject:
                 self._version = version
             case {"type": "DELETED"} | {"type": "ERROR", "object": {"code": 410}}:
                 self._version = ""
-                self._close()
+                self.close()
             case _:
                 self._version = ""
                 raise Unanswered(f"{self._where}: an event of its watch is {json.dumps(event):.200}")
@@ -149,7 +150,7 @@ class WatchedObject:
         self._connection = connection = self._access.connection(timeout_s)
         try:
             connection.request("GET", path, headers=self._access.headers())
-            response = connection.getresponse()
+            self._stream = response = connection.getresponse()
             if response.status == GONE:
                 raise _TooOld
             if response.status != 200:
@@ -175,7 +176,10 @@ class WatchedObject:
     def _where(self) -> str:
         return f"https://{self._access.host}:{self._access.port}{self._collection}/{self._name}"
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """The next call connects again."""
+        if self._stream is not None:
+            self._stream.close()
         if self._connection is not None:
             self._connection.close()
         self._connection = self._stream = None

@@ -69,7 +69,7 @@ def check_grace(seconds: float | None) -> None:
 
 
 def sources(choice: str, environment: Mapping[str, str], vendor: Path = VENDOR) -> list[NoticeSource]:
-    """The sources of a checked choice; nothing is asked of any network yet. Raises ConfigError for k8s outside of a pod."""
+    """The sources of a checked choice; no network is asked yet. Raises ConfigError for k8s outside of a pod."""
     if choice.startswith(RELAYED):
         return [NoticeRelay(Path(choice.removeprefix(RELAYED)))]
     if choice.startswith("file:"):

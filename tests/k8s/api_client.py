@@ -26,6 +26,7 @@ class Refused(Exception):
 class Api:
     """OSError while it is away."""
 
+    host: str
     port: int
     token: str
     ca: Path
@@ -48,7 +49,7 @@ class Api:
 
     def _ask(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
         context = ssl.create_default_context(cafile=str(self.ca))
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20.0, context=context)
+        connection = http.client.HTTPSConnection(self.host, self.port, timeout=20.0, context=context)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)

@@ -1,5 +1,6 @@
 """Kubernetes on this machine: a real API server, scheduler and controller manager, made by tests/k8s/build.sh, and a
-kubelet of processes for each node. Everything is on loopback and in a directory."""
+kubelet of processes for each node. Each pod has a network namespace, on a bridge of this machine; what lasts is in a
+directory. It takes root."""
 
 from __future__ import annotations
 
@@ -29,10 +30,17 @@ from tests.k8s.api_client import Api, Object, Refused
 from tests.live.jobs import ROOT
 
 BIN = Path(os.environ.get("K8S_BUILD", Path.home() / ".cache" / "elastic-k8s")) / "bin"
-DEADLINE_S = 240.0
+DEADLINE_S = 150.0
 POLL_S = 0.1
 LOST_S = 6
 """Seconds without a Lease after which a node is taken for lost, and as many until its pods are."""
+
+NETWORK = "10.88"
+HERE = f"{NETWORK}.0.1"
+"""The address of this machine for pods, and of the API server for all."""
+BRIDGE = "k8s-test"
+PREFIX = "k8s-test-"
+"""Of the names of network namespaces."""
 
 T = TypeVar("T")
 
@@ -46,13 +54,15 @@ class Kubernetes:
         self._environment = {
             **os.environ,
             MARK: self._mark,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(BIN), os.environ["PATH"]]),
+            "PATH": os.pathsep.join(
+                [str(home / "bin"), str(Path(sys.executable).parent), str(BIN), os.environ["PATH"]]
+            ),
             "PYTHONPATH": str(ROOT),
             "KUBECONFIG": str(home / "kubeconfig"),
         }
         self._etcd_port, self._port = _free_ports(2)
         self._token = secrets.token_hex(16)
-        self.api = Api(self._port, self._token, home / "ca.crt")
+        self.api = Api(HERE, self._port, self._token, home / "ca.crt")
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
 
@@ -74,6 +84,11 @@ class Kubernetes:
         etcd = f"http://127.0.0.1:{self._etcd_port}"
         binary = sturdy_binary()
         assert binary is not None, "`make etcd` fetches one"
+        (self.home / "bin").mkdir()
+        (self.home / "bin" / "etcd").symlink_to(binary)
+        _ip("link", "add", BRIDGE, "type", "bridge")
+        _ip("address", "add", f"{HERE}/16", "dev", BRIDGE)
+        _ip("link", "set", BRIDGE, "up")
         self._daemon(
             *(
                 "etcd",
@@ -164,7 +179,7 @@ class Kubernetes:
         now = datetime.now(UTC)
         builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
-        hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        hosts = [x509.IPAddress(ipaddress.ip_address(HERE))]
         builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         cert = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -178,7 +193,7 @@ class Kubernetes:
             )
         )
         (self.home / "tokens").write_text(f'{self._token},admin,admin,"system:masters"\n')
-        server = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority": str(self.home / "ca.crt")}
+        server = {"server": f"https://{HERE}:{self._port}", "certificate-authority": str(self.home / "ca.crt")}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -261,6 +276,15 @@ class Kubernetes:
         return "\n".join(tails)
 
     def _end(self) -> None:
+        try:
+            self._end_processes()
+        finally:
+            for line in _ip("netns", "list").splitlines():
+                if line.startswith(PREFIX):
+                    _ip("netns", "delete", line.split()[0])
+            subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+
+    def _end_processes(self) -> None:
         for daemon in reversed(self._daemons.values()):
             daemon.kill()
             daemon.wait()
@@ -270,6 +294,12 @@ class Kubernetes:
             if not await_exits(living(self._mark), within_s=10.0):
                 return
         raise AssertionError(f"left: {living(self._mark)}")
+
+
+def _ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+    return done.stdout
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,7 +1,8 @@
 """A kubelet whose containers are processes of this machine: `python -m tests.k8s.kubelet SETTINGS.JSON`, one a node.
 
-It registers a Node and renews its Lease, runs the pods that are bound to the node, and tells how they are. A container
-is a process with file systems of its own, in which its volumes are mounted; image, user and limits are not looked at.
+It registers a Node and renews its Lease, runs the pods that are bound to the node, and tells how they are. A pod has a
+network of its own, and a container is a process with file systems of its own, in which its volumes are mounted; image,
+user and limits are not looked at.
 Ended are a pod's containers as by a kubelet: SIGTERM to the first process of each, SIGKILL after the grace. When this
 process is killed, all of its containers are.
 """
@@ -157,6 +158,8 @@ class Pod:
         self.started = stamp()
         self.home = kubelet.home / self.name / self.uid[:8]
         self.home.mkdir(parents=True)
+        self._network = f"{kubelet.settings['prefix']}{address.rpartition('.')[2]}"
+        self._connect()
         spec = told["spec"]
         self._volumes: dict[str, Path] = {}
         self.inits = [Container(self, one) for one in spec.get("initContainers", [])]
@@ -166,6 +169,18 @@ class Pod:
         self.phase = "Pending"
         self._said: Object = {}
 
+    def _connect(self) -> None:
+        settings, link = self._kubelet.settings, f"k{'.'.join(self.address.split('.')[2:])}"
+        for words in (
+            f"netns add {self._network}",
+            f"link add {link} type veth peer name eth0 netns {self._network}",
+            f"link set {link} master {settings['bridge']} up",
+            f"-n {self._network} address add {self.address}/16 dev eth0",
+            f"-n {self._network} link set eth0 up",
+            f"-n {self._network} link set lo up",
+        ):
+            subprocess.run(["ip", *words.split()], check=True)
+
     # ------------------------------------------------------------------------------------------------ its processes
 
     def environment(self, container: Object) -> dict[str, str]:
@@ -173,7 +188,7 @@ class Pod:
         base = {
             **settings["environment"],
             "HOSTNAME": self.name,
-            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_HOST": settings["server"],
             "KUBERNETES_SERVICE_PORT": str(settings["port"]),
         }
         return base | {one["name"]: self._value(one) for one in container.get("env", [])}
@@ -196,8 +211,19 @@ class Pod:
             source = self._volume(mount["name"])
             lines.append(f"mkdir -p {mount['mountPath']} && mount --bind {source} {mount['mountPath']}")
         lines.append('exec "$@"')
-        start = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]
-        return [*start, "sh", "-c", "\n".join(lines), "container", *words]
+        start = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self._network}"]
+        return [
+            *start,
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            "\n".join(lines),
+            "container",
+            *words,
+        ]
 
     def _volume(self, name: str) -> Path:
         if name not in self._volumes:
@@ -304,7 +330,7 @@ class Kubelet:
         self.node = str(settings["node"])
         self.home = Path(settings["home"])
         self.hosts = Path(settings["hosts"])
-        self.api = Api(settings["port"], settings["token"], Path(settings["ca"]))
+        self.api = Api(settings["server"], settings["port"], settings["token"], Path(settings["ca"]))
         self._pods: dict[str, Pod] = {}
         self._made = 0
         self._renews_s = 0.0
@@ -326,7 +352,7 @@ class Kubelet:
         for uid, one in told.items():
             if uid not in self._pods and one["status"].get("phase", "Pending") == "Pending":
                 self._made += 1
-                self._pods[uid] = Pod(self, one, f"127.0.{self.settings['number']}.{self._made}")
+                self._pods[uid] = Pod(self, one, f"{self.settings['network']}.{self._made}")
                 self._name(self._pods[uid])
             elif uid in self._pods:
                 self._pods[uid].told = one

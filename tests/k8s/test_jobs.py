@@ -20,10 +20,17 @@ AWAY_S = 60.0
 
 def test_an_evicted_pod_leaves_between_two_steps_and_another_takes_its_place(home: Path, quiet: Quiet) -> None:
     with Kubernetes(home, 2) as cluster:
+        begun_s = time.monotonic()
         training = Training(cluster, "1:2")
-        evicted, _ = training.await_workers(2)
+        training.await_workers(2)
+        training.said("the manifest is applied, and two workers train", begun_s)
+        evicted, other = training.await_workers(2)
+        begun_s = time.monotonic()
         cluster.evict(evicted)
+        cluster.until("it has left", lambda: [one["node"] for one in training.status()["members"]] == [other])
+        training.said("a pod is evicted, and has left the job", begun_s)
         training.await_workers(2, without=evicted)
+        training.said("a pod is evicted, and another one trains", begun_s)
         assert training.events("member_lost") == []
         training.finish(quiet)
 
@@ -70,9 +77,12 @@ def test_a_node_that_is_lost_stops_nobody_and_its_pod_is_made_again_elsewhere(ho
         keeper = next(iter(cluster.pods("rendezvous").values()))["spec"]["nodeName"]
         places = {name: pod["spec"]["nodeName"] for name, pod in cluster.pods("agent").items() if name in pods}
         lost = next(name for name, node in places.items() if node != keeper)
+        begun_s = time.monotonic()
         cluster.kill(places[lost])
-        training.await_more_steps(3)
+        training.await_more_steps(2)
+        training.said("a node is lost, and the second step after that is done", begun_s)
         training.await_workers(2, without=lost)
+        training.said("a node is lost, and another pod trains", begun_s)
         training.finish(quiet)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,10 @@ LIVE_GATES = {json.dumps(str(self._gates))}
         ]
         lines = [parse(line) for path in paths for line in path.read_text().splitlines()]
         return [line for line in lines if line is not None and line.get("event") == event]
+
+    def said(self, what: str, since_s: float) -> None:
+        """For docs/kubernetes.md."""
+        print(f"measured: {what}: {time.monotonic() - since_s:.1f} s", flush=True)
 
     def finish(self, quiet: Quiet) -> None:
         """The Job is complete, and it was the quiet run, with every step once."""
