@@ -17,10 +17,10 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-k8s test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.stamp ## create .venv with the exact versions of constraints.txt
 
@@ -99,6 +99,11 @@ test-browser: setup etcd ## the dashboard in a real Chromium, which this install
 test-slurm: setup etcd ## jobs under a real Slurm, which this installs (Debian's slurm-wlm and munge): preempted, cancelled, at their limit, without a node
 	command -v slurmctld && command -v munged || { apt-get -qq update && apt-get -qq install -y --no-install-recommends slurm-wlm munge; }
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/slurm
+
+# Root, for network namespaces.
+test-k8s: setup etcd ## jobs on a real control plane of Kubernetes, which this builds first (8 minutes, once): evicted, without a node, without the API server
+	tests/k8s/build.sh $(VENV)/kubernetes
+	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/k8s
 
 # Not a part of `test`: without a GPU it skips everything and says so.
 test-gpu: setup ## NCCL on one GPU: kill, freeze, join, and what one rank costs; without a GPU it tries nothing

@@ -138,7 +138,7 @@ def _enter(options: argparse.Namespace) -> int:
     from elastic.cli.submit import read_job_file
     from elastic.k8s import entrance
     from elastic.k8s.pod_parts import OWNER
-    from elastic.preemption.kubernetes import POD
+    from elastic.preemption.kubernetes_notices import POD
 
     spec = entrance.with_workers(read_job_file(options.file), *_range("--workers", options.workers))
     node = _of_pod(os.environ, POD)
@@ -152,7 +152,7 @@ def _enter(options: argparse.Namespace) -> int:
 
 def _agent(options: argparse.Namespace) -> int:
     from elastic.k8s.agent_pod import AgentPodOptions, serve
-    from elastic.preemption.kubernetes import POD
+    from elastic.preemption.kubernetes_notices import POD
 
     words = [
         word for name in ("address", "slots", "metrics", "notices") for word in (f"--{name}", getattr(options, name))

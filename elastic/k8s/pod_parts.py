@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from elastic.errors import ConfigError
-from elastic.preemption.kubernetes import NODE, POD
+from elastic.preemption.kubernetes_notices import NODE, POD
 
 CA = "/run/elastic/ca"
 """The authority, which only init containers see."""

@@ -24,7 +24,7 @@ from elastic.k8s.pod_parts import (
     mounted,
     probe,
 )
-from elastic.preemption.kubernetes import POD
+from elastic.preemption.kubernetes_notices import POD
 
 CLIENTS, PEERS = 2379, 2380
 ETCD_STORAGE = "2Gi"

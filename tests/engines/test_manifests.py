@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
 
 from elastic.k8s.pod_parts import Flavor
+from elastic.k8s.trainer_status import status
+from tests.live.jobs import ROOT
 from tests.unit.elastic.k8s.test_manifest import of
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35")
@@ -62,3 +68,17 @@ def paths(value: object, at: str = "") -> set[str]:
     if isinstance(value, list):
         return {path for index, item in enumerate(value) for path in paths(item, f"{at}.{index}")}
     return {at}
+
+
+def test_progress_is_what_kubeflow_trainer_takes() -> None:
+    from kubeflow_trainer_api.models import trainer_v1alpha1_update_train_job_status_request as requests
+
+    told = status({"step": 9, "scalars": {"loss": 0.5}}, 40, 2.0, datetime.now(UTC))
+    read = requests.TrainerV1alpha1UpdateTrainJobStatusRequest.from_dict(told)
+    assert sorted(paths(read.to_dict())) == sorted(paths(told))
+
+
+def test_the_recipe_of_the_image_has_nothing_to_object_to() -> None:
+    linter = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([linter, ROOT / "docs" / "k8s" / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")

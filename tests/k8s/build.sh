@@ -1,7 +1,7 @@
 #!/bin/bash
 # build.sh DIR: the control plane of Kubernetes 1.20.2 (kube-apiserver, kube-controller-manager, kube-scheduler, kubectl)
 # in DIR/bin, from Debian's source package and Debian's Go 1.19, which it unpacks below DIR: nothing is installed.
-# 8 minutes on one slow core, 4 of them of CPU, and 1.3 GB of disk, once; what is there is kept.
+# 8 minutes on one slow core, 4 of them of CPU, and 2 GB of disk meanwhile; 190 MB stay, and are not made again.
 set -euo pipefail
 mkdir -p "$1"
 cd "$1"
@@ -50,3 +50,5 @@ version=k8s.io/kubernetes/vendor/k8s.io/component-base/version
 "$go" build -tags providerless -o "$here/bin/" \
   -ldflags "-s -w -X $version.gitVersion=v1.20.2 -X $version.gitMajor=1 -X $version.gitMinor=20" \
   "${programs[@]/#/./cmd/}"
+cd "$here"
+rm -rf go gopath cache lists archives openapi-gen sources.list kubernetes_* golang-*

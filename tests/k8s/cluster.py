@@ -29,7 +29,7 @@ from chaos_tests.support.processes import MARK, await_exits, kill_if_there, livi
 from tests.k8s.api_client import Api, Object, Refused
 from tests.live.jobs import ROOT
 
-BIN = Path(os.environ.get("K8S_BUILD", Path.home() / ".cache" / "elastic-k8s")) / "bin"
+BIN = Path(sys.prefix) / "kubernetes" / "bin"
 DEADLINE_S = 150.0
 POLL_S = 0.1
 LOST_S = 6

@@ -15,6 +15,7 @@ import pytest
 
 from elastic.k8s import trainer_status
 from elastic.k8s.trainer_status import CA_CERT, TOKEN, URL, TrainerStatus, status
+from elastic.records.journal import Journal, journal_path
 
 NOW = datetime(2026, 1, 31, 8, 20, 0, tzinfo=UTC)
 LINE = {"step": 29, "samples": [], "scalars": {"loss": 0.5, "lr": 1e-3}}
@@ -80,9 +81,8 @@ def told_to(server: Server, tmp_path: Path) -> dict[str, str]:
 
 def ledger(job_dir: Path, steps: int) -> None:
     """With a plan of 120 steps."""
-    (job_dir / "journal").mkdir(exist_ok=True)
-    plan = {"event": "steps_planned", "total": 120, "shards": 8, "t_mono_ns": 1, "t_wall": 1.0}
-    (job_dir / "journal" / "w.jsonl").write_text(json.dumps(plan, separators=(",", ":")) + "\n")
+    with Journal(journal_path(job_dir, "worker"), "train", "worker", "n1") as journal:
+        journal.write("steps_planned", total=120, shards=8)
     lines = [json.dumps({**LINE, "step": step}) for step in range(steps)]
     (job_dir / "steps.jsonl").write_text("\n".join([*lines, ""]))
 

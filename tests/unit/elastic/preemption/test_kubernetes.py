@@ -24,7 +24,8 @@ from cryptography.x509.oid import NameOID
 
 from elastic.errors import ConfigError
 from elastic.preemption import selection
-from elastic.preemption.kubernetes import kubernetes, of_node, of_pod
+from elastic.preemption.kubernetes import kubernetes
+from elastic.preemption.kubernetes_notices import of_node, of_pod
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.provider import NoticeSource, Unanswered
 
