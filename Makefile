@@ -10,6 +10,7 @@ ETCD := $(VENV)/etcd-server/usr/bin/etcd
 ETCDCTL := $(VENV)/etcd-client/usr/bin/etcdctl
 PROMETHEUS := $(VENV)/prometheus/usr/bin/prometheus
 SPIN := $(VENV)/spin/usr/bin/spin
+CLOUD_INIT := $(VENV)/cloud-init/usr/bin/cloud-init
 # A test that hangs is ended by pytest (pyproject.toml); this ends whatever hangs outside of a test, and shows its stacks.
 BOUND := timeout --foreground --signal=ABRT --kill-after=30
 PYTEST := $(PY) -X faulthandler -m pytest
@@ -54,6 +55,9 @@ $(PROMETHEUS): | $(VENV)/.stamp
 $(SPIN): | $(VENV)/.stamp
 	$(call unpack,spin,spin on PATH is used)
 
+$(CLOUD_INIT): | $(VENV)/.stamp
+	$(call unpack,cloud-init,the test of docs/clouds/agent.yaml will be skipped)
+
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
 test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
@@ -86,7 +90,7 @@ test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everyth
 
 # Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
 # targets install, outside of .venv.
-test-engines: setup etcd ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, a Jupyter kernel
+test-engines: setup etcd $(CLOUD_INIT) ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, a Jupyter kernel; manifests and recipes for clouds by their linters
 	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,engines]'
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/engines
