@@ -30,7 +30,7 @@ from tests.k8s.api_client import Api, Object, Refused
 from tests.live.jobs import ROOT
 
 BIN = Path(sys.prefix) / "kubernetes" / "bin"
-DEADLINE_S = 150.0
+DEADLINE_S = 400.0
 POLL_S = 0.1
 LOST_S = 6
 """Seconds without a Lease after which a node is taken for lost, and as many until its pods are."""
@@ -120,7 +120,7 @@ class Kubernetes:
         self._daemon(
             "kube-apiserver",
             *(
-                "--bind-address=127.0.0.1",
+                f"--bind-address={HERE}",
                 f"--secure-port={self._port}",
                 f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             ),
@@ -149,7 +149,10 @@ class Kubernetes:
             "port": self._port,
             "token": self._token,
             "ca": str(self.home / "ca.crt"),
-            "number": 1 + self.nodes.index(node),
+            "server": HERE,
+            "bridge": BRIDGE,
+            "prefix": f"{PREFIX}{node}-",
+            "network": f"{NETWORK}.{1 + self.nodes.index(node)}",
             "environment": {name: self._environment[name] for name in ("PATH", "PYTHONPATH", MARK)},
         }
         (home / "settings.json").write_text(json.dumps(settings))

@@ -130,13 +130,7 @@ class Probe:
         elif self._asked is None and time.monotonic() >= self._asks_s:
             self._asked = subprocess.Popen(
                 [
-                    "setpriv",
-                    "--pdeathsig",
-                    "KILL",
-                    "nsenter",
-                    "-t",
-                    str(process.pid),
-                    "-m",
+                    *("setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(process.pid), "-m", "-n"),
                     *self._spec["exec"]["command"],
                 ],
                 env=self._container.pod.environment(self._container.spec),
