@@ -45,7 +45,7 @@ checkpoint_every = "5 steps"
 checkpoint_dir = "/mnt/runs"
 
 [timing]
-join_window_s = 5.0
+join_window_s = 45.0
 {lines}
 
 [env]
