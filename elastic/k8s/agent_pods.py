@@ -32,14 +32,9 @@ KILLED_S = 5
 BACKOFF_LIMIT = 1000
 """Agents that died by themselves, in the whole time of the job."""
 
-GIVE_UP = (
-    ExitCode.SCRIPT_FAILED,
-    ExitCode.BAD_INPUT,
-    ExitCode.BELOW_QUORUM,
-    ExitCode.STATE_LOST,
-    ExitCode.DISAGREE,
-)
-"""With these the job has ended, and other pods would end alike."""
+GIVE_UP = (ExitCode.SCRIPT_FAILED, ExitCode.BAD_INPUT, ExitCode.STATE_LOST, ExitCode.DISAGREE)
+"""With these the job has ended, and other pods would end alike. Not so where pods were too few for too long: that
+counts as a failure of each, so that the pods in their place come later each time."""
 
 LEFT = (ExitCode.DRAINED, ExitCode.TERMINATED)
 """The node had to go, or the pod was asked to end: no failure, and another pod takes its place."""
