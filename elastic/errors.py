@@ -25,6 +25,7 @@ ElasticError
 └── UsageError                change the training script as the message says
     ├── NoSteps               write the loop with job.steps(), or start one worker
     ├── NoGradient            call backward() in every shard, or step.skip()
+    ├── GraphCaptured         leave the inner loop out of the CUDA graph
     ├── TooEarly              move optimizer.step() behind the inner loop
     ├── StateChanged          change registered state only between passes
     ├── LossDivided           drop the division by the number of shards
@@ -182,6 +183,10 @@ class UsageError(ElasticError):
 
 class NoSteps(UsageError):
     """Write the training loop with job.steps(), or start one worker: several have trained, each for itself."""
+
+
+class GraphCaptured(UsageError):
+    """Leave the inner loop out of the CUDA graph: torch.cuda.make_graphed_callables() captures the model alone."""
 
 
 class NoGradient(UsageError):

@@ -1,4 +1,4 @@
-"""I14: whoever needs a checkpoint finds one that is whole."""
+"""I14: a job that needs a checkpoint finds one that is whole."""
 
 from __future__ import annotations
 

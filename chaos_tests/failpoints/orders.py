@@ -33,7 +33,7 @@ class FailpointOrders:
         }
 
     def give(self, order: FailpointOrder, worker: str = ANYBODY) -> None:
-        """For this worker, or for whoever comes to the point first."""
+        """For this worker, or for the worker that comes to the point first."""
         write_atomically(self._path(order, worker), order.to_json())
 
     def withdraw(self, order: FailpointOrder, worker: str = ANYBODY) -> bool:

@@ -175,7 +175,7 @@ def lose_all(scene: Scene, planned: Planned, *, damage: Damage | None = None) ->
 
 
 def reach(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) -> None:
-    """Whoever begins on a node while a fault lasts there is hit too. lines: new ones of the journals."""
+    """A worker that begins on a node while a fault lasts there is hit too. lines: new ones of the journals."""
     for line in lines:
         if line["event"] == "worker_started" and node_of(line["worker_id"]) in running.reach:
             scene.teller.held(running.planned, line["worker_id"], int(line["t_mono_ns"]))

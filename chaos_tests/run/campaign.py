@@ -64,7 +64,7 @@ class Campaign:
     job: str = ""
     directory: str = ""
     ranks: int = 0
-    """Of a script for torchrun; 0: it calls elastic.join(), or `job` says it."""
+    """Logical ranks of a script for torchrun; 0: the script calls elastic.join(), or `job` says the number."""
     restart: bool = False
     """Whether the script is one for torchrun that runs in rounds; `job` says it otherwise."""
 

@@ -138,7 +138,7 @@ ROWS = (
     ),
     _kill_at(
         "kill-in-rebuild",
-        "SIGKILL of whoever connects first after a first SIGKILL",
+        "SIGKILL of the worker that connects first after a first SIGKILL",
         places=(failpoints.IN_REBUILD,),
         spark=True,
     ),

@@ -35,7 +35,7 @@ IN_WRITE = "checkpoint-is-written"
 FAILPOINTS_VARIABLE = "CHAOS_AMBUSH"
 """Environment variable: the directory of the orders."""
 ANYBODY = "any"
-"""In place of a worker: whoever comes to the point first."""
+"""In place of a worker: the worker that comes to the point first."""
 DONE = "done.jsonl"
 """In the directory of the orders: what was carried out."""
 

@@ -98,7 +98,7 @@ class Batches:
         edits.drop(*[self.sampler] if self.sampler is not None else [])
 
     def check_others(self) -> None:
-        """Of the loader only what job.loader can do as well is left. Of other samplers: none."""
+        """Refuse uses of the loader that job.loader does not have, and any other DistributedSampler."""
         script, dataset = self._script, self._given.get("dataset")
         for node in ast.walk(script.tree):
             match node:

@@ -38,7 +38,7 @@ _TOLD = frozenset({"print", "info", "debug", "warning", "error", "log", "format"
 
 
 class DistributedUse:
-    """Of one script. model: the wrapped models are called so."""
+    """The uses of torch.distributed in one script. model: the name of the wrapped model."""
 
     def __init__(self, script: Script, edits: Edits, ranks: int, job: str) -> None:
         self._script, self._edits, self._ranks, self._job = script, edits, ranks, job
@@ -191,12 +191,12 @@ class DistributedUse:
         return ""
 
     def _kind_of(self, values: list[ast.expr | None]) -> str:
-        """Of a name that is given these."""
+        """The kind of a name to which the script assigns these values, if all have one; else ""."""
         kinds = {self.kind(value) if value is not None else "" for value in values}
         return kinds.pop() if len(kinds) == 1 else ""
 
     def _variable(self, node: ast.expr) -> str:
-        """Of what torchrun says in the environment."""
+        """The kind of an expression that reads one of torchrun's environment variables; else ""."""
         match node:
             case ast.Subscript(value, ast.Constant(str(name))) if self._script.path(value) == "os.environ":
                 return _VARIABLES.get(name, "")

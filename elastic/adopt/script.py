@@ -106,7 +106,7 @@ class Script:
         self._given.setdefault((scope, name), []).append(value)
 
     def _part(self, value: ast.expr | None, number: int, count: int) -> ast.expr | None:
-        """Of a tuple that is taken apart; also of one that a function of the script returns."""
+        """The element with this number of a tuple of `count`, which may be what a function of the script returns."""
         if isinstance(value, ast.Call) and (returned := self.returned(value)) is not None:
             value = returned
         return value.elts[number] if isinstance(value, ast.Tuple) and len(value.elts) == count else None
@@ -197,7 +197,7 @@ class Script:
         return [node for node in self.names if node.id == name and self.scope(node) is scope]
 
     def path(self, node: ast.AST) -> str:
-        """Of something imported: its dotted name; else ""."""
+        """The dotted name of something that is imported; else ""."""
         match node:
             case ast.Name(name):
                 return self._imported.get((self.scope(node), name), "")

@@ -20,8 +20,8 @@ _LINEAR = frozenset({"item", "detach", "clone", "cpu", "cuda", "to", "float", "d
 
 
 class ShardValues:
-    """Of one loop. distributed: what a rank had is now the mean over all ranks; else a value is that of the whole
-    batch, and only of the loss it is known that it is a mean."""
+    """The values of one loop that belong to a shard. distributed: what a rank had is now the mean over all ranks; else
+    a value is that of the whole batch, and only the loss is known to be a mean."""
 
     def __init__(self, script: Script, edits: Edits, loop: TrainingLoop, step: str, *, distributed: bool) -> None:
         self._script, self._edits, self._loop, self._step = script, edits, loop, step

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 REPLICAS = "ELASTIC_RENDEZVOUS"
-"""The replicas of whoever gives no --rendezvous."""
+"""The replicas if no --rendezvous is given."""
 
 
 EXIT_CODES = """

@@ -83,7 +83,7 @@ def launch(
 
 
 def _words(options: dict[str, Option]) -> list[str]:
-    """Of the command line. A flag that is False is left out."""
+    """The options as words of a command line. A flag that is False is left out."""
     words = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"

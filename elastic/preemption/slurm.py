@@ -32,7 +32,7 @@ SLACK_S = 5.0
 
 
 def seconds_of(text: str) -> float | None:
-    """Of what squeue prints for %L, [days-][[hours:]minutes:]seconds; infinite for UNLIMITED; None for other words."""
+    """Seconds by what squeue prints for %L, [days-][[hours:]minutes:]seconds; infinite for UNLIMITED, else None."""
     if text == "UNLIMITED":
         return math.inf
     matched = re.fullmatch(r"(?:(\d+)-(?=\d+:\d+:))?(?:(?:(\d+):)?(\d+):)?(\d+)", text)

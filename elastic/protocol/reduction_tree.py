@@ -2,7 +2,7 @@
 
 Leaves are the shards 0..V-1 of one pass. A node is a half-open range ``(lo, hi)`` of leaves. A node of more than one
 leaf is split at the largest power of two below its size, so ``(0, 8)`` is ``(0, 4) + (4, 8)`` and ``(0, 6)`` is ``(0,
-4) + (4, 6)``. Float addition is not associative; a sum along this tree has the same bits whoever owns a leaf.
+4) + (4, 6)``. Float addition is not associative; a sum along this tree has the same bits whichever worker owns a leaf.
 
 A *root* is a node that a worker has folded and whose sibling it does not hold.
 """

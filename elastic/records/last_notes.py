@@ -35,8 +35,8 @@ def ranks(lines: Iterable[Line]) -> dict[tuple[str, int], int]:
 
 
 def last_notes(flights: Iterable[Flight], now_ns: int | None, ranks: Mapping[tuple[str, int], int]) -> list[LastNote]:
-    """Of the newest worker of each slot, by worker id. now_ns: since 1970; None: when the last note of all was made.
-    ranks: see there.
+    """The last note of the newest worker of each slot, by worker id. now_ns: nanoseconds since 1970; None: the time of
+    the last note of all. ranks: those of `ranks`.
 
     A worker is waited for if it is in the generation of those that wait, and has not come as far as they: it is in an
     earlier operation, or in the same one and still computes its part. One in an earlier generation was lost.

@@ -52,7 +52,7 @@ class BatchOptions:
         ]
 
     def agent_words(self) -> list[str]:
-        """Of `elastic agent`, for both scripts."""
+        """The options of `elastic agent` that both scripts have."""
         slots = [] if self.slots is None else ["--slots", str(self.slots)]
         return ["--grace", str(self.grace_s), *slots]
 

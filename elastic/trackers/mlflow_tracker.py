@@ -17,7 +17,7 @@ RUN = "elastic.run"
 WRITER = "elastic.writer"
 """The tag that says which process sends the steps of the run."""
 METRICS_MAX = 1000
-"""Of one request, as MLflow limits it."""
+"""How many metrics MLflow takes in one request."""
 SETTLE_S = 2.0
 """Requests of a dead leader's process have ended after so many seconds."""
 

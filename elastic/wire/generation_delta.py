@@ -114,6 +114,6 @@ class KeptGenerations:
 
 
 def forget(records: dict[int, Generation] | dict[int, str]) -> None:
-    """All but the KEPT highest: the reader and whoever tells it agree about what is left."""
+    """All but the KEPT highest: the reader and the sender agree about what is left."""
     for number in sorted(records)[:-KEPT]:
         del records[number]

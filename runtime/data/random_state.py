@@ -22,7 +22,7 @@ class ShardRandom:
 
     @cached_property
     def generator(self) -> torch.Generator:
-        """Of the CPU."""
+        """A generator on the CPU that begins with the seed."""
         generator = torch.Generator()
         generator.manual_seed(self.seed)
         return generator

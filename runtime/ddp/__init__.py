@@ -1,9 +1,9 @@
 """Logical ranks: a script written for torchrun and DistributedDataParallel trains in place, unchanged.
 
-The script sees WORLD_SIZE = N for ever. Each of these N *logical ranks* is one shard of every step, whoever computes
-it: its batches are those that the script's own DistributedSampler gives that rank. A worker that computes several of
-them, or inherits one, is handed one more turn of the script's own loop. Only in the *last turn* of a step are the
-gradients of all ranks in place, and only there optimizers and schedulers act; all turns before are *silent*.
+The script sees WORLD_SIZE = N for ever. Each of these N *logical ranks* is one shard of every step, whichever worker
+computes it: its batches are those that the script's own DistributedSampler gives that rank. A worker that computes
+several of them, or inherits one, is handed one more turn of the script's own loop. Only in the *last turn* of a step
+are the gradients of all ranks in place, and only there optimizers and schedulers act; all turns before are *silent*.
 
     seams.py          what is replaced in torch while a script runs here, and put back
     mistakes.py       what a script does that logical ranks cannot, made loud

@@ -22,7 +22,7 @@ from runtime.ddp.seams import Seams
 from runtime.job.job import begin
 
 SEED = 0
-"""Of what a script draws that seeds nothing itself."""
+"""The seed of a script that sets none."""
 
 
 def enable(ranks: int | None = None) -> None:

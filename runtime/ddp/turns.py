@@ -30,7 +30,7 @@ class Turns(Pass):
         self._next: int | None = None
         self._turns = 0
         self._batches = 0
-        """Of the turn in progress."""
+        """How many batches the turn in progress has handed out."""
         source.before = source.used
         self.fresh = True
         """The turn in progress has had no backward()."""
@@ -98,7 +98,7 @@ class Turns(Pass):
 
     @property
     def number(self) -> int:
-        """Of the batch in the epoch that was handed out last."""
+        """The number, in the epoch, of the batch that was handed out last."""
         return self._source.first + self._source.before + self._batches - 1
 
     def set_gradients_aside(self) -> None:

@@ -18,6 +18,7 @@ from elastic.errors import (
     BufferChanged,
     ConfigError,
     Disagree,
+    GraphCaptured,
     LeaderOnly,
     LeftAlone,
     LossDivided,
@@ -34,6 +35,7 @@ from elastic.errors import (
     UsageError,
 )
 from runtime.guards.module_attributes import ABSENT, Changed
+from runtime.reduction.host_copies import host_copies
 from runtime.session import Op, OpKind
 
 _BETWEEN_PASSES = (OpKind.ONCE, OpKind.EVALUATE, OpKind.ALLREDUCE)
@@ -75,12 +77,24 @@ def check_threads(expected: int) -> None:
         )
 
 
+def check_capture(where: str) -> None:
+    """Raise GraphCaptured if a CUDA graph is being captured: the end of a shard and the sum cannot be replayed."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise GraphCaptured(
+            f"a CUDA graph is being captured around {where}. The loop hands out shards, takes their gradients and adds "
+            "them with other workers, which a replay cannot do. Capture the model alone, before the loop: "
+            "model = torch.cuda.make_graphed_callables(model, samples)."
+        )
+
+
 def no_gradient(where: str) -> NoGradient:
     """The error for a shard that ended without a gradient of any parameter."""
     return NoGradient(
         f"{where} ended without any gradient, so the sum over the shards would miss it. Usual causes: `continue` or "
-        "`break` before loss.backward(), zero_grad() after backward(), a loss built under no_grad, or batches read "
-        "ahead (list(step), zip, prefetching). Call loss.backward() once a shard, or step.skip() to leave one out."
+        "`break` before loss.backward(), zero_grad() after backward(), a loss built under no_grad, batches read "
+        "ahead (list(step), zip, prefetching), or the replay of a CUDA graph that was captured with its backward(), "
+        "which writes into memory of its own (torch.cuda.make_graphed_callables() does not). Call loss.backward() once "
+        "a shard, or step.skip() to leave one out."
     )
 
 
@@ -231,9 +245,10 @@ class OptimizerGuard:
         self._allow = allow
         self._parameters = parameters
         self._left_over.clear()
-        for name, parameter in parameters:
-            grad = parameter.grad
-            if grad is None or not bool(grad.detach().any()):
+        graded = [(name, parameter, grad) for name, parameter in parameters if (grad := parameter.grad) is not None]
+        some = host_copies([grad.detach().any() for _, _, grad in graded])
+        for (name, parameter, grad), nonzero in zip(graded, some, strict=True):
+            if not nonzero:
                 continue
             if grad.layout == torch.strided and grad.data_ptr() in self._known:
                 self._left_over.add(parameter)

@@ -168,6 +168,7 @@ class Pass(Iterator[Any]):
     def next_shard(self) -> int | None:
         """End the shard that runs, if one does. Returns the next shard to compute; None: the result of all is in place.
         Raises the guards' errors for what the body did."""
+        checks.check_capture(self._where)
         if self._running.shard is not None and self._phase != "new":
             self._end_shard(self._running.shard)
         if self._phase == "new":

@@ -20,7 +20,7 @@ Message = tuple[int, bytes]
 """The receiver's rank, and entries."""
 
 _Stage = tuple[tuple[int, int, int], ...]
-"""Of each message: who sends it to this rank, to whom this rank sends its own, and the number of entries."""
+"""For each message: the rank that sends it here, the rank to which this one sends its own, the number of entries."""
 
 
 class Dissemination:

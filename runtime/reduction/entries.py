@@ -48,7 +48,7 @@ class Said:
 
 
 def digest(agreed: bytes) -> bytes:
-    """Of the fields on which all members should agree, as JSON."""
+    """The digest of the fields on which all members should agree. agreed: these fields as JSON."""
     return hashlib.blake2b(agreed, digest_size=DIGEST_BYTES).digest()
 
 

@@ -59,7 +59,7 @@ KEPT_MAX = 16
 
 
 class _Memory:
-    """Of one flat tensor after another. parts: views of it, made once. lease: tells when the flat tensor is gone."""
+    """Memory of one flat tensor after another. parts: views of it, made once. lease: tells when the tensor is gone."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

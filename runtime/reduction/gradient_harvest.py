@@ -23,6 +23,7 @@ from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction.buffers import Buffer, Modes
 from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.flat_pool import CPU, Flats
+from runtime.reduction.host_copies import host_copies
 from runtime.reduction.leaves.early_leaf import EarlyLeaf
 from runtime.reduction.leaves.fixed_leaves import FixedPoint
 from runtime.reduction.leaves.layout import FlatGroup
@@ -254,16 +255,16 @@ class Harvest:
             return
         parts, flags = group.buffer_parts(rest)
         counts = [buffer.merge == "mean" or shard == 0 for buffer in group.buffers]
-        changed = [
-            counting and not torch.equal(buffer.live, _base(buffer))
-            for buffer, counting in zip(group.buffers, counts, strict=True)
-        ]
         self._copy(list(compress(parts, counts)), [buffer.live for buffer in compress(group.buffers, counts)])
         if absent := [part for part, counting in zip(parts, counts, strict=True) if not counting]:
             torch._foreach_zero_(absent)
         if weight != 1:
             rest[: group.weighted - group.gradients].mul_(weight)
-        flags.copy_(torch.tensor(changed))
+        # Compared where they are: the host would wait for the device once for each buffer.
+        counting = list(compress(group.buffers, counts))  # the first ones
+        flags[len(counting) :].zero_()
+        if counting:
+            flags[: len(counting)].copy_(torch.stack([(buffer.live != _base(buffer)).any() for buffer in counting]))
 
     def _nonfinite(self, result: Partial) -> list[str]:
         """Names of the parameters whose reduced gradient has an infinity or NaN; nearly always none.
@@ -313,10 +314,11 @@ class Harvest:
         return result.flats[name].to(self._device)
 
     def _changed_integers(self) -> Json:
+        found = host_copies([tensor for buffer in self._integers for tensor in (buffer.live, _base(buffer))])
         changed: dict[str, Json] = {
-            buffer.name: buffer.live.tolist()
-            for buffer in self._integers
-            if not torch.equal(buffer.live, _base(buffer))
+            buffer.name: live.tolist()
+            for buffer, live, base in zip(self._integers, found[::2], found[1::2], strict=True)
+            if not torch.equal(live, base)
         }
         return {"integers": changed} if changed else None
 

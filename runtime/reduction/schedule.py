@@ -39,7 +39,7 @@ class ScheduledPiece:
     """The size of the piece in bytes."""
     slice: int
     number: int
-    """Of the piece in its slice."""
+    """The number of the piece in its slice."""
     cut: int = 0
     """The number of the cut that it belongs to."""
 

@@ -85,7 +85,7 @@ class Division:
     nodes: tuple[NodeFolds, ...]
     _folds: tuple[Fold, ...]
     _places: tuple[int, ...]
-    """Of each term and fold: the number of the node; -1: several."""
+    """For each term and fold, the number of the node that computes it; -1: several nodes."""
 
     def at_owner(self, node: int) -> tuple[Fold, ...]:
         """The folds of an owner on this node: over the terms of its node, then what leaves each other node, in order of

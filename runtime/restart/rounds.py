@@ -80,7 +80,7 @@ class ScriptReport:
     """The number of members of that round."""
     state: ScriptState
     store: tuple[str, int] | None = None
-    """Of the worker with rank 0: address and port of the TCPStore of this round, as soon as it listens."""
+    """Address and port of the TCPStore that the worker with rank 0 has for this round, as soon as it listens."""
     failure: Failure | None = None
     idle_s: float = 0.0
     """Seconds for which neither the running script nor a process below it has used a processor, see script_watch.py."""

@@ -89,7 +89,7 @@ class Supervisor:
         """The number of the exchange."""
         self._at = RoundState()
         self._store: TCPStore | None = None
-        """Of the round in progress, where this worker has rank 0."""
+        """The store of the round in progress, if this worker has rank 0 in it."""
 
     def run(self) -> None:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import select
 import socket
+import time
 
 from elastic.protocol.worker_id import node_of
+from runtime.ring.frames import LinkError, PeerLink
 from runtime.ring.handshake import (
     Hello,
     HelloRefused,
@@ -22,17 +25,30 @@ from runtime.ring.unix_socket import connect_local, tune
 
 _RETRY_MIN_S = 0.01
 _RETRY_MAX_S = 0.2
+KEPT_S = 1.0
+"""Seconds that a peer has for its challenge on a connection that was kept; then it is called anew. It has not taken the
+connection for one of the new ring by then: it would have to hear a hello."""
 
 
 class Dial:
     """A call that `advance` drives until it returns a connection. hello: without its proof, which is made from `token`.
-    local: try the unix socket of this host first, which needs no seal."""
+    local: try the unix socket of this host first, which needs no seal. kept: the connection of the ring before, which
+    is tried first, and belongs to this call; `leave` was said on it."""
 
     def __init__(
-        self, host: str, port: int, hello: Hello, token: str, *, local: bool, seal: TlsContexts = PLAIN
+        self,
+        host: str,
+        port: int,
+        hello: Hello,
+        token: str,
+        *,
+        local: bool,
+        seal: TlsContexts = PLAIN,
+        kept: PeerLink | None = None,
     ) -> None:
         self._host, self._port, self._hello, self._local = host, port, hello, local
         self._token, self._seal = token, seal
+        self._kept, self._kept_until_s = kept, time.monotonic() + KEPT_S
         self._challenged = False
         self._sock: socket.socket | None = None
         self._connected = False
@@ -46,11 +62,16 @@ class Dial:
         self.nobody_listens = False
         """Whether the host has answered that no process listens on the port."""
 
+    def fileno(self) -> int:
+        """The descriptor that `advance` waits for; -1: it waits until retry_at_s."""
+        waits_for = self._kept or self._sock
+        return -1 if waits_for is None else waits_for.fileno()
+
     def register(self, poller: select.poll) -> None:
-        """Register the event that `advance` waits for; without a socket it waits until retry_at_s."""
-        if self._sock is not None:
-            waits_to_send = not self._connected or bool(self._unsent)
-            poller.register(self._sock, select.POLLOUT if waits_to_send else select.POLLIN)
+        """Register the event of that descriptor that `advance` waits for, if there is one."""
+        if (descriptor := self.fileno()) >= 0:
+            sends = self._kept is None and (not self._connected or bool(self._unsent))
+            poller.register(descriptor, select.POLLOUT if sends else select.POLLIN)
 
     def advance(self, now_s: float) -> socket.socket | None:
         """The non-blocking connection once the peer has accepted; the caller owns it then.
@@ -58,6 +79,8 @@ class Dial:
         Raises HelloRefused if the peer refused: another call would not help.
         """
         try:
+            if self._kept is not None and not self._take_kept(self._kept, now_s):
+                return None
             if self._sock is None and now_s >= self.retry_at_s:
                 self._open()
             if self._sock is None or not self._finish_connect(self._sock):
@@ -67,6 +90,8 @@ class Dial:
                 self._sock.check_owner(node_of(self._hello.to))
             if not self._challenged:
                 self._answer(self._inbox.read(self._sock))
+            if not self._challenged and now_s >= self._kept_until_s:
+                raise EOFError("no challenge on the connection that was kept")
             if self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
             message = self._inbox.read(self._sock) if self._challenged else None
@@ -92,12 +117,29 @@ class Dial:
         self._hello = proven_hello(self._hello, decode_challenge(challenge), self._token)
         self._unsent, self._inbox, self._challenged = encode_hello(self._hello), Inbox(), True
 
+    def _take_kept(self, kept: PeerLink, now_s: float) -> bool:
+        """Whether it is clear what becomes of the kept connection."""
+        try:
+            self._sock = kept.drain()
+            if self._sock is None and not kept.ended and now_s < self._kept_until_s:
+                return False
+        except LinkError:
+            pass  # as good as closed
+        self._kept, self._connected = None, self._sock is not None
+        if self._sock is None:
+            kept.close()
+        return True
+
     def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def _open(self) -> None:
+        self._kept_until_s = math.inf
         self._unsent, self._inbox, self._challenged = b"", Inbox(), False
         self._sock = connect_local(self._host, self._port) if self._local else None
         self._connected = self._sock is not None

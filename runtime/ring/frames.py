@@ -6,12 +6,16 @@ bytes go (straight into a tensor), or that it cannot take them yet, which stops 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import socket
 import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from runtime.ring import tcp_liveness
@@ -20,6 +24,12 @@ _HEAD = struct.Struct("<4sB3xIIQQQ")
 _MAGIC = b"ERF2"
 _BATCH_BYTES = 1 << 20
 _BATCH_FRAMES = 8
+_DROPPED = bytearray(1 << 16)
+"""Takes what nobody wants, of all connections."""
+
+UNREAD_MAX = 1 << 16
+"""Bytes that a connection may still carry when its ring is left, to be used for the next ring: a new connection takes
+longer than these."""
 
 Payload = bytes | memoryview
 
@@ -35,6 +45,9 @@ class FrameKind(IntEnum):
     """One summed piece of the sender's slice."""
     ACKNOWLEDGE = 4
     """No payload: the sender holds the result of the operation."""
+    LEAVE = 5
+    """No payload: the sender has left the ring, and keeps the connection. The last frame of this ring; what follows is
+    a handshake for the next one."""
 
 
 _KINDS = frozenset(int(kind) for kind in FrameKind)
@@ -82,6 +95,10 @@ class PeerLink:
         self.ended = ""
         """Why nothing more can come; "" while something can."""
         self.stalled = False
+        self._left = False
+        """Whether the peer has sent LEAVE."""
+        self._torn = False
+        """Whether frames were dropped of which a part may have been sent."""
         self._deaf = False
         self._closed_by_peer: bool | None = None
         self._sock = sock
@@ -119,14 +136,11 @@ class PeerLink:
             self._closed_by_peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _CLOSED
         return self._closed_by_peer
 
-    def shutdown(self) -> None:
-        """Make every use of the connection fail at once, on both sides; from any thread."""
-        self._sock.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
+        """Close the connection for both sides, and for a child that has inherited it."""
         self._drop_unsent()
         self._payload = None
-        self._sock.close()
+        hang_up(self._sock)
 
     @property
     def holds(self) -> bool:
@@ -191,7 +205,41 @@ class PeerLink:
                 return
             self._drop_sent(sent)
 
+    def leave(self) -> bool:
+        """Say that this worker leaves the ring. Whether the connection may be used for the next one, see `drain`: it is
+        whole, and hardly anything waits in it that the peer would have to read first."""
+        if self._torn or self.unsent or (self._deaf and not self._left):
+            return False
+        try:
+            if tcp_liveness.counters(self._sock).asks or _unread(self._sock) > UNREAD_MAX:
+                return False
+            return self._sock.send(self._packed(Frame(FrameKind.LEAVE, self._generation, 0))) == _HEAD.size
+        except OSError:  # it has ended, or takes nothing now
+            return False
+
+    def drain(self) -> socket.socket | None:
+        """After `leave`: drop what the peer has sent in this ring. The socket once the peer has left too, which belongs
+        to the caller then; None while more is to come, or nothing can come any more (`ended`). Raises LinkError."""
+        while not self._left:
+            if self._frame is None:
+                if self._head_got < _HEAD.size and not self._read_head():
+                    return None
+                self._frame = self._parse()
+                self._left = self._frame.kind is FrameKind.LEAVE
+            if self._payload is None:
+                self._payload_got = 0
+            # Not into the memory that an operation gave for it, which may be in use again.
+            self._payload = memoryview(_DROPPED)
+            while rest := self._frame.length - self._payload_got:
+                got = self._take(partial(self._sock.recv_into, self._payload[:rest]))
+                if not got:
+                    return None
+                self._payload_got += got
+            self._frame = self._payload = None
+        return self._sock
+
     def _drop_unsent(self) -> None:
+        self._torn = self._torn or bool(self._sending)
         self._urgent.clear()
         self._bulk = None
         self._sending = []
@@ -205,11 +253,13 @@ class PeerLink:
             if item is None:
                 return
             frame, payload = item
-            head = _HEAD.pack(_MAGIC, frame.kind, frame.term, frame.piece, frame.generation, frame.op, frame.length)
-            self._sending.append(memoryview(head))
+            self._sending.append(memoryview(self._packed(frame)))
             if frame.length:
                 self._sending.append(memoryview(payload))
             size += _HEAD.size + frame.length
+
+    def _packed(self, frame: Frame) -> bytes:
+        return _HEAD.pack(_MAGIC, frame.kind, frame.term, frame.piece, frame.generation, frame.op, frame.length)
 
     def _next(self) -> tuple[Frame, Payload] | None:
         if self._sending_urgent:
@@ -246,6 +296,10 @@ class PeerLink:
                     return False
                 self._frame = self._parse()
             frame = self._frame
+            if frame.kind is FrameKind.LEAVE:
+                self._left, self._frame = True, None
+                self._end(f"{self.peer} has left this ring")
+                return False
             if self._payload is None:
                 self._payload = sink.accept(self.peer, frame)
                 self.stalled = self._payload is None
@@ -306,3 +360,16 @@ class PeerLink:
         if generation != self._generation:
             raise LinkError(f"{self.peer} sent a frame of generation {generation} in {self._generation}")
         return Frame(FrameKind(kind), generation, op, length, term, piece)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Close a connection also where a child process has inherited it: close alone has no effect then."""
+    with contextlib.suppress(OSError):  # the other side has closed already
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
+def _unread(sock: socket.socket) -> int:
+    """Bytes that were sent and are not acknowledged over TCP, or not read within a host, where the kernel adds some."""
+    (waiting,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0" * 4))
+    return int(waiting)

@@ -114,9 +114,8 @@ class _Place:
     def connect(self, offer: str) -> Transport:
         try:
             host, port = offer.split()
-            store = TCPStore(
-                host, int(port), timeout=timedelta(seconds=connect_s(self.world_size)), wait_for_workers=False
-            )
+            within = timedelta(seconds=connect_s(self.world_size))
+            store = TCPStore(host, int(port), timeout=within, wait_for_workers=False)
             group = self.make(
                 PrefixStore(f"{self.generation}", store), self.rank, self.world_size, self.generation, self.device
             )
@@ -130,9 +129,8 @@ class _Place:
             transport.greet()
         except (RingBroken, RuntimeError) as error:
             transport.close()
-            raise BuildFailed(
-                f"{error}; not all members were connected within {connect_s(self.world_size):g} s"
-            ) from error
+            within_s = connect_s(self.world_size)
+            raise BuildFailed(f"{error}; not all members were connected within {within_s:g} s") from error
         return transport
 
     def abort(self) -> None:

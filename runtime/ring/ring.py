@@ -1,7 +1,7 @@
 """The communicator of one generation on CPUs: a stream connection between every two members.
 
-`build` makes the connections, `Ring` runs one operation at a time over them and can be aborted from any thread.
-over_mesh.py decides what an operation sends.
+`Ring` runs one operation at a time over them and can be aborted from any thread. ring_builder.py makes the
+connections, over_mesh.py decides what an operation sends.
 """
 
 from __future__ import annotations
@@ -16,26 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.errors import BuildFailed, GenerationEnded, LinkSilent, RingBroken
-from runtime.ring.dialer import Dial
+from elastic.errors import LinkSilent, RingBroken
 from runtime.ring.frames import Frame, FrameKind, FrameSink, LinkError, PeerLink
-from runtime.ring.handshake import (
-    Hello,
-    HelloRefused,
-    Welcome,
-    encode_refusal,
-    encode_welcome,
-    is_proven,
-    proven_welcome,
-)
-from runtime.ring.listener import Arrivals, Listener
 from runtime.ring.tcp_liveness import KERNEL_CHECK_S, PeerWatch
 from runtime.ring.transport import Transport
-from runtime.ring.unix_socket import tune
 
-__all__ = ["Listener", "Operation", "Peer", "Ring", "build"]
-
-_CANCEL_CHECK_S = 0.02
+_LEAVES_S = 0.1
 _NOTHING = memoryview(b"")
 
 ENDS_POLL_S = 0.02
@@ -174,12 +160,35 @@ class Ring:
                 return
             self._closed = True
             for link in self.links.values():
-                with contextlib.suppress(OSError):  # the peer has closed already
-                    link.shutdown()  # close alone has no effect while a child has inherited it
                 link.close()
-            os.close(self._wake)
-            self._scratch.clear()
-            self.said.clear()
+            self._free()
+
+    def hand_over(self, peers: Sequence[str]) -> dict[str, PeerLink]:
+        """Abort, and close the connections, but for those to these peers that the next ring may use: they are the
+        caller's, which closes them or gives them to `build`. Waits for an operation that is under way; {} if that does
+        not end soon. Any thread."""
+        self.abort()
+        if self.transport is not None:
+            self.transport.close()
+        if not self._using.acquire(timeout=_LEAVES_S):
+            return {}
+        try:
+            with self._ending:
+                if self._closed:
+                    return {}
+                self._closed = True
+                kept = {peer: link for peer, link in self.links.items() if peer in peers and link.leave()}
+                for peer in self.links.keys() - kept.keys():
+                    self.links[peer].close()
+                self._free()
+                return kept
+        finally:
+            self._using.release()
+
+    def _free(self) -> None:
+        os.close(self._wake)
+        self._scratch.clear()
+        self.said.clear()
 
     def scratch(self, name: str, size: int) -> memoryview:
         """At least ``size`` bytes of memory, reused by the next operation under the same name."""
@@ -362,141 +371,3 @@ class _Gate:
             self._acknowledged[peer] = max(self._acknowledged[peer], frame.op)
         else:
             self._operation.complete(peer, frame, payload)
-
-
-def build(
-    listener: Listener,
-    *,
-    job: str,
-    generation: int,
-    me: str,
-    peers: Sequence[Peer],
-    plan: str,
-    token: str,
-    deadline_s: float,
-    cancelled: threading.Event,
-    offer: str = "",
-) -> Ring:
-    """Connect this worker with all others of its generation; every member calls this with the same arguments.
-
-    peers: all members in rank order, this one included. plan: hash of the generation's plan. token: the members'
-    secret. Both must be equal on both sides. The younger of two connects. deadline_s: seconds from now. offer: rank
-    0's, sent to all others. Raises BuildFailed naming the members without a connection, GenerationEnded soon after
-    `cancelled` is set.
-    """
-    rank = [peer.worker_id for peer in peers].index(me)
-    welcome = Welcome(generation, me, plan, offer)
-    builder = _Builder(job, welcome, token, peers, rank, listener)
-    try:
-        with listener.expecting(generation) as arrivals:
-            builder.connect(arrivals, time.monotonic() + deadline_s, cancelled)
-        members, hosts = [peer.worker_id for peer in peers], [peer.host for peer in peers]
-        ring = Ring(generation, members, hosts, me, builder.connections)
-        ring.offer = builder.offer
-        return ring
-    except BaseException:
-        for sock in builder.connections.values():
-            sock.close()
-        raise
-    finally:
-        for dial in builder.dials.values():
-            dial.close()
-
-
-class _Builder:
-    def __init__(
-        self, job: str, welcome: Welcome, token: str, peers: Sequence[Peer], rank: int, listener: Listener
-    ) -> None:
-        self._job, self._welcome, self._token = job, welcome, token
-        self._listener = listener
-        self._first = peers[0].worker_id
-        self.offer = welcome.offer if rank == 0 else ""
-        self._younger = {peer.worker_id for peer in peers[rank + 1 :]}
-        self.connections: dict[str, socket.socket] = {}
-        self.dials = {
-            peer.worker_id: Dial(
-                peer.host,
-                peer.port,
-                Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan),
-                token,
-                local=peer.host == listener.address[0],
-                seal=listener.seal,
-            )
-            for peer in peers[:rank]
-        }
-
-    def connect(self, arrivals: Arrivals, deadline_s: float, cancelled: threading.Event) -> None:
-        missing = self._younger | self.dials.keys()
-        while True:
-            now_s = time.monotonic()
-            for sock, hello in arrivals.take():
-                self._admit(sock, hello)
-            for peer, dial in list(self.dials.items()):
-                self._advance(peer, dial, now_s)
-            absent = missing - self.connections.keys()
-            if not absent:
-                return
-            if cancelled.is_set():
-                raise GenerationEnded(f"generation {self._welcome.generation} ended while its ring was built")
-            if now_s >= deadline_s:
-                raise BuildFailed(self._explain(absent), unreachable=sorted(absent))
-            self._wait(arrivals, now_s, deadline_s)
-
-    def _wait(self, arrivals: Arrivals, now_s: float, deadline_s: float) -> None:
-        poller = select.poll()
-        poller.register(arrivals.wake, select.POLLIN)
-        until_s = min(now_s + _CANCEL_CHECK_S, deadline_s)
-        for dial in self.dials.values():
-            dial.register(poller)
-            if dial.retry_at_s > now_s:
-                until_s = min(until_s, dial.retry_at_s)
-        poller.poll(1000 * (until_s - now_s))
-
-    def _advance(self, peer: str, dial: Dial, now_s: float) -> None:
-        try:
-            sock = dial.advance(now_s)
-        except HelloRefused as refusal:
-            raise BuildFailed(f"{peer} refused the connection: {refusal}", unreachable=(peer,)) from refusal
-        if sock is not None:
-            self.connections[peer] = sock
-            if peer == self._first:
-                self.offer = dial.offer
-            del self.dials[peer]
-
-    def _admit(self, sock: socket.socket, hello: Hello) -> None:
-        objection = self._objection(hello)
-        if objection:
-            self._listener.refused(objection, sock)
-        answer = encode_refusal(objection) if objection else encode_welcome(self._answer(hello))
-        try:
-            sock.send(answer)
-        except OSError:  # the caller has hung up, and calls again if it lives
-            sock.close()
-            return
-        if objection:
-            sock.close()
-            return
-        tune(sock)
-        earlier = self.connections.get(hello.worker_id)
-        if earlier is not None:
-            earlier.close()
-        self.connections[hello.worker_id] = sock
-
-    def _answer(self, hello: Hello) -> Welcome:
-        return proven_welcome(self._welcome, hello, self._token)
-
-    def _objection(self, hello: Hello) -> str:
-        if not is_proven(hello, self._token):
-            return "the token is not the generation's"
-        if hello.worker_id not in self._younger:
-            return f"{hello.worker_id} is no younger member of generation {hello.generation}"
-        if hello.plan != self._welcome.plan:
-            return f"the plan here is {self._welcome.plan!r}, not {hello.plan!r}"
-        return ""
-
-    def _explain(self, absent: set[str]) -> str:
-        reasons = [
-            f"{peer} ({self.dials[peer].problem})" if peer in self.dials else f"{peer} (it did not call)"
-            for peer in sorted(absent)
-        ]
-        return f"generation {self._welcome.generation}: no connection to {', '.join(reasons)}"

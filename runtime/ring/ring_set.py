@@ -10,7 +10,10 @@ from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
 from elastic.protocol.messages import Generation
 from elastic.protocol.worker_state import Event, LinksClosed, RingBuilt, RingFailed
 from runtime.ring.abandonable_call import Call
-from runtime.ring.ring import Listener, Peer, Ring, build
+from runtime.ring.frames import PeerLink
+from runtime.ring.listener import Listener
+from runtime.ring.ring import Peer, Ring
+from runtime.ring.ring_builder import build
 from runtime.ring.transport import Meet, Meeting, Transport
 
 FAILURES_MAX = 3
@@ -62,14 +65,19 @@ class Rings:
         with self._lock:
             self._building[generation.number] = cancelled
             left, self._left = self._left, None
-        if left is not None:
-            _close_all([left])
         name = f"ring-{generation.number}"
-        threading.Thread(target=self._build, args=(generation, cancelled, post), name=name, daemon=True).start()
+        threading.Thread(target=self._build, args=(generation, left, cancelled, post), name=name, daemon=True).start()
 
-    def _build(self, generation: Generation, cancelled: threading.Event, post: Callable[[Event], object]) -> None:
+    def _build(
+        self, generation: Generation, left: Ring | None, cancelled: threading.Event, post: Callable[[Event], object]
+    ) -> None:
+        """left: the ring before, whose connections are kept as far as they can be."""
+        kept: dict[str, PeerLink] = {}
+        if left is not None:
+            kept = left.hand_over(generation.ids)
+            _close_all([left])
         try:
-            ring = self._connect(generation, cancelled)
+            ring = self._connect(generation, kept, cancelled)
         except BuildFailed as failed:
             with self._lock:
                 self._building.pop(generation.number, None)
@@ -78,6 +86,9 @@ class Rings:
             return
         except GenerationEnded:
             return
+        finally:
+            for unused in kept.values():
+                unused.close()
         with self._lock:
             self._building.pop(generation.number, None)
             if not cancelled.is_set():
@@ -87,12 +98,12 @@ class Rings:
         else:
             post(RingBuilt(generation.number))
 
-    def _connect(self, generation: Generation, cancelled: threading.Event) -> Ring:
+    def _connect(self, generation: Generation, kept: dict[str, PeerLink], cancelled: threading.Event) -> Ring:
         """The mesh, with its transport if there is one. Raises BuildFailed and GenerationEnded."""
         if self._meet is None:
-            return self._mesh(generation, cancelled, "")
+            return self._mesh(generation, kept, cancelled, "")
         with self._meet(generation.number, generation.ids, generation.ids.index(self._me)) as meeting:
-            ring = self._mesh(generation, cancelled, meeting.offer)
+            ring = self._mesh(generation, kept, cancelled, meeting.offer)
             try:
                 if cancelled.is_set():
                     raise GenerationEnded(f"generation {generation.number} ended while its ring was built")
@@ -117,7 +128,7 @@ class Rings:
             meeting.abort()
             raise GenerationEnded(f"generation {ring.generation} ended while its transports were connected")
 
-    def _mesh(self, generation: Generation, cancelled: threading.Event, offer: str) -> Ring:
+    def _mesh(self, generation: Generation, kept: dict[str, PeerLink], cancelled: threading.Event, offer: str) -> Ring:
         peers = [Peer(member.worker_id, member.host, member.port) for member in generation.members]
         return build(
             self._listener,
@@ -130,6 +141,7 @@ class Rings:
             deadline_s=self._build_s,
             cancelled=cancelled,
             offer=offer,
+            kept=kept,
         )
 
     def closed(self, generation: int) -> tuple[str, ...]:

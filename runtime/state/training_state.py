@@ -21,6 +21,7 @@ from elastic.checkpoints.description import STATE_FORMAT, described_tensors
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.reduction.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.reduction.flat_pool import CPU
+from runtime.reduction.host_copies import host_copies
 from runtime.reduction.partial_sum import Json
 from runtime.state.change_detection import StateMarks, differences, tensor_mark, value_sum
 from runtime.state.encoding import (
@@ -74,7 +75,7 @@ class Carrier:
         self._buffers: list[tuple[nn.Module, str]] = []
         self._parts: list[tuple[str, nn.Module]] = []
         self._children: list[dict[str, nn.Module | None]] = []
-        """Of each of the parts, when they were found."""
+        """The children that each of the parts had when it was found."""
         self.modes = Modes(lambda: (part for _, part in self._named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
 
@@ -603,10 +604,13 @@ def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: i
     order."""
     count = len(tensors)
     share = min(FINGERPRINT_PARAMETERS, count)
+    windows = []
     for place in range(step * share, (step + 1) * share):
         turn, at = divmod(place, count)
         tensor = tensors[at].detach().contiguous() if rows else tensors[at]
-        hashed.update(_window(tensor, turn).cpu().view(torch.uint8).numpy().data)
+        windows.append(_window(tensor, turn))
+    for window in host_copies(windows):
+        hashed.update(window.view(torch.uint8).numpy().data)
 
 
 def _window(parameter: torch.Tensor, turn: int) -> torch.Tensor:

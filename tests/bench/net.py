@@ -41,7 +41,9 @@ from runtime.reduction.leaves.fixed_leaves import BLOCK
 from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.reduction.schedule import DTYPES
-from runtime.ring.ring import Listener, Peer, Ring, build
+from runtime.ring.listener import Listener
+from runtime.ring.ring import Peer, Ring
+from runtime.ring.ring_builder import build
 
 GROUP = "float32"
 LAYERS, WIDTH = 10, 500

@@ -27,7 +27,9 @@ from torch.multiprocessing.spawn import spawn
 
 from runtime.reduction.over_mesh import Sums, exchange
 from runtime.reduction.partial_sum import Partial
-from runtime.ring.ring import Listener, Peer, Ring, build
+from runtime.ring.listener import Listener
+from runtime.ring.ring import Peer, Ring
+from runtime.ring.ring_builder import build
 from tests.bench import work
 from tests.bench.intervals import median_interval, ratios
 

@@ -1,8 +1,9 @@
 """What the words of a step cost in large worlds: `python -m tests.bench.words [--members 8 32]`.
 
 Members are forks of this process, on one machine. An operation reduces a loss and no tensors, and its header is as
-large as that of a step, so it is the headers of a step alone. Printed: CPU time of a member for building a ring and for
-an operation (medians over members), and frames that a member sends for an operation.
+large as that of a step, so it is the headers of a step alone. Printed: CPU time of a member for building a ring, for
+building it over the connections of the one before, and for an operation (medians over members), and frames that a
+member sends for an operation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import torch
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.ring.frames import Frame, Payload, PeerLink
-from runtime.ring.ring import Listener, Peer, build
+from runtime.ring.listener import Listener
+from runtime.ring.ring import Peer, Ring
+from runtime.ring.ring_builder import build
 
 WAIT_S = 300.0
 
@@ -33,16 +36,20 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for members in arguments.members:
-        builds, operations, frames = zip(*_measure(members, arguments.operations), strict=True)
+        builds, rebuilds, operations, frames = zip(*_measure(members, arguments.operations), strict=True)
+        build_ms, rebuild_ms, operation_ms = (
+            1000 * statistics.median(times) for times in (builds, rebuilds, operations)
+        )
         print(
-            f"{members:4} members: build {1000 * statistics.median(builds):6.2f} ms CPU, "
-            f"operation {1000 * statistics.median(operations):6.3f} ms CPU, {statistics.median(frames):g} frames",
+            f"{members:4} members: build {build_ms:6.2f} ms CPU, over kept connections {rebuild_ms:6.2f} ms, "
+            f"operation {operation_ms:6.3f} ms, {statistics.median(frames):g} frames",
             flush=True,
         )
 
 
-def _measure(members: int, operations: int) -> list[tuple[float, float, float]]:
-    """Of each member: CPU seconds of a build, of an operation, and frames sent for one."""
+def _measure(members: int, operations: int) -> list[tuple[float, float, float, float]]:
+    """Of each member: CPU seconds of a build, of one over the same connections, of an operation, and frames sent for
+    one."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(members)]
     barrier = context.Barrier(members)
@@ -80,14 +87,20 @@ def _member(rank: int, members: int, operations: int, barrier: Any, pipe: Any) -
     os._exit(1)
 
 
-def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) -> tuple[float, float, float]:
+def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) -> tuple[float, float, float, float]:
     listener = Listener("127.0.0.1", job="words", me=f"w{rank}", token_of=lambda number: "t", serve_copy=_no_copies)
     pipe.send(listener.address[1])
     peers = [Peer(f"w{other}", "127.0.0.1", port) for other, port in enumerate(pipe.recv())]
-    builds, times = [], []
-    for generation in (1, 2, 3):
+    builds: list[float] = []
+    rebuilds: list[float] = []
+    times = []
+    ring: Ring | None = None
+    for generation in range(1, 8):
         barrier.wait(WAIT_S)
         began_s = time.process_time()
+        kept = ring.hand_over(ring.members) if ring is not None and generation > 4 else {}
+        if ring is not None:
+            ring.close()
         ring = build(
             listener,
             job="words",
@@ -98,11 +111,11 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
             token="t",
             deadline_s=WAIT_S,
             cancelled=threading.Event(),
+            kept=kept,
         )
-        builds.append(time.process_time() - began_s)
-        barrier.wait(WAIT_S)
-        if generation < 3:
-            ring.close()
+        (builds if generation <= 4 else rebuilds).append(time.process_time() - began_s)
+    barrier.wait(WAIT_S)
+    assert ring is not None
     root = Partial(rank, rank + 1, has_grad=(1 << 20) - 1, weight=8.0, scalars={"loss": ("mean", 0.5 + rank, 8.0)})
     sent = _Count()
     for op in range(operations):
@@ -121,7 +134,12 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
             check=lambda headers: None,
         )
         times.append(time.process_time() - began_s)
-    return statistics.median(builds), statistics.median(times), sent.frames / operations
+    return (
+        statistics.median(builds),
+        statistics.median(rebuilds),
+        statistics.median(times),
+        sent.frames / operations,
+    )
 
 
 class _Count:

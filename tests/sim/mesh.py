@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from elastic.protocol.messages import Generation
@@ -21,6 +22,12 @@ from tests.sim.script import Sum
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
+
+_ENDS = frozenset({"eof", "leave"})
+"""After which nothing more of that ring comes from a member: it has closed the connection, or keeps it for the next."""
+
+_IN_USE = 0.25
+"""The part of the connections that carry too much to be kept."""
 
 Header: TypeAlias = tuple[dict[Node, Sum], tuple[int, ...]]
 
@@ -53,15 +60,17 @@ class Mesh:
         self._exchange = None
         self.awaited = None
 
-    def _close_left(self) -> None:
+    def _close_left(self, keeps: Sequence[str] = ()) -> None:
+        """keeps: the members of the ring to be built. A connection to one of them may be kept, and closed as well."""
         left, self._left = self._left, None
         if left is not None:
-            self._hang_up(left)
+            self._hang_up(left, keeps)
 
-    def _hang_up(self, ring: Generation) -> None:
+    def _hang_up(self, ring: Generation, keeps: Sequence[str] = ()) -> None:
         for peer in ring.ids:
             if peer != self.w.me:
-                self.send(ring.number, peer, "eof", True)
+                kept = peer in keeps and not self.w.world.clock.chance(_IN_USE)
+                self.send(ring.number, peer, "leave" if kept else "eof", True)
 
     def retire(self, number: int, until: int) -> None:
         self._retired[number] = until
@@ -74,7 +83,7 @@ class Mesh:
 
     def build(self, generation: Generation) -> None:
         number = generation.number
-        self._close_left()
+        self._close_left(generation.ids)
         self._rings[number] = generation
         peers = [peer for peer in generation.ids if peer != self.w.me]
         troubled = self.w.world.link_trouble()
@@ -136,7 +145,7 @@ class Mesh:
         self._frames.setdefault((number, sender), {})[key] = content
         if key == "hello":
             self.w.after(0, 0, lambda: self._check_built(number))
-        elif key == "eof" or self._is_last(number, key):
+        elif key in _ENDS or self._is_last(number, key):
             self.w.wake()
 
     def _is_last(self, number: int, key: object) -> bool:
@@ -169,7 +178,7 @@ class Mesh:
             key = (phase, op)
             missing = [worker for worker in ring.ids if key not in self._frames.get((number, worker), {})]
             if missing:
-                if any("eof" in self._frames.get((number, worker), {}) for worker in missing):
+                if any(self._frames.get((number, worker), {}).keys() & _ENDS for worker in missing):
                     self._lost(number, f"{missing[0]} is gone")
                 return
             if phase == "header" and not self._summed:
@@ -220,6 +229,6 @@ class Mesh:
         if not missing:
             self.awaited = None
             self.w.post(Acknowledged())
-        elif any("eof" in frames[worker] for worker in missing):
+        elif any(frames[worker].keys() & _ENDS for worker in missing):
             self.awaited = None
             self.w.post(RingLost(wanted.generation, f"{missing[0]} is gone without its acknowledgement"))

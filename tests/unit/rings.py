@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
+from runtime.ring.frames import PeerLink
 from runtime.ring.handshake import Hello, decode_challenge, encode_hello, proven_hello
-from runtime.ring.listener import Refused, ServeCopy
-from runtime.ring.ring import Listener, Peer, Ring, build
+from runtime.ring.listener import Listener, Refused, ServeCopy
+from runtime.ring.ring import Peer, Ring
+from runtime.ring.ring_builder import build
 from runtime.ring.tls import PLAIN, TlsContexts
 
 T = TypeVar("T")
@@ -93,6 +95,7 @@ def build_one(
     deadline_s: float = GENEROUS_S,
     cancelled: threading.Event | None = None,
     offer: str = "",
+    kept: dict[str, PeerLink] | None = None,
 ) -> Ring:
     return build(
         door,
@@ -105,6 +108,7 @@ def build_one(
         deadline_s=deadline_s,
         cancelled=cancelled or threading.Event(),
         offer=offer,
+        kept=kept,
     )
 
 

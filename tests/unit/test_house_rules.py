@@ -115,6 +115,7 @@ PURE_MODULES = (
 """Pure, in packages that are not pure as a whole."""
 
 SMALL = {
+    "runtime.reduction.host_copies": "what reductions, fingerprints and guards have in common",
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
     "chaos_tests.run.publish": "`elastic chaos report` needs it, and nothing that makes a run",
     "elastic.agent.process.mpi_placeholder": "a program that mpirun starts, from the standard library alone",

@@ -12,8 +12,8 @@ from runtime.reduction.buffers import Buffer
 from runtime.reduction.leaves.unpacked_leaf import owns_its_gradient
 
 LOOSE_ELEMENTS = 4096
-"""Of a group's parameters, on average, from which on gradients are not copied before they are added: with smaller ones
-it takes longer to find out whether they may stay where they are."""
+"""A group whose parameters have so many elements on average, or more, adds gradients without a copy before: with
+smaller parameters it takes longer to find out whether the gradients may stay where they are."""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from elastic.errors import (
     BufferChanged,
     ConfigError,
     Disagree,
+    GraphCaptured,
     JoinMissed,
     LeaderOnly,
     LeftAlone,
@@ -94,6 +95,22 @@ def test_reading_the_batches_ahead_is_no_gradient(setup: Setup) -> None:
     with pytest.raises(NoGradient, match=r"list\(step\)"):
         for step in steps(setup):
             list(step)
+
+
+@pytest.mark.parametrize("shards_before", [0, 2])
+def test_a_cuda_graph_around_the_inner_loop_is_refused(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, shards_before: int
+) -> None:
+    """No GPU is here, so torch's answers are given for it."""
+    handed_out = 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: handed_out == shards_before)
+    with pytest.raises(GraphCaptured, match=r"around pass 0 of step 0.*torch\.cuda\.make_graphed_callables"):
+        for step in steps(setup):
+            for x, y in step:
+                handed_out += 1
+                loss_of(setup, x, y).backward()
+    assert handed_out == shards_before
 
 
 def test_break_out_of_the_inner_loop_is_noticed_at_the_next_step(setup: Setup) -> None:

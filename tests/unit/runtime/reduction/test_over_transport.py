@@ -19,8 +19,9 @@ from runtime.reduction import over_transport
 from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Partial, total
 from runtime.reduction.schedule import DTYPES
+from runtime.ring.listener import Listener
 from runtime.ring.process_group import ProcessGroupTransport
-from runtime.ring.ring import Listener, Ring
+from runtime.ring.ring import Ring
 from tests.trees import fold_nodes
 from tests.unit.gloo import GlooGroup
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until

@@ -22,7 +22,8 @@ from elastic.security.certificate_authority import Authority
 from runtime.reduction import over_mesh
 from runtime.ring import listener
 from runtime.ring.handshake import Hello, decode_challenge, encode_hello, proven_hello
-from runtime.ring.ring import Listener, Peer
+from runtime.ring.listener import Listener
+from runtime.ring.ring import Peer
 from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.transfer.connection import CopyConnection, CopyFailed, open_copy
 from tests.unit import rings as doors

@@ -18,7 +18,8 @@ from torch import Tensor
 from runtime.reduction.partial_sum import Json
 from runtime.ring import listener
 from runtime.ring.handshake import Hello
-from runtime.ring.ring import Listener, Peer
+from runtime.ring.listener import Listener
+from runtime.ring.ring import Peer
 from runtime.transfer import connection as copy
 from runtime.transfer.connection import CopyConnection, CopyFailed, open_copy
 from tests.unit.rings import GENEROUS_S, JOB, TOKEN, wait_until
