@@ -81,7 +81,7 @@ def _enter(client: FleetClient, spec: JobSpec, owner: str) -> str:
 def _goes_on(job: dict[str, Any]) -> bool:
     """Whether it was interrupted because all nodes had to go, or were too few, and another one goes on from its
     checkpoint."""
-    return job["state"] == "ended" and job["exit_code"] in (ExitCode.DRAINED, ExitCode.BELOW_QUORUM)
+    return bool(job["state"] == "ended" and job["exit_code"] in (ExitCode.DRAINED, ExitCode.BELOW_QUORUM))
 
 
 def _newest(before: dict[str, Any]) -> str:

@@ -17,7 +17,14 @@ from elastic.k8s.pod_parts import Flavor, ManifestOptions
 from elastic.k8s.yaml_text import documents_text
 
 JOB = 'name = "train"\ncommand = ["python", "t.py"]\nworkers = 2\ncheckpoint_dir = "/mnt/runs"\n'
-OPTIONS = {"name": "train", "job": JOB, "image": "i:1", "nodes": (2, 8), "checkpoint_dir": "/mnt/runs", "claim": "runs"}
+OPTIONS: dict[str, Any] = {
+    "name": "train",
+    "job": JOB,
+    "image": "i:1",
+    "nodes": (2, 8),
+    "checkpoint_dir": "/mnt/runs",
+    "claim": "runs",
+}
 
 
 def of(flavor: Flavor = Flavor.PLAIN, **others: Any) -> dict[str, dict[str, Any]]:
