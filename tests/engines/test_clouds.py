@@ -100,8 +100,10 @@ def test_an_instance_of_aws_may_use_its_part_of_the_bucket_alone(stack: dict[str
     admin = boto3.client("s3", "us-east-1")
     admin.create_bucket(Bucket="another")
     arn = boto3.client("iam", "us-east-1").get_role(RoleName=role)["Role"]["Arn"]
-    assumed = boto3.client("sts", "us-east-1").assume_role(RoleArn=arn, RoleSessionName="x")["Credentials"]
-    with set_initial_no_auth_action_count(0):
+    assumed = boto3.client("sts", "us-east-1").assume_role(RoleArn=arn, RoleSessionName="instance")["Credentials"]
+
+    @set_initial_no_auth_action_count(0)
+    def use() -> None:
         s3 = boto3.client(
             "s3",
             "us-east-1",
@@ -115,6 +117,8 @@ def test_an_instance_of_aws_may_use_its_part_of_the_bucket_alone(stack: dict[str
         for where in ((bucket, "other/x"), ("another", "runs/x")):
             with pytest.raises(ClientError, match="AccessDenied"):
                 s3.put_object(Bucket=where[0], Key=where[1], Body=b"1")
+
+    use()
 
 
 def test_the_page_names_each_file_and_its_links_are_there() -> None:

@@ -128,7 +128,7 @@ LIVE_GATES = {json.dumps(str(self._gates))}
             *home.glob("n*/*/*/volumes/work/**/*.jsonl"),
             *home.glob("volumes/etcd-*/rendezvous/**/*.jsonl"),
         ]
-        lines = [parse(line) for path in paths for line in path.read_text().splitlines()]
+        lines = [parse(line) for path in paths for line in path.read_bytes().splitlines()]
         return [line for line in lines if line is not None and line.get("event") == event]
 
     def said(self, what: str, since_s: float) -> None:
