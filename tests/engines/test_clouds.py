@@ -15,9 +15,7 @@ import boto3
 import jsonschema
 import pytest
 import yaml
-from botocore.exceptions import ClientError
 from moto import mock_aws
-from moto.core import set_initial_no_auth_action_count
 
 from elastic.cli import parser
 from elastic.daemon.option_file import OptionFile
@@ -93,32 +91,6 @@ def test_the_group_of_aws_is_of_spot_instances_that_have_the_role(stack: dict[st
         LaunchTemplateId=stack["Template"]
     )["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     assert version["MetadataOptions"]["HttpTokens"] == "required"
-
-
-def test_an_instance_of_aws_may_use_its_part_of_the_bucket_alone(stack: dict[str, str]) -> None:
-    bucket, role = stack["Checkpoints"], stack["Role"]
-    admin = boto3.client("s3", "us-east-1")
-    admin.create_bucket(Bucket="another")
-    arn = boto3.client("iam", "us-east-1").get_role(RoleName=role)["Role"]["Arn"]
-    assumed = boto3.client("sts", "us-east-1").assume_role(RoleArn=arn, RoleSessionName="instance")["Credentials"]
-
-    @set_initial_no_auth_action_count(0)
-    def use() -> None:
-        s3 = boto3.client(
-            "s3",
-            "us-east-1",
-            aws_access_key_id=assumed["AccessKeyId"],
-            aws_secret_access_key=assumed["SecretAccessKey"],
-            aws_session_token=assumed["SessionToken"],
-        )
-        s3.put_object(Bucket=bucket, Key="runs/train-1/x", Body=b"1")
-        assert s3.get_object(Bucket=bucket, Key="runs/train-1/x")["Body"].read() == b"1"
-        s3.delete_object(Bucket=bucket, Key="runs/train-1/x")
-        for where in ((bucket, "other/x"), ("another", "runs/x")):
-            with pytest.raises(ClientError, match="AccessDenied"):
-                s3.put_object(Bucket=where[0], Key=where[1], Body=b"1")
-
-    use()
 
 
 def test_the_page_names_each_file_and_its_links_are_there() -> None:
