@@ -1,7 +1,7 @@
 """One member's entry in the headers of an operation, as bytes.
 
     16 bytes      digest of the fields on which all members should agree
-    4 bytes       length of the next part, little-endian; 0: as in this member's last entry over the same ring
+    4 bytes       length of the next part, little-endian; 0: as in this member's last entry for the same one of PARTS
     JSON          the member's other fields, and of each term all but its numbers
     8 bytes each  float64: of each term its weight, then total and weight of each scalar
 

@@ -17,7 +17,7 @@ from runtime.reduction.dissemination import Dissemination
 from runtime.reduction.entries import MAX_HEADER_BYTES, Said, decode, digest, encode, encoded_json
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.ring.frames import Frame, FrameKind, LinkError
-from runtime.ring.ring import Ring
+from runtime.ring.ring import PARTS, Ring
 
 Headers: TypeAlias = dict[str, dict[str, Json]]
 
@@ -46,7 +46,7 @@ class HeaderExchange:
         """Whether members are known to differ in what they should agree on."""
         self._over = False
         self.ranks = {member: rank for rank, member in enumerate(ring.members)}
-        self.said: dict[int, Said] = ring.said
+        self.said: dict[int, Said] = ring.said.setdefault(op % PARTS, {})
         own = encode(self._digest, fields, roots, leaves, self.said.get(ring.rank))
         self._digests: dict[int, bytes] = {}
         self.numbers: dict[int, Sequence[float]] = {}

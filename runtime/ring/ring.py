@@ -90,8 +90,9 @@ class Ring:
         self._broken = False
         self._acknowledged = dict.fromkeys(self.links, -1)
         self._scratch: dict[str, bytearray] = {}
-        self.said: dict[int, Any] = {}
-        """By rank: what the headers of the last operation said. Kept for reduction/headers.py, by members alike."""
+        self.said: dict[int, dict[int, Any]] = {}
+        """By part of an operation and rank: what the headers of the last one said. Kept for reduction/headers.py, by
+        members alike."""
         self.transport: Transport | None = None
         """What carries the tensors of reductions; None: this mesh does. Set before any other thread has the ring."""
         self.because = ""

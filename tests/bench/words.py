@@ -23,7 +23,7 @@ from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.ring.frames import Frame, Payload, PeerLink
 from runtime.ring.listener import Listener
-from runtime.ring.ring import Peer, Ring
+from runtime.ring.ring import PARTS, Peer, Ring
 from runtime.ring.ring_builder import build
 
 WAIT_S = 300.0
@@ -122,7 +122,7 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
         began_s = time.process_time()
         exchange(
             ring,
-            op=op,
+            op=PARTS * op,
             header={"carry": [], "own": None},
             agreed={
                 "about": {"units": members, "epoch": 0, "step": op, "pass_no": op, "label": "step", "kind": "pass"},

@@ -12,7 +12,7 @@ from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Json, Partial, Scalars, fold_meta
 from runtime.reduction.schedule import add_metas, along_tree
 from runtime.ring.frames import Frame, FrameKind, PeerLink
-from runtime.ring.ring import Ring
+from runtime.ring.ring import PARTS, Ring
 from tests.unit.rings import everyone, rings
 
 AGREED = entries.digest(b"agreed")
@@ -48,6 +48,8 @@ def test_who_says_the_same_as_before_has_to_have_said_something() -> None:
 
 
 def test_over_a_ring_the_json_goes_again_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an operation has two parts, which say other things."""
+    ops = [PARTS * number + part for number in range(4) for part in (0, PARTS - 1)]
     sent: list[tuple[int, int]] = []
     queue = PeerLink.send
 
@@ -59,13 +61,14 @@ def test_over_a_ring_the_json_goes_again_only_after_a_change(monkeypatch: pytest
     monkeypatch.setattr(PeerLink, "send", noted)
 
     def member(ring: Ring) -> None:
-        for op in range(4):
-            scalars: Scalars = {"loss" if op < 2 else "error": ("mean", float(op + ring.rank), 1.0)}
+        for number, op in enumerate(ops):
+            name = "early" if op % PARTS else "loss" if number < 4 else "error"
+            scalars: Scalars = {name: ("mean", float(op + ring.rank), 1.0)}
             mine = Partial(ring.rank, ring.rank + 1, weight=1.0, scalars=scalars)
             headers, total = exchange(
                 ring,
                 op=op,
-                header={"who": ring.rank},
+                header={"who": ring.rank, "part": op % PARTS},
                 roots=[mine],
                 units=9,
                 groups={},
@@ -76,10 +79,11 @@ def test_over_a_ring_the_json_goes_again_only_after_a_change(monkeypatch: pytest
 
     with rings(9) as built:
         everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
-    longest = [max(length for op, length in sent if op == number) for number in range(4)]
     one_member = 4 + 16 + 4 + 3 * 8
-    assert longest[1] == longest[3] == 1 * one_member
-    assert longest[0] > 2 * one_member and longest[2] > 2 * one_member
+    in_full = [max(length for of, length in sent if of == op) > 2 * one_member for op in ops]
+    again = [max(length for of, length in sent if of == op) == one_member for op in ops]
+    assert in_full == [True, True, False, False, True, False, False, False]
+    assert again == [not full for full in in_full]
 
 
 numbers = st.floats(allow_nan=False, width=32)
