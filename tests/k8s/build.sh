@@ -11,10 +11,14 @@ built=yes
 for program in "${programs[@]}"; do [ -x "bin/$program" ] || built=; done
 [ -z "$built" ] || exit 0
 
-# Lists of sources of their own, as most machines have none.
+# Lists of their own, as those of most machines have no sources.
+# shellcheck disable=SC2016
+mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+  awk '$2 == "bookworm" && $3 == "main" && !found++ { print $1 }')
+[ -n "$mirror" ] || { echo "build.sh: apt knows no repository of Debian bookworm here" >&2; exit 1; }
 mkdir -p lists/partial archives/partial
 for kind in deb deb-src; do
-  echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main"
+  echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bookworm main"
 done > sources.list
 apt=(apt-get -qq -o "Dir::Etc::sourcelist=$here/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$here/lists"
   -o "Dir::Cache::archives=$here/archives" -o APT::Sandbox::User=root)
