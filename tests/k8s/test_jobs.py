@@ -117,9 +117,11 @@ def test_an_api_server_that_is_away_for_a_minute_disturbs_nothing_and_notices_co
         cluster.start_api_server()
         assert training.status()["generation"] == generation
         cluster.until("the node is taken for ready", lambda: cluster.ready_nodes() == cluster.nodes)
-        cluster.evict(pods[0])
-        training.await_workers(2, without=pods[0])
         assert training.events("member_lost") == []
+        cluster.evict(pods[0])
+        cluster.until("it has left", lambda: [one["node"] for one in training.status()["members"]] == pods[1:])
+        assert training.events("member_lost") == []
+        training.await_workers(2, without=pods[0])
         training.finish(quiet)
 
 
