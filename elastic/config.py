@@ -49,6 +49,19 @@ class Reduction(StrEnum):
         return self is not Reduction.ALLREDUCE
 
 
+class Compression(StrEnum):
+    """What a shard's gradients of float32, bfloat16 and float16 are rounded to before they are summed. So is each sum
+    of two of them, at its place in the tree: the same bits for every world size."""
+
+    NONE = "none"
+    BF16 = "bf16"
+    """bfloat16: half of the bytes."""
+    FP16 = "fp16"
+    """float16: half of the bytes, 3 bits more than bfloat16, and sums of weighted gradients below 65504."""
+    INT8 = "int8"
+    """Integers of 8 bits and a step for each 252 of them: a quarter of the bytes. Rounded up or down at random."""
+
+
 class Stragglers(StrEnum):
     """What becomes of a worker that is much slower than the others."""
 
@@ -308,6 +321,14 @@ class JobSpec:
         "number of workers; or in rank order (allreduce)",
     )
 
+    compression: Compression = _option(
+        "--compression",
+        "",
+        Compression.NONE,
+        "what gradients are rounded to: half of the bytes are sent, or a quarter (int8); with --reduction exact or "
+        "allreduce. The bits are others, and with exact still the same for every number of workers",
+    )
+
     overlap: Overlap = _option(
         "--overlap",
         "",
@@ -450,6 +471,11 @@ class JobSpec:
             raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
         if not (math.isfinite(self.slow_factor) and self.slow_factor > 1):
             raise ConfigError(f"slow_factor={self.slow_factor} must be above 1; 2 names workers at half the speed")
+        if self.compression is not Compression.NONE and self.reduction in (Reduction.FIXED, Reduction.FIXED64):
+            raise ConfigError(
+                f"compression={str(self.compression)!r} rounds each sum of two, and "
+                f"reduction={str(self.reduction)!r} takes sums in any order; use reduction='exact', or leave one out"
+            )
         if not self.retain_results and not self.reduction.stable:
             raise ConfigError(
                 f"retain_results=False needs reduction='exact' or 'fixed', not {str(self.reduction)!r}: what one "
@@ -608,7 +634,8 @@ def _converted(value: object, type_name: str) -> object:
     raise ValueError(_WANTED[type_name])
 
 
-_CHOICES: dict[str, type[StrEnum]] = {kind.__name__: kind for kind in (Overlap, Reduction, RingKind, Stragglers)}
+_ENUMS = (Compression, Overlap, Reduction, RingKind, Stragglers)
+_CHOICES: dict[str, type[StrEnum]] = {kind.__name__: kind for kind in _ENUMS}
 _WANTED = {
     "bool": "true or false",
     "float": "a number of seconds",

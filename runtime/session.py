@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from elastic.checkpoints.naming import EntryName
-from elastic.config import Reduction
+from elastic.config import Compression, Reduction
 from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import Cut
@@ -210,6 +210,11 @@ class Session(Protocol):
     @property
     def reduction(self) -> Reduction:
         """How gradients are summed."""
+        ...
+
+    @property
+    def compression(self) -> Compression:
+        """What gradients are rounded to."""
         ...
 
     may_part: bool

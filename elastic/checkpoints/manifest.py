@@ -51,6 +51,8 @@ class Moment:
     """job.state when this epoch was handed out, as in description.check_values."""
     reduction: str = ""
     """How gradients were summed, as in --reduction; "": not known."""
+    compression: str = "none"
+    """What they were rounded to, as in --compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

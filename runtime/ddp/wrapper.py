@@ -104,7 +104,8 @@ def _ignored(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _comm_hook(self: Any, *args: Any, **kwargs: Any) -> None:
-    raise mistakes.not_in_place("register_comm_hook()", "Gradients are reduced as they are, along a fixed tree.")
+    advice = "Gradients are reduced along a fixed tree; for fewer bytes use --compression of elastic run."
+    raise mistakes.not_in_place("register_comm_hook()", advice)
 
 
 _METHODS: dict[str, Callable[..., Any]] = {

@@ -41,10 +41,10 @@ def encode(values: Tensor, exponents: Tensor, block: int, out: Tensor) -> Tensor
     """
     raw, mantissa, bias = _BITS[values.dtype]
     scale = _power(exponents, torch.float32 if out.dtype is torch.int32 else torch.float64)
-    kernel = _kernel() if values.device.type == "cpu" else None
-    if kernel is not None:
+    native = kernel() if values.device.type == "cpu" else None
+    if native is not None:
         bits = torch.empty(len(exponents), dtype=raw)
-        call = getattr(kernel, f"encode_{_name(values)}_{_name(out)}")
+        call = getattr(native, f"encode_{_name(values)}_{_name(out)}")
         call(_address(values), *_sizes(values, block), _address(scale), _address(out), _address(bits))
     else:
         bits = torch.empty(len(exponents), dtype=raw, device=values.device)
@@ -60,9 +60,9 @@ def encode(values: Tensor, exponents: Tensor, block: int, out: Tensor) -> Tensor
 def decode(total: Tensor, exponents: Tensor, block: int, out: Tensor) -> None:
     """Fill out with total * 2**-k, rounded to float64 and then to out's dtype. Shapes and dtypes: as for encode."""
     scale = _power(-exponents, torch.float64)
-    kernel = _kernel() if total.device.type == "cpu" else None
-    if kernel is not None:
-        call = getattr(kernel, f"decode_{_name(total)}_{_name(out)}")
+    native = kernel() if total.device.type == "cpu" else None
+    if native is not None:
+        call = getattr(native, f"decode_{_name(total)}_{_name(out)}")
         call(_address(total), *_sizes(total, block), _address(scale), _address(out))
         return
     for rows, x, into in _rows(block, total, out):
@@ -90,14 +90,15 @@ def _rows(block: int, values: Tensor, out: Tensor) -> list[tuple[slice, Tensor, 
 
 
 @functools.cache
-def _kernel() -> ctypes.CDLL | None:
+def kernel() -> ctypes.CDLL | None:
+    """The compiled kernel.c; None: torch does its work."""
     path = library()
     return ctypes.CDLL(str(path)) if path.exists() else None
 
 
 def compiled() -> bool:
     """Whether kernel.c was compiled when the project was installed."""
-    return _kernel() is not None
+    return kernel() is not None
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:

@@ -1,4 +1,4 @@
-/* Block fixed point, see fixed_point.py, which has the same functions in torch with the same bits.
+/* Block fixed point, see conversion.py and int8_blocks.py, which have the same functions in torch with the same bits.
 
    A value out of the integer's range, an infinity or a NaN gives an integer that means nothing; `top` tells the caller.
    Rounding is half to even, as in torch.round. No fast-math: the bits have to be those of every other machine. */
@@ -71,3 +71,87 @@ ENCODE(encode_float64_int64, double, int64_t, 0x7fffffffffffffff, int64_t, doubl
 DECODE(decode_int32_float32, int32_t, float)
 DECODE(decode_int64_float32, int64_t, float)
 DECODE(decode_int64_float64, int64_t, double)
+
+/* Blocks of 8 bits, see int8_blocks.py: CODES codes, then the step. */
+
+#define CODES 252
+#define BLOCK_BYTES 256
+
+#ifdef __GNUC__ /* so that they are compiled for each CPU too */
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+INLINE void round_block(const float *restrict x, const int32_t *restrict dither, int8_t *restrict out)
+{
+    int32_t bits = 0;
+    float largest, step, inverse;
+    for (int i = 0; i < CODES; i++) {
+        int32_t raw;
+        memcpy(&raw, x + i, sizeof raw);
+        raw &= 0x7fffffff;
+        bits = raw > bits ? raw : bits;
+    }
+    memcpy(&largest, &bits, sizeof largest);
+    if (bits >= 0x7f800000 || largest < 0x1p-100f) {
+        bits = bits >= 0x7f800000 ? 0x7fc00000 : 0;
+        memset(out, 0, CODES);
+        memcpy(out + CODES, &bits, sizeof bits);
+        return;
+    }
+    step = largest / 127.0f;
+    inverse = 127.0f / largest;
+    memcpy(&bits, &step, sizeof bits);
+    memcpy(out + CODES, &step, sizeof step);
+    const int32_t shift = (int32_t)(((uint64_t)bits * 0x9E3779B1u >> 8) & 0xFFFFFF);
+    for (int i = 0; i < CODES; i++) {
+        const float up = (float)(dither[i] ^ shift) * 0x1p-24f;
+        float code = floorf(up + x[i] * inverse);
+        code = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
+        out[i] = (int8_t)(int32_t)code;
+    }
+}
+
+INLINE void values_of(const int8_t *restrict block, float *restrict out)
+{
+    float step;
+    memcpy(&step, block + CODES, sizeof step);
+    for (int i = 0; i < CODES; i++)
+        out[i] = (float)block[i] * step;
+}
+
+FOR_EACH_CPU void pack_int8(const float *x, int64_t count, const int32_t *dither, int8_t *out)
+{
+    float rest[CODES] = {0};
+    for (; count >= CODES; count -= CODES, x += CODES, out += BLOCK_BYTES)
+        round_block(x, dither, out);
+    if (count > 0) {
+        memcpy(rest, x, count * sizeof *x);
+        round_block(rest, dither, out);
+    }
+}
+
+FOR_EACH_CPU void unpack_int8(const int8_t *packed, int64_t count, float *out)
+{
+    float rest[CODES];
+    for (; count >= CODES; count -= CODES, packed += BLOCK_BYTES, out += CODES)
+        values_of(packed, out);
+    if (count > 0) {
+        values_of(packed, rest);
+        memcpy(out, rest, count * sizeof *out);
+    }
+}
+
+/* out may be left or right. */
+FOR_EACH_CPU void add_int8(const int8_t *left, const int8_t *right, int64_t blocks, const int32_t *dither, int8_t *out)
+{
+    float a[CODES], b[CODES];
+    for (int64_t at = 0; at < blocks * BLOCK_BYTES; at += BLOCK_BYTES) {
+        values_of(left + at, a);
+        values_of(right + at, b);
+        for (int i = 0; i < CODES; i++)
+            a[i] += b[i];
+        round_block(a, dither, out + at);
+    }
+}

@@ -220,11 +220,16 @@ class Training:
                 f"this job was begun with seed={moment.seed}, and the script says seed={self.seed}; go on with the old "
                 "one, or start anew with --fresh"
             )
-        if moment.reduction not in ("", self.session.reduction):
-            raise ConfigError(
-                f"this job was begun with --reduction {moment.reduction}, and goes on with {self.session.reduction}, "
-                "which has other bits; go on with the old one, or start anew with --fresh"
-            )
+        session = self.session
+        for option, old, new in (
+            ("--reduction", moment.reduction or session.reduction, session.reduction),
+            ("--compression", moment.compression, session.compression),
+        ):
+            if old != new:
+                raise ConfigError(
+                    f"this job was begun with {option} {old}, and goes on with {new}, which has other bits; go on with "
+                    "the old one, or start anew with --fresh"
+                )
         if moment.shards:
             self.claim_shards(moment.shards)
         self.checkpoints.load(manifest)
@@ -474,6 +479,7 @@ class Training:
         return {
             "data": json.dumps(self.data, sort_keys=True),
             "reduction": str(self.session.reduction),
+            "compression": str(self.session.compression),
             **self.where(),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
@@ -581,6 +587,7 @@ class Training:
             data=self.data,
             values=self._epoch_values,
             reduction=str(self.session.reduction),
+            compression=str(self.session.compression),
         )
 
     def plan_save(self) -> Json:
@@ -708,6 +715,7 @@ class Training:
                 modes=self.carrier.modes,
                 device=self.session.sums_on,
                 fixed=self.exponents,
+                compression=self.session.compression,
             )
         return self._harvest
 

@@ -146,15 +146,15 @@ class EarlySums:
             self._error = error
 
 
-def cuts_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut a flat tensor that parameters of these sizes begin, for `EarlySums`: backward comes to the last parameter
-    first. Returns (first element, the one behind the last) of each part."""
+def cuts_of(sizes: Sequence[int], align: int) -> list[tuple[int, int]]:
+    """Cut a flat tensor that parameters of these sizes begin, for `EarlySums`, at multiples of align: backward comes to
+    the last parameter first. Returns (first element, the one behind the last) of each part."""
     end = sum(sizes)
     most = min(max(end // PARTS, PART_ELEMENTS_MIN), PART_ELEMENTS_MAX)
     found = []
     while end > 0:
         begin = max(0, end - most)
-        begin -= begin % ALIGN
+        begin -= begin % align
         found.append((begin, end))
         end = begin
     return found
@@ -164,8 +164,8 @@ PARTS = 32
 """So many parts leave the last of them little to do after backward."""
 PART_ELEMENTS_MIN = 1 << 16
 PART_ELEMENTS_MAX = 4 << 20
-ALIGN = 256
-"""Parts begin where blocks of fixed_leaves.py do."""
+ALIGN = 64
+"""Parts of floats begin where vectors do."""
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], cut: Cut) -> bool:

@@ -102,9 +102,10 @@ class Flats:
         except IndexError:
             memory = _Memory(torch.empty(self._elements, dtype=self._dtype, pin_memory=self._pinned))
         self._lent[memory.address] = memory
-        lease = memory.tensor.numpy()
+        numpys = torch.int16 if self._dtype is torch.bfloat16 else self._dtype
+        lease = memory.tensor.view(numpys).numpy()
         memory.lease = weakref.ref(lease, partial(self._return, memory))
-        return torch.from_numpy(lease)
+        return torch.from_numpy(lease).view(self._dtype)
 
     def _return(self, memory: _Memory, lease: object) -> None:
         self._lent.pop(memory.address, None)

@@ -17,6 +17,7 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
+from elastic.config import Compression
 from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
 from runtime.fixed_point.exponents import BlockExponents
@@ -27,6 +28,8 @@ from runtime.reduction.host_copies import host_copies
 from runtime.reduction.leaves.early_leaf import EarlyLeaf
 from runtime.reduction.leaves.fixed_leaves import FixedPoint
 from runtime.reduction.leaves.layout import FlatGroup
+from runtime.reduction.leaves.leaf_format import LeafFormat
+from runtime.reduction.leaves.narrow_leaves import NarrowLeaves
 from runtime.reduction.leaves.unpacked_leaf import Loose
 from runtime.reduction.partial_sum import Json, Partial, Scalars
 from runtime.reduction.schedule import Cut
@@ -54,11 +57,12 @@ class Harvest:
         modes: Modes | None = None,
         device: torch.device = CPU,
         fixed: BlockExponents | None = None,
+        compression: Compression = Compression.NONE,
     ) -> None:
         """parameters: those that get gradients, the same on every worker. modes: those of the modules whose mode a
         shard may change (default: none). device: that of leaves and results, which differs from the parameters' if a
-        ring of CPUs carries the gradients of GPUs. fixed: leaves and results are integers with these exponents. Raises
-        NotCarried for a dtype that is not summed.
+        ring of CPUs carries the gradients of GPUs. fixed: leaves and results are integers with these exponents.
+        compression: if fixed is None, what they are rounded to. Raises NotCarried for a dtype that is not summed.
         """
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -77,8 +81,12 @@ class Harvest:
             name: Flats(group.dtype, group.elements, like=group.like, device=device, pinned=self._staged)
             for name, group in self._groups.items()
         }
-        self._fixed = None if fixed is None else FixedPoint(fixed, self._groups, device)
-        self._early = EarlyLeaf(self._groups, self.groups(), self._flats, self._fixed)
+        self._converts: LeafFormat | None = None
+        if fixed is not None:
+            self._converts = FixedPoint(fixed, self._groups, device)
+        elif compression is not Compression.NONE:
+            self._converts = NarrowLeaves(compression, self._groups, device)
+        self._early = EarlyLeaf(self._groups, self.groups(), self._flats, self._converts)
         self._at = (0, 0, 0)
 
     def _group(self, name: str, dtype: torch.dtype) -> FlatGroup:
@@ -90,10 +98,10 @@ class Harvest:
         return self._groups.setdefault(str(wide).removeprefix("torch."), FlatGroup(wide))
 
     def groups(self) -> dict[str, int]:
-        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"; or, of
-        integers, those of fixed_leaves.py."""
-        if self._fixed is not None:
-            return dict(self._fixed.sizes)
+        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"; or
+        those of a LeafFormat."""
+        if self._converts is not None:
+            return dict(self._converts.sizes)
         return {name: group.elements for name, group in self._groups.items()}
 
     @property
@@ -113,8 +121,8 @@ class Harvest:
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
         """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
         self._at = (seed, step, pass_no)
-        if self._fixed is not None:
-            self._fixed.begin(pass_no)
+        if self._converts is not None:
+            self._converts.begin(pass_no)
         self._modes.begin()
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
@@ -157,15 +165,15 @@ class Harvest:
         leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)
         with torch.no_grad():
             for name, group in self._groups.items():
-                loose = weight and self._fixed is None and self._device.type == "cpu"
+                loose = weight and self._converts is None and self._device.type == "cpu"
                 if loose and group.may_stay_loose():
                     leaf.loose[name] = self._loosen(name, group, shard, weight)
                     leaf.has_grad |= group.bits
                 else:
                     leaf.flats[name] = flat = self._flats[name].take()
                     leaf.has_grad |= self._fill(group, flat, self._flats[name].parts(flat), shard, weight)
-            if self._fixed is not None:
-                self._fixed.encode(leaf)
+            if self._converts is not None:
+                self._converts.encode(leaf)
         leaf.note = self._changed_integers() if weight else None
         self._clear_gradients()
         return leaf
@@ -173,9 +181,9 @@ class Harvest:
     def misfits(self, result: Partial) -> bool:
         """Whether the result means nothing, because a leaf was too large for its integers. Then all members find that,
         and compute the pass again, from another `before` on, with integers that fit it."""
-        if self._fixed is None or not self._fixed.misfits(result):
+        if self._converts is None or not self._converts.misfits(result):
             return False
-        self._fixed.begin(self._at[2])
+        self._converts.begin(self._at[2])
         self._restore()
         return True
 
@@ -192,8 +200,8 @@ class Harvest:
         infinity or NaN, if there are any; if it returns False, `leave_out` is done instead.
         """
         with torch.no_grad():
-            if self._fixed is not None:
-                result = self._fixed.decode(result, self._flats)
+            if self._converts is not None:
+                result = self._converts.decode(result, self._flats)
             nonfinite = self._nonfinite(result)
             if nonfinite and not accept(nonfinite):
                 self.leave_out()

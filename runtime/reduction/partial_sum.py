@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from elastic.protocol.reduction_tree import Node, parent, split
+from runtime.fixed_point import int8_blocks
 from runtime.reduction.leaves.unpacked_leaf import Loose
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -63,7 +64,10 @@ class Partial:
 
 
 def add_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``left + right``; of int16, which are tops of blocks, the larger ones."""
+    """``left + right``; of int16, which are tops of blocks, the larger ones; of int8, which are int8_blocks.py's, the
+    blocks of the sums."""
+    if out.dtype is torch.int8:
+        return int8_blocks.add(left, right, out)
     return torch.maximum(left, right, out=out) if out.dtype is torch.int16 else torch.add(left, right, out=out)
 
 

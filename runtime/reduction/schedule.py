@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from elastic.protocol.reduction_tree import Node, covers_exactly, is_node, split
+from runtime.fixed_point.int8_blocks import BLOCK_BYTES
 from runtime.reduction.entries import Term, with_numbers
 from runtime.reduction.partial_sum import Partial, add_into, fold_meta
 
@@ -24,7 +25,8 @@ Fold: TypeAlias = tuple[int, int]
 
 ALIGN = 64
 """Slices begin at multiples of this many elements, so that the adds are vectorised from the start."""
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int16", "int32", "int64")}
+_NAMES = ("int8", "float16", "bfloat16", "float32", "float64", "int16", "int32", "int64")
+DTYPES = {name: getattr(torch, name) for name in _NAMES}
 """The dtypes of the groups, by name."""
 
 
@@ -56,15 +58,17 @@ def whole(flats: Mapping[str, Tensor]) -> tuple[Cut, ...]:
 @lru_cache(maxsize=64)
 def pieces(cuts: tuple[Cut, ...], slices: int, piece_bytes: int) -> tuple[tuple[ScheduledPiece, ...], tuple[int, ...]]:
     """(the pieces, of at most piece_bytes, cut by cut: in each the first of every slice, the second of every slice, and
-    so on; the number of pieces of each slice). Each cut is sliced for itself."""
+    so on; the number of pieces of each slice). Each cut is sliced for itself, and blocks of int8 stay whole."""
     found = []
     counts = [0] * slices
     for number, cut in enumerate(cuts):
         for group, first, behind in cut:
             itemsize = DTYPES[group].itemsize
             share = -(-(behind - first) // slices)
-            share += -share % ALIGN
+            share += -share % (BLOCK_BYTES if group == "int8" else ALIGN)
             step = piece_bytes // itemsize
+            if group == "int8":
+                step = max(step - step % BLOCK_BYTES, BLOCK_BYTES)
             for index in range(slices):
                 end = min(behind, first + (index + 1) * share)
                 for lo in range(first + index * share, end, step):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from elastic.config import Overlap, Reduction, Timing
+from elastic.config import Compression, Overlap, Reduction, Timing
 from elastic.errors import RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Ready, Word
@@ -40,6 +40,7 @@ class OperationLoop:
     alone = False
     worker_id: str
     reduction: Reduction
+    compression: Compression
     _overlap: Overlap
     _standing: SharedWorkerState
     _rings: Rings

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from elastic.checkpoints.naming import EntryName
-from elastic.config import Reduction
+from elastic.config import Compression, Reduction
 from elastic.protocol.reduction_tree import next_fold
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial, fold
@@ -30,6 +30,7 @@ class SingleSession:
     world_size = 1
     alone = True
     reduction = Reduction.EXACT
+    compression = Compression.NONE
     local_rank = 0
     home = HomeRank(0, 0, 1)
     generation = 1

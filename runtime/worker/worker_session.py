@@ -77,7 +77,7 @@ class WorkerSession(OperationLoop):
         self.sums_on = device if kind is RingKind.NCCL else CPU
         self.worker_id, self.job, self._job_dir, self._timing = told.worker_id, told.job, told.job_dir, told.timing
         self.local_rank, self.restarted = told.slot, told.restarted
-        self.reduction, self._overlap = told.reduction, told.overlap
+        self.reduction, self.compression, self._overlap = told.reduction, told.compression, told.overlap
         self._journal = Journal(
             self._job_dir / "journal" / f"{self.worker_id}.jsonl",
             job=self.job,

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from chaos_tests.cluster.network import Network, why_not
+from elastic.config import Compression
 from elastic.protocol.reduction_tree import Node
 from elastic.protocol.shard_assignment import owned, slack_percent
 from runtime.fixed_point.conversion import decode, encode
@@ -51,7 +52,9 @@ PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 BYTES = 4 * PARAMETERS
 BUCKETS_MB = (1, 4, 25)
 """DDP's own choices; the best counts."""
-OURS = ("exact", "fixed", "allreduce")
+NARROW = tuple(str(compression) for compression in Compression if compression is not Compression.NONE)
+"""exact, with --compression."""
+OURS = ("exact", "fixed", "allreduce", *NARROW)
 EARLY = ("exact early", "fixed early")
 """With --overlap on."""
 ODD_SHARDS = 64
@@ -127,6 +130,9 @@ def _layout(layout: Layout, rates: Sequence[int], rounds: int) -> dict[str, floa
                 sent = statistics.median(max(turn.sent) for turn in turns["exact"])
                 found["bytes_2x4"] = sent / layout.bound
                 found["step_2x4"] = _ratio(turns["exact"], turns[best])
+            if layout == Layout(4, 1) and rate == min(rates):
+                for kind in NARROW:
+                    found[f"{kind}_4x1"] = _ratio(turns[kind], turns["exact"])
         if layout == Layout(4, 1):
             members.narrow(min(rates))
             wire_s = layout.bound / (min(rates) * 125_000)
@@ -341,7 +347,11 @@ class _Steps:
         state = BlockExponents(always_wide=False)
         state.units = layout.world_size
         parameters = list(self._model.named_parameters())
-        self._harvests = {False: Harvest(parameters), True: Harvest(parameters, fixed=state)}
+        self._harvests = {
+            "exact early": Harvest(parameters),
+            "fixed early": Harvest(parameters, fixed=state),
+            **{name: Harvest(parameters, compression=Compression(name)) for name in NARROW},
+        }
         self._rooms: dict[str, Tensor] = {}
         self._odd = owned(ODD_SHARDS, (), layout.hosts, slack_percent(layout.nodes))[rank]
         self._op = 0
@@ -359,7 +369,10 @@ class _Steps:
             self._exchange(self._odd, [self._integers] * len(self._odd), ODD_SHARDS, merged=True)
             return
         if kind in EARLY:
-            self._train_early(kind == "fixed early")
+            self._train_early(kind)
+            return
+        if kind in NARROW:
+            self._train_narrow(kind)
             return
         self._train(self._model)
         flat = torch.cat([p.grad.reshape(-1) for p in self._model.parameters() if p.grad is not None], out=self._flat)
@@ -371,9 +384,20 @@ class _Steps:
             return
         self._exchange([node], [{GROUP: flat}], self._world_size, [self._rank] if kind == "allreduce" else None)
 
-    def _train_early(self, fixed: bool) -> None:
+    def _train_narrow(self, kind: str) -> None:
+        """As a worker does it, with --compression."""
+        harvest = self._harvests[kind]
+        harvest.begin_pass(0, 0, 0)
+        harvest.before(self._rank)
+        self._model(self._data).sum().backward()
+        leaf = harvest.leaf(self._rank, 1.0, {})
+        out = {group: self._room("out", group, size) for group, size in harvest.groups().items()}
+        self._reduce([leaf], Sums(out))
+        harvest.install(Partial(0, self._world_size, out, leaf.has_grad, float(self._world_size)), "mean")
+
+    def _train_early(self, kind: str) -> None:
         """As a worker does it, with --overlap on."""
-        harvest = self._harvests[fixed]
+        harvest, fixed = self._harvests[kind], kind == "fixed early"
         harvest.begin_pass(0, 0, 0)
         harvest.before(self._rank)
         groups = harvest.groups()

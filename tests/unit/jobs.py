@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastic.config import Reduction
+from elastic.config import Compression, Reduction
 from runtime.job.job import Job
 from runtime.session import Session, StepRecord
 from runtime.worker.single import SingleSession
@@ -24,9 +24,9 @@ BATCH = 16
 class Recorded(SingleSession):
     """A job of one that remembers its ledger."""
 
-    def __init__(self, reduction: str = "exact") -> None:
+    def __init__(self, reduction: str = "exact", compression: str = "none") -> None:
         super().__init__()
-        self.reduction = Reduction(reduction)
+        self.reduction, self.compression = Reduction(reduction), Compression(compression)
         self.records: list[StepRecord] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []
         self.closed_with: str | None = None

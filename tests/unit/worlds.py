@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from elastic.checkpoints.naming import EntryName
-from elastic.config import Reduction
+from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.reduction_tree import next_fold
 from runtime.guards import checks
@@ -45,9 +45,13 @@ class World:
     """A fake of everything below Session. kills: worker -> (operation number, units computed before it dies)."""
 
     def __init__(
-        self, workers: int, kills: Mapping[str, tuple[int, int]] | None = None, reduction: str = "exact"
+        self,
+        workers: int,
+        kills: Mapping[str, tuple[int, int]] | None = None,
+        reduction: str = "exact",
+        compression: str = "none",
     ) -> None:
-        self.reduction = Reduction(reduction)
+        self.reduction, self.compression = Reduction(reduction), Compression(compression)
         self.lock = threading.Condition()
         self.members = [f"w{i}" for i in range(workers)]
         self.kills = dict(kills or {})
@@ -191,7 +195,7 @@ class FakeMember:
 
     def __init__(self, world: World, name: str, joining: bool) -> None:
         self.world = world
-        self.reduction = world.reduction
+        self.reduction, self.compression = world.reduction, world.compression
         self.worker_id = name
         self.joining = joining
         self.behind = False

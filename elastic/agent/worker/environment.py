@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from elastic.config import JobSpec, Overlap, Reduction, RingKind, Timing
+from elastic.config import Compression, JobSpec, Overlap, Reduction, RingKind, Timing
 from elastic.errors import ConfigError
 from elastic.protocol.shard_advice import Worlds
 from elastic.protocol.worker_id import node_of
@@ -46,6 +46,7 @@ class WorkerEnvironment:
     restart: bool
     threads: int
     reduction: Reduction
+    compression: Compression
     overlap: Overlap
     retain_results: bool
     ring: RingKind
@@ -79,6 +80,7 @@ class WorkerEnvironment:
             restart=spec.restart,
             threads=spec.threads,
             reduction=spec.reduction,
+            compression=spec.compression,
             overlap=spec.overlap,
             retain_results=spec.retain_results,
             ring=spec.ring,
@@ -106,6 +108,7 @@ class WorkerEnvironment:
             RESTART: "1" if self.restart else "0",
             THREADS: str(self.threads),
             "ELASTIC_REDUCTION": str(self.reduction),
+            "ELASTIC_COMPRESSION": str(self.compression),
             "ELASTIC_OVERLAP": str(self.overlap),
             "ELASTIC_RETAIN_RESULTS": "1" if self.retain_results else "0",
             "ELASTIC_RING": str(self.ring),
@@ -131,6 +134,7 @@ class WorkerEnvironment:
                 restart=environ[RESTART] == "1",
                 threads=int(environ[THREADS]),
                 reduction=Reduction(environ["ELASTIC_REDUCTION"]),
+                compression=Compression(environ["ELASTIC_COMPRESSION"]),
                 overlap=Overlap(environ["ELASTIC_OVERLAP"]),
                 retain_results=environ["ELASTIC_RETAIN_RESULTS"] == "1",
                 ring=RingKind(environ["ELASTIC_RING"]),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from runtime.reduction.early_sums import EarlySums, cuts_of
+from runtime.reduction.early_sums import ALIGN, EarlySums, cuts_of
 from runtime.reduction.flat_pool import Flats
-from runtime.reduction.leaves.fixed_leaves import FixedPoint
 from runtime.reduction.leaves.layout import FlatGroup
+from runtime.reduction.leaves.leaf_format import LeafFormat
 from runtime.reduction.schedule import Cut
 
 
@@ -43,11 +43,12 @@ class EarlyLeaf:
         groups: Mapping[str, FlatGroup],
         sizes: Mapping[str, int],
         flats: Mapping[str, Flats],
-        fixed: FixedPoint | None,
+        converts: LeafFormat | None,
     ) -> None:
-        """groups, sizes, flats, fixed: those of a Harvest. sizes: of the tensors that are summed."""
-        self._flats, self._fixed = flats, fixed
-        self._buckets = [bucket for name in reversed(list(groups)) for bucket in _buckets(name, groups[name])]
+        """groups, sizes, flats, converts: those of a Harvest. sizes: of the tensors that are summed."""
+        self._flats, self._converts = flats, converts
+        align = ALIGN if converts is None else converts.align
+        self._buckets = [bucket for name in reversed(list(groups)) for bucket in _buckets(name, groups[name], align)]
         self._of: dict[nn.Parameter, list[int]] = {}
         for number, bucket in enumerate(self._buckets):
             for piece in bucket.pieces:
@@ -61,8 +62,8 @@ class EarlyLeaf:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def _cut(self, bucket: _Bucket) -> Cut:
-        if self._fixed is not None:
-            return (self._fixed.place_of(bucket.group, bucket.lo, bucket.hi),)
+        if self._converts is not None:
+            return (self._converts.place_of(bucket.group, bucket.lo, bucket.hi),)
         return ((bucket.group, bucket.lo, bucket.hi),)
 
     def expect(self, sums: EarlySums, weight: Callable[[], float]) -> None:
@@ -111,14 +112,14 @@ class EarlyLeaf:
         values, weight = flat[bucket.lo : bucket.hi], self._weight()
         if weight != 1:
             values.mul_(weight)
-        if self._fixed is None:
+        if self._converts is None:
             return {bucket.group: values}
-        return self._fixed.encode_part(bucket.group, bucket.lo, values)
+        return self._converts.encode_part(bucket.group, bucket.lo, values)
 
 
-def _buckets(name: str, group: FlatGroup) -> Iterable[_Bucket]:
+def _buckets(name: str, group: FlatGroup, align: int) -> Iterable[_Bucket]:
     sizes = [parameter.numel() for _, parameter in group.parameters]
-    for lo, hi in cuts_of(sizes):
+    for lo, hi in cuts_of(sizes, align):
         pieces, begin = [], 0
         for (_, parameter), size in zip(group.parameters, sizes, strict=True):
             first, end = max(lo, begin), min(hi, begin + size)

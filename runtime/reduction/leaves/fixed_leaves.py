@@ -59,7 +59,9 @@ class _Section:
 
 
 class FixedPoint:
-    """Converts the leaves and results of one Harvest: `begin` a pass, then `encode`, then `misfits`, `decode`."""
+    """See LeafFormat."""
+
+    align = BLOCK
 
     def __init__(self, state: BlockExponents, groups: Mapping[str, FlatGroup], device: torch.device) -> None:
         self._state, self._groups, self._device = state, groups, device
@@ -67,7 +69,6 @@ class FixedPoint:
         self._verbatim: dict[str, int] = {}
         """Group -> where its "first" buffers and flags begin in "int64"."""
         self.sizes = {"int16": 0}
-        """Dtype -> elements of a leaf's flat tensor."""
         for name, group in groups.items():
             narrow = name == "float32" and not state.wide
             self._add(name, "gradients", 0, group.gradients, INT32 if narrow else INT64, BLOCK)
@@ -99,7 +100,6 @@ class FixedPoint:
             self._exponents[section.name] = exponents(references, section.range, self._state.units)
 
     def encode(self, leaf: Partial) -> None:
-        """Replace the floats of a leaf, all in its flats, by integers."""
         floats, leaf.flats = leaf.flats, {name: pool.take() for name, pool in self._pools.items()}
         if self._convert(floats, leaf.flats):
             leaf.nonfinite = self._take_out(floats)
@@ -124,13 +124,11 @@ class FixedPoint:
         return next(section for section in self._sections if section.name == f"{group} gradients")
 
     def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
-        """Where the integers of a group's gradients lo..hi-1 lie: (dtype, first, the one behind the last)."""
         section = self._gradients(group)
         return section.dtype, section.at + lo, section.at + hi
 
     def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
-        """The integers of a group's gradients from lo on, where a block begins: dtype -> new tensor. Those of a block
-        with an infinity or a NaN mean nothing."""
+        """See LeafFormat. The integers of a block with an infinity or a NaN mean nothing."""
         section = self._gradients(group)
         out = torch.empty(len(values), dtype=section.range.dtype, device=values.device)
         blocks = slice(lo // section.block, -(-(lo + len(values)) // section.block))
@@ -168,8 +166,7 @@ class FixedPoint:
                     following += 1
 
     def misfits(self, result: Partial) -> bool:
-        """Whether a leaf was too large for the integers, so that the result means nothing. Then the exponents are those
-        that fit it, and the pass has to be computed again. All members get the same answer."""
+        """See LeafFormat. If so, the exponents of the next `begin` fit the leaves of this pass."""
         tops = {"int16": result.flats["int16"].to(self._device)}  # another member's result has come through the CPU
         misfits = any(
             overflowed(self._exponents[section.name], section.tops(tops), section.range, self._state.units)
@@ -184,8 +181,7 @@ class FixedPoint:
             self._state.learn(f"{self._pass}: {section.name}", section.tops(result.flats).cpu())
 
     def decode(self, result: Partial, pools: Mapping[str, Flats]) -> Partial:
-        """The result in floats, in flat tensors of these pools; learns the exponents of the next pass. The result is
-        not changed."""
+        """See LeafFormat. Learns the exponents of the next pass."""
         integers = {name: flat.to(self._device) for name, flat in result.flats.items()}
         floats = {name: pools[name].take() for name in self._groups}
         for section in self._sections:

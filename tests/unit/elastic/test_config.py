@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elastic.config import JobSpec, Overlap, Reduction, RingKind, Timing, check_name, job_from_toml
+from elastic.config import Compression, JobSpec, Overlap, Reduction, RingKind, Timing, check_name, job_from_toml
 from elastic.errors import ConfigError
 
 JOB = JobSpec(name="gpt", command=("python", "train.py"), workers=3)
@@ -100,6 +100,11 @@ def test_a_bad_name_is_refused_with_one_that_would_do(name: str) -> None:
         ({"command": ()}, "command is empty"),
         ({"command": ("",)}, "command is empty"),
         ({"command": ("python", "a\0b")}, "NUL"),
+        (
+            {"compression": Compression.BF16, "reduction": Reduction.FIXED64},
+            "compression='bf16' rounds each sum of two, and reduction='fixed64' takes sums in any order; use "
+            "reduction='exact', or leave one out",
+        ),
         ({"name": "My Job"}, "name='My Job' must be .* for example 'my-job'"),
     ],
 )
@@ -175,6 +180,7 @@ def test_every_field_can_be_set_from_toml() -> None:
 
 
 def test_a_job_file_can_say_how_gradients_are_summed() -> None:
+    assert job_from_toml(MINIMAL + 'compression = "bf16"', "job.toml").compression is Compression.BF16
     job = job_from_toml(MINIMAL + 'reduction = "fixed64"\noverlap = "on"', "job.toml")
     assert (job.reduction, job.overlap) == (Reduction.FIXED64, Overlap.ON)
 
@@ -209,6 +215,10 @@ def test_every_field_of_timing_can_be_set_from_toml() -> None:
         (MINIMAL + "threads = 1.5", "job.toml, line 4: threads=1.5 must be a whole number"),
         (MINIMAL + "replace = 1", "job.toml, line 4: replace=1 must be true or false"),
         (MINIMAL + 'reduction = "fast"', "job.toml, line 4: reduction='fast' must be 'exact' or 'allreduce'"),
+        (
+            MINIMAL + 'compression = "topk"',
+            "job.toml, line 4: compression='topk' must be 'none' or 'bf16' or 'fp16' or 'int8'",
+        ),
         (MINIMAL + 'overlap = "yes"', "job.toml, line 4: overlap='yes' must be 'auto' or 'on' or 'off'"),
         (MINIMAL + "ring = 3", "job.toml, line 4: ring=3 must be 'tcp' or 'nccl' or 'mpi'"),
         (MINIMAL + '[timing]\nbeat_s = "1"', "job.toml, line 5: timing.beat_s='1' must be a number of seconds"),

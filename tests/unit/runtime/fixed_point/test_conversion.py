@@ -22,7 +22,7 @@ BITS = {torch.int32: 30, torch.int64: 61}
 @pytest.fixture(params=["kernel", "torch"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "torch":
-        monkeypatch.setattr(conversion, "_kernel", lambda: None)
+        monkeypatch.setattr(conversion, "kernel", lambda: None)
     elif not conversion.compiled():
         pytest.skip("kernel.c was not compiled at the installation: there was no C compiler")
     yield request.param
@@ -94,10 +94,10 @@ def test_the_kernel_has_the_bits_of_torch(data: st.DataObject) -> None:
     least = -126 if into is torch.int32 else -1022
     exponents = (BITS[into] - tops).clamp(least, 100).to(torch.int16)
     found: list[tuple[Any, ...]] = []
-    for kernel in (conversion._kernel(), None):
+    for kernel in (conversion.kernel(), None):
         out, back = torch.empty(len(values), dtype=into), torch.empty_like(values)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(conversion, "_kernel", lambda kernel=kernel: kernel)
+            patch.setattr(conversion, "kernel", lambda kernel=kernel: kernel)
             again = encode(values, exponents, 8, out)
             decode(out, exponents, 8, back)
         found.append((again.tolist(), out.tolist(), back.view(torch.uint8).tolist()))

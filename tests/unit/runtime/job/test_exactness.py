@@ -54,15 +54,26 @@ def ledger(session: FakeMember | Recorded) -> list[object]:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
-@pytest.mark.parametrize("reduction", ["exact", pytest.param("fixed", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("reduction", "compression"),
+    [
+        ("exact", "none"),
+        pytest.param("fixed", "none", marks=pytest.mark.long),
+        pytest.param("exact", "bf16", marks=pytest.mark.long),
+        pytest.param("exact", "int8", marks=pytest.mark.long),
+        pytest.param("exact", "fp16", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", FEATURES)
-def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(name: str, reduction: str) -> None:
+def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(
+    name: str, reduction: str, compression: str
+) -> None:
     """w1 dies in the second operation, and w0, the oldest, in the fifth; between them a newcomer copies the
     state of one step and enters in the next."""
     feature = FEATURES[name]
-    quiet = Recorded(reduction)
+    quiet = Recorded(reduction, compression)
     digest = run(feature, quiet)
-    world = World(3, kills={"w1": (2, 0), "w0": (5, 0)}, reduction=reduction)
+    world = World(3, kills={"w1": (2, 0), "w0": (5, 0)}, reduction=reduction, compression=compression)
     world.run(lambda session: run(feature, session), newcomers=1, asked_at=1, copy_at=1, admit_at=2)
     assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed, "w1": Killed}
     assert world.digests == {"w2": digest, "n0": digest}

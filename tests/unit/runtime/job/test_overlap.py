@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from elastic.config import Reduction
 from runtime.reduction import early_sums
 from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.partial_sum import Json, Partial
@@ -37,8 +38,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 class Early(Recorded):
     """A job of one that sends its last shard early, to itself."""
 
-    def __init__(self, reduction: str) -> None:
-        super().__init__(reduction)
+    def __init__(self, reduction: str, compression: str) -> None:
+        super().__init__(reduction, compression)
         self.passes: list[tuple[int, int, bool]] = []
         """(parts that were offered, parts, whether they were right) of each pass."""
         self.sums: EarlySums | None = None
@@ -67,7 +68,7 @@ class Early(Recorded):
         for root in held:
             root.settle()
         units = self._op.units
-        merged = str(self.reduction) != "exact"
+        merged = self.reduction is not Reduction.EXACT
         self.sums = EarlySums(self.cuts, held, units - 1, units, out, room, alone, lambda: None, merged=merged)
         return self.sums
 
@@ -95,11 +96,21 @@ def alone(sums: EarlySums) -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
-@pytest.mark.parametrize("reduction", ["exact", pytest.param("fixed", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("reduction", "compression"),
+    [
+        ("exact", "none"),
+        pytest.param("fixed", "none", marks=pytest.mark.long),
+        pytest.param("exact", "bf16", marks=pytest.mark.long),
+        pytest.param("exact", "int8", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", FEATURES)
-def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(name: str, reduction: str) -> None:
+def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(
+    name: str, reduction: str, compression: str
+) -> None:
     digests = []
-    for session in (Recorded(reduction), Early(reduction)):
+    for session in (Recorded(reduction, compression), Early(reduction, compression)):
         job = make_job(session)
         FEATURES[name](job)
         digests.append(job.digest())

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import Disagree, RingBroken
 from elastic.protocol.reduction_tree import Node, split
+from runtime.fixed_point.int8_blocks import BLOCK_BYTES, CODES, pack
 from runtime.reduction import entries, over_mesh
 from runtime.reduction.dissemination import encode
 from runtime.reduction.entries import Said
@@ -33,6 +34,14 @@ from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, 
 
 LENGTHS = {"float32": 1000, "float64": 77}
 INTEGERS = ["int16", "int32", "int64"]
+FLOATS = ["int8", "bfloat16", "float16", "float32", "float64"]
+
+
+def in_blocks(groups: dict[str, int]) -> dict[str, int]:
+    """Of int8, whole blocks."""
+    return {
+        group: length // BLOCK_BYTES * BLOCK_BYTES if group == "int8" else length for group, length in groups.items()
+    }
 
 
 def leaf(unit: int, groups: dict[str, int], seed: int = 0) -> Partial:
@@ -41,11 +50,17 @@ def leaf(unit: int, groups: dict[str, int], seed: int = 0) -> Partial:
     flats = {}
     for group, length in groups.items():
         dtype = getattr(torch, group)
+        if group == "int8":
+            floats = torch.randn(length // BLOCK_BYTES * CODES, generator=generator)
+            flats[group] = torch.empty(length, dtype=dtype)
+            pack(floats, flats[group])
+            continue
         if group.startswith("int"):  # sums of int32 and int64 go round here, which is the same in any order
             most = torch.iinfo(dtype).max
             flats[group] = torch.randint(-most, most, (length,), generator=generator, dtype=dtype)
             continue
-        exponent = torch.randint(-20, 20, (length,), generator=generator).to(dtype)
+        most = 8 if dtype is torch.float16 else 20
+        exponent = torch.randint(-most, most, (length,), generator=generator).to(dtype)
         flats[group] = torch.randn(length, generator=generator, dtype=dtype) * torch.pow(2.0, exponent)
     scalars = {"loss": ("mean", math.pi * 10.0 ** (unit % 9 - 4), 1.0)}
     if unit % 2:
@@ -151,8 +166,8 @@ def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> No
             units = data.draw(st.integers(1, 12), "units")
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=units, max_size=units), "owners")
             merged = data.draw(st.booleans(), "merged")
-            names = st.sampled_from(INTEGERS if merged else ["float32", "float64"])
-            groups = data.draw(st.dictionaries(names, st.integers(0, 1500)), "groups")
+            names = st.sampled_from(INTEGERS if merged else FLOATS)
+            groups = data.draw(st.dictionaries(names, st.integers(0, 1500)).map(in_blocks), "groups")
             folded = data.draw(st.booleans(), "folded")
             wanted = sum_of((0, units), groups, op)
             for _, result in run(built, owners, groups, op=op, seed=op, folded=folded, merged=merged):
@@ -534,6 +549,8 @@ def test_all_slices_are_the_whole_and_begin_where_processors_read_fast(
     assert all(piece.size <= piece_bytes for piece in found)
     assert all(piece.lo % ALIGN == 0 for piece in found if piece.number == 0)
     assert sorted(element for piece in found for element in range(piece.lo, piece.hi)) == list(range(length))
+    blocks, _ = pieces(cut_of({"int8": length * BLOCK_BYTES}), slices, piece_bytes)
+    assert all(piece.lo % BLOCK_BYTES == piece.hi % BLOCK_BYTES == 0 for piece in blocks)
     for index, count in enumerate(counts):
         ends = [(piece.lo, piece.hi) for piece in found if piece.slice == index]
         assert len(ends) == count and all(before[1] == after[0] for before, after in pairwise(ends))

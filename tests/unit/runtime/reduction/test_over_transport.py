@@ -25,7 +25,16 @@ from runtime.ring.ring import Ring
 from tests.trees import fold_nodes
 from tests.unit.gloo import GlooGroup
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
-from tests.unit.runtime.reduction.test_over_mesh import INTEGERS, LENGTHS, assert_same, leaf, sum_of, worlds
+from tests.unit.runtime.reduction.test_over_mesh import (
+    FLOATS,
+    INTEGERS,
+    LENGTHS,
+    assert_same,
+    in_blocks,
+    leaf,
+    sum_of,
+    worlds,
+)
 
 CPU = torch.device("cpu")
 GENERATIONS = iter(range(1000, 100_000))
@@ -115,8 +124,8 @@ def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> No
             adds = data.draw(st.booleans(), "the transport adds integers itself")
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=units, max_size=units), "owners")
             merged = data.draw(st.booleans(), "merged")
-            names = st.sampled_from(INTEGERS if merged else ["float32", "float64"])
-            groups = data.draw(st.dictionaries(names, st.integers(0, 1500)), "groups")
+            names = st.sampled_from(INTEGERS if merged else FLOATS)
+            groups = data.draw(st.dictionaries(names, st.integers(0, 1500)).map(in_blocks), "groups")
             folded = data.draw(st.booleans(), "folded")
             for ring in built:
                 assert ring.transport is not None

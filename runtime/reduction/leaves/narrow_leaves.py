@@ -1,0 +1,129 @@
+"""The leaves of --compression: gradients of a narrower dtype.
+
+A leaf has, in place of the gradients of its "float32" group, a flat tensor of the narrow dtype. All sums of two leaves
+or sums are of this dtype too (partial_sum.add_into), so each is rounded at its place in the tree, whoever computes it,
+and everything that is sent is as narrow. Buffers and gradients of float64 stay as they are.
+
+In a block of int8 an infinity or a NaN would be one for its neighbours too. So such a leaf has zeros in its place, and
+a bit for the parameter in Partial.nonfinite. In the result all of such a parameter is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from elastic.config import Compression
+from runtime.fixed_point import int8_blocks
+from runtime.reduction.flat_pool import Flats
+from runtime.reduction.leaves.layout import FlatGroup
+from runtime.reduction.partial_sum import Partial
+
+_WIDE = "float32"
+"""The group whose gradients are converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A dtype. align: see LeafFormat. stored: how many elements of it so many floats take. pack, unpack: fill their
+    second argument, all floats are float32."""
+
+    dtype: torch.dtype
+    align: int = 64
+    stored: Callable[[int], int] = lambda floats: floats
+    pack: Callable[[Tensor, Tensor], object] = lambda floats, out: out.copy_(floats)
+    unpack: Callable[[Tensor, Tensor], object] = lambda narrow, out: out.copy_(narrow)
+
+
+NARROW = {
+    Compression.BF16: Narrow(torch.bfloat16),
+    Compression.FP16: Narrow(torch.float16),
+    Compression.INT8: Narrow(torch.int8, int8_blocks.CODES, int8_blocks.stored, int8_blocks.pack, int8_blocks.unpack),
+}
+
+
+class NarrowLeaves:
+    """See LeafFormat."""
+
+    def __init__(self, compression: Compression, groups: Mapping[str, FlatGroup], device: torch.device) -> None:
+        """compression: not NONE."""
+        self._narrow, self._device = NARROW[compression], device
+        self._name = str(self._narrow.dtype).removeprefix("torch.")
+        self.align = self._narrow.align
+        self._wide = groups.get(_WIDE)
+        self._gradients = self._wide.gradients if self._wide is not None else 0
+        sizes = {name: group.elements - (self._gradients if name == _WIDE else 0) for name, group in groups.items()}
+        sizes[self._name] = self._narrow.stored(self._gradients)
+        self.sizes = {name: size for name, size in sizes.items() if size}
+        self._pools = {
+            name: Flats(getattr(torch, name), size, device=device)
+            for name, size in self.sizes.items()
+            if name in (_WIDE, self._name)
+        }
+
+    def begin(self, pass_no: int) -> None:
+        """Nothing is known from a pass before."""
+
+    def encode(self, leaf: Partial) -> None:
+        floats = leaf.flats.pop(_WIDE, None)
+        if floats is None:
+            return
+        if self._gradients:
+            leaf.flats[self._name] = narrow = self._pools[self._name].take()
+            self._narrow.pack(floats[: self._gradients], narrow)
+            if narrow.dtype is torch.int8 and int8_blocks.has_nonfinite(narrow):
+                leaf.nonfinite = self._take_out(floats)
+                self._narrow.pack(floats[: self._gradients], narrow)
+        if self._gradients < len(floats):
+            leaf.flats[_WIDE] = self._pools[_WIDE].take().copy_(floats[self._gradients :])
+
+    def _take_out(self, floats: Tensor) -> int:
+        """Put zeros in the place of infinities and NaN. Returns the bits of the parameters with some."""
+        bits = 0
+        for bit, part in self._named_parts(floats):
+            if not bool(part.isfinite().all()):
+                bits |= bit
+                torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0, out=part)
+        return bits
+
+    def _named_parts(self, floats: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """(bit in Partial.nonfinite, gradient) of each parameter."""
+        assert self._wide is not None
+        for (i, _), part in zip(self._wide.parameters, self._wide.gradient_parts(floats), strict=True):
+            yield 1 << i, part
+
+    def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
+        return (self._name, self._narrow.stored(lo), self._narrow.stored(hi)) if group == _WIDE else (group, lo, hi)
+
+    def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
+        if group != _WIDE:
+            return {group: values}
+        out = torch.empty(self._narrow.stored(len(values)), dtype=self._narrow.dtype, device=values.device)
+        self._narrow.pack(values, out)
+        return {self._name: out}
+
+    def misfits(self, result: Partial) -> bool:
+        return False
+
+    def decode(self, result: Partial, pools: Mapping[str, Flats]) -> Partial:
+        flats = {name: flat.to(self._device) for name, flat in result.flats.items()}
+        if self._wide is not None:
+            floats, buffers = pools[_WIDE].take(), flats.pop(_WIDE, None)
+            if self._gradients:
+                gradients = floats[: self._gradients]
+                self._narrow.unpack(flats.pop(self._name), gradients)
+                if result.nonfinite:
+                    for bit, part in self._named_parts(floats):
+                        if result.nonfinite & bit:
+                            part.fill_(torch.nan)
+                if not math.isfinite(gradients.sum().item()):
+                    # Which NaN a sum gives depends on where in a tensor it stands, and so on the world.
+                    gradients.masked_fill_(gradients.isnan(), torch.nan)
+            if buffers is not None:
+                floats[self._gradients :].copy_(buffers)
+            flats[_WIDE] = floats
+        return replace(result, flats=flats)
