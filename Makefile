@@ -10,6 +10,7 @@ ETCD := $(VENV)/etcd-server/usr/bin/etcd
 ETCDCTL := $(VENV)/etcd-client/usr/bin/etcdctl
 PROMETHEUS := $(VENV)/prometheus/usr/bin/prometheus
 SPIN := $(VENV)/spin/usr/bin/spin
+CLOUD_INIT := $(VENV)/cloud-init/usr/bin/cloud-init
 # A test that hangs is ended by pytest (pyproject.toml); this ends whatever hangs outside of a test, and shows its stacks.
 BOUND := timeout --foreground --signal=ABRT --kill-after=30
 PYTEST := $(PY) -X faulthandler -m pytest
@@ -17,10 +18,10 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-k8s test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.stamp ## create .venv with the exact versions of constraints.txt
 
@@ -54,6 +55,9 @@ $(PROMETHEUS): | $(VENV)/.stamp
 $(SPIN): | $(VENV)/.stamp
 	$(call unpack,spin,spin on PATH is used)
 
+$(CLOUD_INIT): | $(VENV)/.stamp
+	$(call unpack,cloud-init,the test of docs/clouds/agent.yaml will be skipped)
+
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
 test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
@@ -86,7 +90,7 @@ test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everyth
 
 # Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
 # targets install, outside of .venv.
-test-engines: setup etcd ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, Optuna, a Jupyter kernel
+test-engines: setup etcd $(CLOUD_INIT) ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, Optuna, a Jupyter kernel; manifests and recipes for clouds by their linters
 	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,search,engines]'
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/engines
@@ -99,6 +103,11 @@ test-browser: setup etcd ## the dashboard in a real Chromium, which this install
 test-slurm: setup etcd ## jobs under a real Slurm, which this installs (Debian's slurm-wlm and munge): preempted, cancelled, at their limit, without a node
 	command -v slurmctld && command -v munged || { apt-get -qq update && apt-get -qq install -y --no-install-recommends slurm-wlm munge; }
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/slurm
+
+# Root, for network namespaces.
+test-k8s: setup etcd ## jobs on a real control plane of Kubernetes, which this builds first (8 minutes, once): evicted, without a node, without the API server
+	tests/k8s/build.sh $(VENV)/kubernetes
+	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/k8s
 
 # Not a part of `test`: without a GPU it skips everything and says so.
 test-gpu: setup ## NCCL on one GPU: kill, freeze, join, and what one rank costs; without a GPU it tries nothing

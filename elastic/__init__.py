@@ -30,6 +30,7 @@ import this package too, stay light. Below, each package imports only those abov
     spark/          jobs on the executors of Spark
     search/         hyperparameter search, each trial a job
     slurm/          batch scripts for Slurm
+    k8s/            the manifest of a job on Kubernetes, and what its pods run
     trackers/       the process that sends steps to MLflow or W&B
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
 

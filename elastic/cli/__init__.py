@@ -22,8 +22,9 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     certs.py        `elastic certs`
     __main__.py     `python -m elastic.cli`
 
-Six verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
-elastic/dashboard, `elastic slurm` in elastic/slurm, `elastic search` in elastic/search, `elastic chaos` in chaos_tests.
+Seven verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
+elastic/dashboard, `elastic slurm` in elastic/slurm, `elastic k8s` in elastic/k8s, `elastic search` in elastic/search,
+`elastic chaos` in chaos_tests.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ MODULES = {
     "kill": "elastic.cli.worker",
     "dashboard": "elastic.dashboard.command",
     "slurm": "elastic.slurm.command",
+    "k8s": "elastic.k8s.command",
     "search": "elastic.search.command",
     "certs": "elastic.cli.certs",
 }

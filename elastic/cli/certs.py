@@ -57,7 +57,11 @@ def add(verbs: Any) -> None:
         "--role", action="append", required=True, choices=ROLES, help="what it may do; any number of times"
     )
     node.add_argument(
-        "--address", action="append", default=[], metavar="IP", help="of an etcd member; any number of times"
+        "--address",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="IP or DNS name of an etcd member; any number of times",
     )
     _add_days(node, "1 year")
     node.set_defaults(verb=_node)

@@ -267,6 +267,7 @@ class FleetService(FleetServicer):
             "workers": job.workers,
             "min_workers": job.spec.min_workers,
             "identity": job.submission.identity,
+            "request": job.submission.token,
             "owner": asdict(job.owner) if job.owner is not None else None,
             "account": job.account,
             "priority": job.spec.priority,

@@ -28,5 +28,8 @@ class NoticeSource(ABC):
     def signalled(self) -> None:  # noqa: B027  most providers do not speak by signals
         """One of `signals` came."""
 
+    def close(self) -> None:  # noqa: B027  most providers hold nothing
+        """Nobody looks any more."""
+
     def left(self) -> None:  # noqa: B027  most providers do not listen
         """No worker is on this node any more: the provider need not wait. Raises Unanswered."""

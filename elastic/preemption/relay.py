@@ -21,6 +21,8 @@ from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.records.files import write_atomically
 
+NOTICES = "notices.json"
+
 
 @dataclass(frozen=True, slots=True)
 class ActiveNotices:
@@ -45,7 +47,7 @@ def standing(notice: Notice) -> ActiveNotices:
 def write(job_dir: Path, number: int, notices: Mapping[str, ActiveNotices]) -> None:
     """Pass them on, in that round. Raises OSError."""
     document = {"round": number, "notices": [asdict(notice) for notice in notices.values()]}
-    write_atomically(job_dir / "notices.json", json.dumps(document).encode())
+    write_atomically(job_dir / NOTICES, json.dumps(document).encode())
 
 
 def has_left(job_dir: Path, number: int) -> bool:
@@ -65,7 +67,7 @@ class NoticeRelay(NoticeSource):
         self._round = 0
 
     def look(self) -> Notice | None:
-        document = _read(self._job_dir / "notices.json")
+        document = _read(self._job_dir / NOTICES)
         if document is None:
             return None
         try:
@@ -77,7 +79,7 @@ class NoticeRelay(NoticeSource):
             left_s = math.inf if chosen.ends_s is None else max(0.0, chosen.ends_s - time.monotonic())
             return Notice(NoticeKind(chosen.kind), left_s, chosen.because)
         except (ValueError, KeyError, TypeError) as error:
-            raise Unanswered(f"{self._job_dir / 'notices.json'}: {error}") from error
+            raise Unanswered(f"{self._job_dir / NOTICES}: {error}") from error
 
     def left(self) -> None:
         try:

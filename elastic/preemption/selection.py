@@ -15,6 +15,7 @@ from elastic.preemption.aws import Aws
 from elastic.preemption.azure import Azure
 from elastic.preemption.file import File
 from elastic.preemption.gcp import Gcp
+from elastic.preemption.kubernetes import kubernetes
 from elastic.preemption.provider import NoticeSource
 from elastic.preemption.relay import NoticeRelay
 from elastic.preemption.slurm import Slurm
@@ -23,7 +24,7 @@ DEFAULT = "ELASTIC_NOTICES"
 """Environment variable: what `--notices` is where it is not given; for images of machines."""
 VENDOR = Path("/sys/class/dmi/id/sys_vendor")
 """Where the firmware names the maker of this machine."""
-CHOICES = "auto, aws, gcp, azure, slurm, slurm:requeue, file:PATH, or none"
+CHOICES = "auto, aws, gcp, azure, k8s, slurm, slurm:requeue, file:PATH, or none"
 
 
 RELAYED = "node:"
@@ -34,6 +35,7 @@ class Provider(StrEnum):
     AWS = "aws"
     GCP = "gcp"
     AZURE = "azure"
+    KUBERNETES = "k8s"
     SLURM = "slurm"
 
 
@@ -67,7 +69,7 @@ def check_grace(seconds: float | None) -> None:
 
 
 def sources(choice: str, environment: Mapping[str, str], vendor: Path = VENDOR) -> list[NoticeSource]:
-    """The sources of a checked choice; nothing is asked of any network yet."""
+    """The sources of a checked choice; no network is asked yet. Raises ConfigError for k8s outside of a pod."""
     if choice.startswith(RELAYED):
         return [NoticeRelay(Path(choice.removeprefix(RELAYED)))]
     if choice.startswith("file:"):
@@ -111,5 +113,7 @@ def _of(provider: Provider, environment: Mapping[str, str]) -> list[NoticeSource
             return [Gcp(environment, gcp.PREEMPTED), Gcp(environment, gcp.MAINTENANCE)]
         case Provider.AZURE:
             return [Azure(environment)]
+        case Provider.KUBERNETES:
+            return kubernetes(environment)
         case Provider.SLURM:
             return [Slurm(environment, requeue=False)]

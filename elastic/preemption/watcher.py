@@ -61,6 +61,12 @@ class NoticeWatcher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        try:
+            self._look_on()
+        finally:
+            self._source.close()
+
+    def _look_on(self) -> None:
         retry_s, said, standing, ends_s = FIRST_RETRY_S, False, None, 0.0
         while not self._closed or self._left:
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,10 @@ BACKDATED = timedelta(minutes=10)
 """How far certificates begin in the past: clocks of machines differ a little, and a certificate must be valid at
 once."""
 
+_DNS_NAME = re.compile(
+    r"(?=.*[A-Za-z])[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
+)
+
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
@@ -55,7 +60,7 @@ class Authority:
         """Write the certificates for these roles, and the authorities that their owners have to trust, into the
         directory `out`.
 
-        addresses: the IP addresses of a member of etcd, which its certificate must name. Raises ConfigError.
+        addresses: IP addresses or DNS names of a member of etcd, which its certificate must name. Raises ConfigError.
         """
         check_name("NAME", name)
         hosts = [_host(address) for address in addresses]
@@ -187,7 +192,9 @@ def _host(address: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError as error:
-        raise ConfigError(f"--address {address!r:.80} is no IP address") from error
+        if _DNS_NAME.fullmatch(address):
+            return x509.DNSName(address)
+        raise ConfigError(f"--address {address!r:.80} is neither an IP address nor a name of DNS") from error
 
 
 def _check_days(days: int) -> int:

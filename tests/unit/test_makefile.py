@@ -14,7 +14,7 @@ from tests.model.__main__ import needs
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = sorted({*re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)} - {"help", "clean"})
+TARGETS = sorted({*re.findall(r"^([a-z0-9-]+):.*## ", MAKEFILE, re.MULTILINE)} - {"help", "clean"})
 
 
 def plan(target: str, checkout: Path) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from cryptography import x509
 
 from elastic.errors import ConfigError
 from elastic.fleet.service import FleetService
@@ -261,9 +262,17 @@ def test_what_cannot_be_used_is_said_with_what_to_do(certs: Path, tmp_path: Path
         certificate_authority.create(certs / "ca")
     with pytest.raises(ConfigError, match="elastic certs init"):
         Authority(certs / "ann")
-    for addresses, wanted in (([], "--role etcd"), (["no-address"], "no IP address")):
+    for addresses, wanted in (([], "--role etcd"), (["no_address:1"], "neither an IP address nor a name of DNS")):
         with pytest.raises(ConfigError, match=wanted):
             Authority(certs / "ca").issue("a", ["etcd"], tmp_path / "etcd", addresses)
+
+
+def test_a_member_of_etcd_may_be_named_by_its_name_of_dns(certs: Path, tmp_path: Path) -> None:
+    Authority(certs / "ca").issue("a", ["etcd"], tmp_path / "etcd", ["10.0.0.1", "etcd-0.etcd"])
+    cert = x509.load_pem_x509_certificate((tmp_path / "etcd" / "etcd.pem").read_bytes())
+    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "etcd-0.etcd" in names.get_values_for_type(x509.DNSName)
+    assert [str(host) for host in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
 
 
 def test_keys_are_for_their_owner_only(certs: Path) -> None:
