@@ -17,7 +17,7 @@ DIRECTIONS = ("minimize", "maximize")
 @dataclass(frozen=True, slots=True)
 class StudyFile:
     """words: makes the words of a trial's command, a script and its arguments, from an optuna.Trial. sampler: makes
-    Optuna's sampler from a seed, another one for each trial."""
+    Optuna's sampler from the number of a trial."""
 
     words: Callable[[Any], Sequence[object]]
     sampler: Callable[[int], Any]
@@ -45,9 +45,15 @@ def read_study(path: Path) -> StudyFile:
     direction = getattr(module, "direction", DIRECTIONS[0])
     if direction not in DIRECTIONS:
         raise ConfigError(f"{path}: direction={direction!r} must be one of {', '.join(DIRECTIONS)}")
-    sampler = getattr(module, "sampler", lambda seed: optuna.samplers.TPESampler(seed=seed))
-    if not callable(sampler):
+    make_sampler = getattr(module, "sampler", lambda seed: optuna.samplers.TPESampler(seed=seed))
+    if not callable(make_sampler):
         raise ConfigError(f"{path}: sampler must be a function of a seed, such as optuna.samplers.RandomSampler")
+
+    def sampler(trial: int) -> Any:
+        made = make_sampler(trial)
+        # A grid puts its points into an order by its seed, and takes the one with the trial's number.
+        return make_sampler(0) if isinstance(made, optuna.samplers.GridSampler) else made
+
     pruner = getattr(module, "pruner", None) or optuna.pruners.NopPruner()
     return StudyFile(words, sampler, pruner, metric, direction)
 
