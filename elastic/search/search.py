@@ -115,7 +115,9 @@ class Search:
         if number >= self._trials:
             return False
         self.study.sampler = self._file.sampler(number)
-        if getattr(self.study.sampler, "is_exhausted", lambda _: False)(self.study):
+        # A grid gives points that have not ended once more, and says only when all have that it is exhausted.
+        points = getattr(self.study.sampler, "_all_grids", None)
+        if points is not None and number >= len(points):
             self._exhausted = True
             return False
         self._take(self.study.ask())
