@@ -53,7 +53,9 @@ def numbers(output: str) -> list[list[float]]:
     return [[float(n) for n in re.findall(r"\d+\.?\d*", line)] for line in output.splitlines() if line[:6] == "epoch "]
 
 
-@pytest.mark.parametrize(("script", "lines"), [("functions.py", 42), ("top_level.py", 16)])
+@pytest.mark.parametrize(
+    ("script", "lines"), [("functions.py", 42), pytest.param("top_level.py", 16, marks=pytest.mark.long)]
+)
 def test_it_prints_what_the_script_prints_under_torchrun(script: str, lines: int, tmp_path: Path) -> None:
     """Losses, means over the ranks, counts: all but for the last bits."""
     path = DDP_SCRIPTS / script
@@ -94,7 +96,11 @@ def test_two_workers_of_which_one_is_killed_end_as_one_does(tmp_path: Path) -> N
         assert told and set(told) <= set(said)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script",
+    [SCRIPTS[0], *(pytest.param(script, marks=pytest.mark.long) for script in SCRIPTS[1:])],
+    ids=lambda s: s.stem,
+)
 def test_elastic_doctor_finds_it_exact(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

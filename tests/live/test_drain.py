@@ -175,6 +175,7 @@ def test_an_agent_that_is_asked_to_stop_leaves_first(spread: Make, quiet: Quiet)
     assert losses(job) == []
 
 
+@pytest.mark.long
 def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: Make, quiet: Quiet) -> None:
     job = spread(min_workers=2)
     job.agent("a")

@@ -42,6 +42,7 @@ def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(qui
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_job_whose_fork_server_is_killed_goes_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
     """A replacement is forked, the next one comes cold, and the members never notice."""
     with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:

@@ -325,7 +325,7 @@ def test_following_leaks_no_descriptor_and_no_thread(opened: dict[str, Listener]
     close_all(built)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))])
 def test_rings_left_in_the_middle_of_operations_follow_one_another(
     opened: dict[str, Listener], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
