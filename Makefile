@@ -61,7 +61,7 @@ $(CLOUD_INIT): | $(VENV)/.stamp
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
 test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit live-f-q live-a-e live-r-z lint sim-short
+	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit live-f-q live-a-e live-s-z live-r lint sim-short
 
 unit: setup ## unit tests
 	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit
