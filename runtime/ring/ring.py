@@ -167,10 +167,8 @@ class Ring:
     def hand_over(self, peers: Sequence[str]) -> dict[str, PeerLink]:
         """Abort, and close the connections, but for those to these peers that the next ring may use: they are the
         caller's, which closes them or gives them to `build`. Waits for an operation that is under way; {} if that does
-        not end soon. Any thread."""
+        not end soon. `close` has still to be called, for the transport, which may take long. Any thread."""
         self.abort()
-        if self.transport is not None:
-            self.transport.close()
         if not self._using.acquire(timeout=_LEAVES_S):
             return {}
         try:
