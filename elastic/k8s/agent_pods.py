@@ -27,7 +27,7 @@ from elastic.k8s.pod_parts import (
 )
 
 KILLED_S = 5
-"""Of the pod's grace, kept for an agent to end in."""
+"""Seconds of the pod's grace that are kept for an agent to end in."""
 
 BACKOFF_LIMIT = 1000
 """Agents that died by themselves, in the whole time of the job."""

@@ -23,7 +23,7 @@ OWNER = "OWNER_UID"
 ADDRESS = "POD_IP"
 
 USER = 10001
-"""Of the image in docs/k8s; the group that volumes are given."""
+"""The user of the image in docs/k8s, and the group that volumes are given."""
 
 RENDEZVOUS_PORT = 7070
 METRICS_PORT = 9400

@@ -26,7 +26,7 @@ def documents_text(documents: Sequence[Mapping[str, Value]]) -> str:
 
 
 def _lines(value: Value) -> Iterator[str]:
-    """Of a mapping or list that is not empty."""
+    """The lines of a mapping or list that is not empty."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _entry(f"{scalar(key)}:", item, "  ")

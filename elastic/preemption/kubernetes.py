@@ -57,7 +57,7 @@ class KubernetesPod(_Kubernetes):
 
 
 def kubernetes(environment: Mapping[str, str], mounted: Path = MOUNTED) -> list[NoticeSource]:
-    """Of this pod and its node. Raises ConfigError outside of a pod."""
+    """The notices of this pod and its node. Raises ConfigError outside of a pod."""
     missing = [name for name in (HOST, PORT, NODE, POD) if not environment.get(name)]
     if missing or not environment[PORT].isdecimal():
         raise ConfigError(

@@ -79,7 +79,7 @@ class WatchedObject:
         self._collection = collection
         self._name = name
         self._version = ""
-        """Of what was seen last; "": nothing, or too old to go on from."""
+        """The version of what was seen last; "": nothing was seen, or it is too old to go on from."""
         self._connection: HTTPSConnection | None = None
         self._stream: HTTPResponse | None = None
         self._object: Mapping[str, Any] = {}

@@ -31,7 +31,7 @@ TAINTS: Mapping[str, tuple[NoticeKind, float]] = {
 """What a taint of a node says: its kind, and seconds left."""
 
 OTHERS_OF_HANDLER = (NoticeKind.MAINTENANCE, 120.0)
-"""Of the termination handler: maintenance that was announced, and the end of an instance by its scaling group."""
+"""Other taints of that handler: maintenance that was announced, and the end of an instance by its scaling group."""
 
 
 def of_node(node: Mapping[str, Any]) -> Notice | None:

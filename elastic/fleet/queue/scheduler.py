@@ -79,7 +79,7 @@ def schedule(
 
 
 class _Round:
-    """One decision about all jobs that are not over."""
+    """Decides about all jobs that are not over, once."""
 
     def __init__(
         self,
