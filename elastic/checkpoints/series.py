@@ -13,8 +13,8 @@ from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
 from elastic.checkpoints.policy import Keep, superfluous
 from elastic.checkpoints.select import Found, assess, newest_first, problem_of_sizes
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import MemoryStorage, Storage, put
-from elastic.errors import CheckpointCorrupt
+from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
+from elastic.errors import CheckpointCorrupt, ElasticError
 
 CHUNK_BYTES = 4 << 20
 
@@ -152,6 +152,15 @@ class Series:
         except OSError as error:
             return f"its files cannot be read: {error}"
         return ""
+
+
+def newest_at(url: str, job_id: str) -> EntryName | None:
+    """The newest whole checkpoint of a job at that path or URL. Raises ElasticError if it cannot be read from here."""
+    try:
+        found, _ = Series(storage_at(url)).newest(job_id)
+    except OSError as error:
+        raise ElasticError(f"{url} cannot be read from here: {error}") from error
+    return None if found is None else found.name
 
 
 def newest_in_memory(settings: Settings) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from elastic.checkpoints.series import Series
+from elastic.checkpoints.series import Series, newest_at
 from elastic.checkpoints.storage import storage_at
 from elastic.engines.job_request import JobRequest
 from elastic.engines.node_task import TaskOutcome, Ticket
@@ -151,17 +151,17 @@ class JobDriver:
         """Every node had to go, or is lost: the job goes on from its newest checkpoint when nodes come."""
         before = self._entry
         try:
-            found, _ = Series(storage_at(before["checkpoints"])).newest(before["identity"])
+            found = newest_at(before["checkpoints"], before["identity"])
             if found is None:
                 return False
-            told = self.fleet.client.submit(self._spec, f"{self.job}@{found.name}")
-        except (ElasticError, OSError) as error:
+            told = self.fleet.client.submit(self._spec, f"{self.job}@{found}")
+        except ElasticError as error:
             _say(f"{self.job} cannot go on: {error}")
             return False
         self.job = str(told["job"])
         self._served.clear()
         _say(f"{before['job']} is interrupted: {before['because'].partition(chr(10))[0]}")
-        _say(f"goes on as {self.job} from step {found.name.step}, checkpoint {found.name}")
+        _say(f"goes on as {self.job} from step {found.step}, checkpoint {found}")
         return True
 
     def newest_step(self) -> dict[str, Any]:

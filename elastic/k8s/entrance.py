@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from elastic.checkpoints.series import newest_at
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet.client import FleetClient
+from elastic.fleet.registry import base_name
 from elastic.records.files import write_atomically
 from elastic.security.certificate_authority import Authority
 from elastic.security.channels import ChannelFactory
@@ -64,7 +66,7 @@ def enter(
 
 
 def _enter(client: FleetClient, spec: JobSpec, owner: str) -> str:
-    known = [job for job in client.overview()["jobs"] if job["job"].rpartition("-")[0] == spec.name]
+    known = [job for job in client.overview()["jobs"] if base_name(job["job"]) == spec.name]
     own = [job for job in known if job["request"].rpartition("-")[0] == owner]
     if own and not _goes_on(own[-1]):
         return str(own[-1]["job"])
@@ -74,7 +76,8 @@ def _enter(client: FleetClient, spec: JobSpec, owner: str) -> str:
                 client.stop(job["job"], "its pods have been replaced by those of another Job")
             raise ElasticError(f"{job['job']}, of an earlier Job, has not ended yet")
     before = own or [job for job in known if job["exit_code"] != ExitCode.DONE]
-    resume = f"{before[-1]['job']}@{found}" if before and (found := _newest(before[-1])) else ""
+    found = newest_at(before[-1]["checkpoints"], before[-1]["identity"]) if before else None
+    resume = f"{before[-1]['job']}@{found}" if found is not None else ""
     return str(client.submit(spec, resume, token=f"{owner}-{len(own)}")["job"])
 
 
@@ -82,19 +85,6 @@ def _goes_on(job: dict[str, Any]) -> bool:
     """Whether it was interrupted because all nodes had to go, or were too few, and another one goes on from its
     checkpoint."""
     return bool(job["state"] == "ended" and job["exit_code"] in (ExitCode.DRAINED, ExitCode.BELOW_QUORUM))
-
-
-def _newest(before: dict[str, Any]) -> str:
-    """The newest whole checkpoint of that job, or "". Raises ElasticError."""
-    from elastic.checkpoints.series import Series
-    from elastic.checkpoints.storage import storage_at
-
-    storage = storage_at(before["checkpoints"])
-    try:
-        found, _ = Series(storage).newest(before["identity"])
-    except OSError as error:
-        raise ElasticError(f"{storage.url} cannot be read: {error}") from error
-    return "" if found is None else str(found.name)
 
 
 def remember(own: Path, job: str) -> None:

@@ -1,4 +1,4 @@
-"""One object of a Kubernetes API server, as a pod may read it: now, and again whenever it changes.
+"""Reads one object of a Kubernetes API server from a pod: now, and again whenever it changes.
 
 The connection, the token and the authority are those that each pod has mounted. A watch goes on from the version that
 was seen last. The server ends it after a minute, with or without an event, and a server that is gone without a word is

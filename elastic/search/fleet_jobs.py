@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from elastic.checkpoints.series import Series
-from elastic.checkpoints.storage import storage_at
+from elastic.checkpoints.series import newest_at
 from elastic.config import JobSpec
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
@@ -59,11 +58,8 @@ class FleetJobs:
         if before:
             if before[-1]["state"] != "ended":
                 return  # a request whose answer was lost has been followed
-            try:
-                found, _ = Series(storage_at(before[-1]["checkpoints"])).newest(before[-1]["identity"])
-            except OSError as error:
-                raise ElasticError(f"the checkpoints of {before[-1]['job']} cannot be read: {error}") from error
-            resume = f"{before[-1]['job']}@{found.name}" if found is not None else ""
+            found = newest_at(before[-1]["checkpoints"], before[-1]["identity"])
+            resume = f"{before[-1]['job']}@{found}" if found is not None else ""
         spec = replace(self._spec, name=self.name(trial), command=("python", *words))
         self._client.submit(spec, resume)
         self._begun.add(trial)
