@@ -65,9 +65,10 @@ def pieces(cuts: tuple[Cut, ...], slices: int, piece_bytes: int) -> tuple[tuple[
         for group, first, behind in cut:
             itemsize = DTYPES[group].itemsize
             share = -(-(behind - first) // slices)
-            align = BLOCK_BYTES if group == "int8" else ALIGN
-            share += -share % align
-            step = max(piece_bytes // itemsize // align * align, align)
+            share += -share % (BLOCK_BYTES if group == "int8" else ALIGN)
+            step = piece_bytes // itemsize
+            if group == "int8":
+                step = max(step - step % BLOCK_BYTES, BLOCK_BYTES)
             for index in range(slices):
                 end = min(behind, first + (index + 1) * share)
                 for lo in range(first + index * share, end, step):
