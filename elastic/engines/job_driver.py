@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series, newest_at
 from elastic.checkpoints.storage import storage_at
 from elastic.engines.job_request import JobRequest
@@ -21,6 +22,7 @@ from elastic.engines.private_fleet import PrivateFleet
 from elastic.errors import ElasticError, ExitCode, LaunchFailed
 from elastic.notebook import function_file
 from elastic.records.job_files import LEDGER
+from elastic.records.resume import owner_of
 
 ASK_S = 1.0
 GRACE_S = 30.0
@@ -74,9 +76,13 @@ class JobDriver:
             with tempfile.TemporaryDirectory() as temporary:
                 path = function_file.write_function(Path(temporary), request.what, request.arguments)
                 self._function = path.read_bytes()
+        identity, found = self._before() if request.name else ("", None)
+        self._resumed = found
+        """The checkpoint with which the job has begun."""
+        resume = f"@{found}" if found is not None else ""
         self.fleet = PrivateFleet(host)
         try:
-            self.job = str(self.fleet.client.submit(self._spec)["job"])
+            self.job = str(self.fleet.client.submit(self._spec, resume, identity=identity)["job"])
         except BaseException:
             self.fleet.close()
             raise
@@ -86,12 +92,23 @@ class JobDriver:
         self._served: list[TaskOutcome] = []
         export = " ".join(f"{name}={value}" for name, value in self.fleet.environment.items())
         _say(f"{self.job}; to look at it: export {export}")
+        if found is not None:
+            _say(f"{self.job} was begun before; it goes on from step {found.step}, checkpoint {found}")
+        elif identity:
+            _say(f"{self.job} was begun before, and has no whole checkpoint; it begins again")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.fleet.close()
+
+    def _before(self) -> tuple[str, EntryName | None]:
+        """Of the job of this name that an earlier call has begun, whose fleet is gone: its identity, and its newest
+        checkpoint. "": there is none."""
+        url = f"{self._spec.checkpoint_dir.rstrip('/')}/{self._spec.name}-1"  # each fleet begins with the number 1
+        identity = str(owner_of(storage_at(url)).get("job_id", ""))
+        return identity, newest_at(url, identity) if identity else None
 
     # ---------------------------------------------------------------------------------------------------- tasks
 
@@ -158,7 +175,7 @@ class JobDriver:
         except ElasticError as error:
             _say(f"{self.job} cannot go on: {error}")
             return False
-        self.job = str(told["job"])
+        self.job, self._resumed = str(told["job"]), found
         self._served.clear()
         _say(f"{before['job']} is interrupted: {before['because'].partition(chr(10))[0]}")
         _say(f"goes on as {self.job} from step {found.step}, checkpoint {found}")
@@ -191,7 +208,8 @@ class JobDriver:
         found, _ = series.newest(entry["identity"])
         checkpoint = None if found is None else f"{entry['checkpoints'].rstrip('/')}/{series.path(found.name)}"
         metrics = last.get("scalars", {})
-        steps = int(last["step"]) + 1 if last else 0
+        began = self._resumed.step if self._resumed is not None else 0  # it may have been the end already
+        steps = int(last["step"]) + 1 if last else began
         return JobResult(self._value(self._served), metrics, steps, str(entry["digest"]), checkpoint, self.job)
 
     def _value(self, served: Sequence[TaskOutcome]) -> Any:

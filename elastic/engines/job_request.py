@@ -26,7 +26,8 @@ LAUNCHED = ("python", "-m", "runtime.launched")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
     """what: a function, or the words of a script. workers: how many, or at least and at most. workers_per_node: how
-    many of them one task of the engine has. options: fields of JobSpec. Raises ConfigError."""
+    many of them one task of the engine has. name: of the job, which goes on where one of that name has stopped; "": a
+    new job, under a name that no other has. options: fields of JobSpec. Raises ConfigError."""
 
     what: Callable[..., Any] | str | Sequence[str]
     arguments: tuple[Any, ...] = ()
@@ -64,8 +65,7 @@ class JobRequest:
         return math.ceil(self.world[1] / self.workers_per_node)
 
     def spec(self) -> JobSpec:
-        """The job, under a name that no other has: its checkpoints are in a directory of that name. Raises
-        ConfigError."""
+        """The job. Its checkpoints are in a directory of its name. Raises ConfigError."""
         least, most = self.world
         command: Sequence[str]
         if callable(self.what):
@@ -75,12 +75,12 @@ class JobRequest:
             if not words:
                 raise ConfigError("the script is empty; give its path")
             command, base = ("python", *map(str, words)), Path(words[0]).stem
-        base = self.name or re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")[:40].strip("-") or "job"
+        base = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")[:40].strip("-") or "job"
         timing = {"join_window_s": JOIN_WINDOW_S, **self.options.get("timing", {})}
         env = tuple(f"{name}={value}" for name, value in self.options.get("env", {}).items())
         return JobSpec(
             **{name: value for name, value in self.options.items() if name not in ("timing", "env")},
-            name=f"{base}-{secrets.token_hex(3)}",
+            name=self.name or f"{base}-{secrets.token_hex(3)}",
             command=tuple(command),
             workers=most,
             min_workers=least,

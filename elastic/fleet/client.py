@@ -47,14 +47,18 @@ class FleetClient:
         self._door = door
         self._wait_s = wait_s
 
-    def submit(self, spec: JobSpec, resume: str = "", token: str = "") -> dict[str, Any]:
+    def submit(self, spec: JobSpec, resume: str = "", token: str = "", identity: str = "") -> dict[str, Any]:
         """Submit a job. resume: "<job>@<checkpoint>", an ended job and the checkpoint from which the new job goes on,
-        or "". token: whoever gives the same one means the same job, whichever comes first; "": a new job. Returns
-        {"job", "larger"}: the job's name, and a sentence if the job is larger than the fleet, else ""."""
+        or "". token: whoever gives the same one means the same job, whichever comes first; "": a new job. identity: of
+        a job of a fleet that is gone, to which the checkpoints at this job's place belong; then resume is
+        "@<checkpoint>" or "". Returns {"job", "larger"}: the job's name, and a sentence if the job is larger than the
+        fleet, else ""."""
         from elastic.wire import codec  # which plain questions do not need
 
         document = codec.job_to_json(spec).decode()
-        submit = pb.Submit(document=document, resume=resume, token=token or secrets.token_hex(8))
+        submit = pb.Submit(
+            document=document, resume=resume, token=token or secrets.token_hex(8), identity=identity
+        )
         return self._ask(pb.Question(submit=submit))  # every attempt has the same token
 
     def stop(self, job: str, because: str) -> str:

@@ -136,13 +136,17 @@ class Registry:
         resume: str = "",
         token: str = "",
         owner: Caller | None = None,
+        identity: str = "",
     ) -> str:
         """Write a new job. Returns its name. before, resume: an earlier job, and the checkpoint of it from which the
-        new job goes on. token: of the request; if it has made a job already, that job's name is returned. Raises
-        ConfigError if the name is too long for a number, or the count of jobs cannot be read."""
+        new job goes on. token: of the request; if it has made a job already, that job's name is returned. identity: of
+        an earlier job of another fleet, whose checkpoints are at the place of this job's. Raises ConfigError if the
+        name is too long for a number, or the count of jobs cannot be read."""
         item = self._store.get(COUNT, timeout_s=CALL_S)
         made = self._made(lambda made: made.token == token) if token else ""
-        return made or self._submit(item, spec, before, Submission(spec, 0, "", "", resume, token=token), owner)
+        return made or self._submit(
+            item, spec, before, Submission(spec, 0, "", identity, resume, int(bool(identity)), token), owner
+        )
 
     def resubmit(self, job: FleetJob) -> str:
         """Write the job as which a preempted one goes on, with its owner, its size and its place in the queue. Returns
@@ -180,7 +184,11 @@ class Registry:
         except ConfigError as error:
             raise ConfigError(f"name={spec.name!r} is too long for a fleet, which adds a number: {error}") from error
         submission = replace(
-            asked, spec=replace(spec, name=name), number=number, series=name, identity=secrets.token_hex(8)
+            asked,
+            spec=replace(spec, name=name),
+            number=number,
+            series=name,
+            identity=asked.identity or secrets.token_hex(8),
         )
         if before is not None:
             submission = replace(

@@ -142,8 +142,9 @@ class FleetService(FleetServicer):
         spec = codec.job_from_json(submit.document.encode(), "the job")
         check_for_fleet(spec)
         before: Submission | None = None
-        if submit.resume:
-            job = _find(office, submit.resume.partition("@")[0])
+        name, _, entry = submit.resume.partition("@")
+        if name:
+            job = _find(office, name)
             if job.result is None or job.waits_again:
                 raise QuestionRefused(f"{job.name} is not over; stop it first")
             before = job.submission
@@ -152,15 +153,14 @@ class FleetService(FleetServicer):
                     f"{job.name} has its checkpoints below {before.spec.checkpoint_dir}, and this job has "
                     f"checkpoint_dir={spec.checkpoint_dir!r}; give it the same"
                 )
-        entry = submit.resume.partition("@")[2]
-        for what, text in (("resume", entry), ("token", submit.token)):
+        for what, text in (("resume", entry), ("token", submit.token), ("identity", submit.identity)):
             if text:
                 codec.identifier(what, text)
 
         def write(to: registry.Registry) -> str:
             for _ in range(3):
                 try:
-                    return to.submit(spec, before, entry, submit.token, caller)
+                    return to.submit(spec, before, entry, submit.token, caller, submit.identity)
                 except CompareFailed:
                     continue
             raise CompareFailed("too many jobs are submitted in the same moment")

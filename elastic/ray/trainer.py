@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,9 +32,10 @@ class Trainer:
     what: a function, which calls elastic.join() and trains, with its `arguments`; or the words of a script, which the
     nodes have. workers: how many, or (at least, at most): training begins with the first number, and takes what Ray
     finds up to the second. workers_per_node: how many share one agent and one placement group; a node may have several.
-    resources_per_worker: as Ray names them (default: {"CPU": 1}). checkpoint_dir: an absolute path that all nodes see,
-    or a URL (default: ~/elastic-jobs). options: fields of a job file, such as checkpoint_every="500 steps", spares=1,
-    env={"NAME": "value"}, timing={"pause_limit_s": 3600}.
+    resources_per_worker: as Ray names them (default: {"CPU": 1}). name: of the job; a later call with the same name and
+    checkpoint_dir goes on from its newest checkpoint, by whatever the job was ended ("": each call is a new job).
+    checkpoint_dir: an absolute path that all nodes see, or a URL (default: ~/elastic-jobs). options: fields of a job
+    file, such as checkpoint_every="500 steps", spares=1, env={"NAME": "value"}, timing={"pause_limit_s": 3600}.
 
     Nothing of Ray happens before fit(). Raises ConfigError.
     """
@@ -99,9 +101,13 @@ class Trainer:
         return trainable(self._of)
 
     def _of(self, config: Mapping[str, Any]) -> Trainer:
-        """As this one, with a last argument more."""
-        other = copy.copy(self)
-        other._request = replace(self._request, arguments=(*self._request.arguments, dict(config)))
+        """As this one, with a last argument more. A name of the trainer is a prefix of those of its trials."""
+        other, name = copy.copy(self), self._request.name
+        other._request = replace(
+            self._request,
+            arguments=(*self._request.arguments, dict(config)),
+            name=f"{name}-{secrets.token_hex(3)}" if name else "",
+        )
         return other
 
 

@@ -165,26 +165,39 @@ def _newest_step(series: Series, job_id: str, skipped: Collection[str] = ()) -> 
     return next((name.step for name in whole if str(name) not in skipped), -1)
 
 
+def owner_of(storage: Storage) -> dict[str, Any]:
+    """Whose directory it is: {"job", "job_id"}, or {} of nobody's. Raises ConfigError if that cannot be read."""
+    try:
+        owner: dict[str, Any] = json.loads(storage.read(OWNER))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _unusable(storage, error) from error
+    return owner
+
+
 def own(storage: Storage, name: str, identity: str) -> None:
     """Mark the directory as that job's. Raises ConfigError if it is another job's, or cannot be used."""
-    try:
+    owner = owner_of(storage)
+    if not owner:
         try:
-            content = storage.read(OWNER)
-        except FileNotFoundError:
             put(storage, OWNER, json.dumps({"job": name, "job_id": identity}).encode())
-            content = storage.read(OWNER)  # of two jobs that found no owner, the later one owns it
-        owner: dict[str, Any] = json.loads(content)
-    except (OSError, ValueError) as error:
-        because = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"the checkpoint directory {storage.url} cannot be used: {because}; give another --checkpoint-dir, or "
-            "--checkpoint-every off"
-        ) from error
+        except OSError as error:
+            raise _unusable(storage, error) from error
+        owner = owner_of(storage)  # of two jobs that found no owner, the later one owns it
     if owner.get("job_id") != identity:
         raise ConfigError(
             f"{storage.url} holds the checkpoints of another job, {owner.get('job')} ({owner.get('job_id')}); give "
             "another --checkpoint-dir"
         )
+
+
+def _unusable(storage: Storage, error: Exception) -> ConfigError:
+    because = getattr(error, "strerror", None) or error
+    return ConfigError(
+        f"the checkpoint directory {storage.url} cannot be used: {because}; give another --checkpoint-dir, or "
+        "--checkpoint-every off"
+    )
 
 
 def _steps_on_file(job_dir: Path) -> int:

@@ -34,9 +34,11 @@ def run(
 
     what: a function, which calls elastic.join() and trains, with its `arguments`; or the words of a script, which the
     executors have. workers: how many, or (at least, at most): training begins with the first number, and takes what
-    Spark gives up to the second. workers_per_node: how many are below one task of Spark. checkpoint_dir: an absolute
-    path that all executors see, or a URL (default: ~/elastic-jobs). options: fields of a job file, such as
-    checkpoint_every="500 steps", spares=1, env={"NAME": "value"}, timing={"pause_limit_s": 3600}.
+    Spark gives up to the second. workers_per_node: how many are below one task of Spark. name: of the job; a later call
+    with the same name and checkpoint_dir goes on from its newest checkpoint, by whatever the job was ended ("": each
+    call is a new job). checkpoint_dir: an absolute path that all executors see, or a URL (default: ~/elastic-jobs).
+    options: fields of a job file, such as checkpoint_every="500 steps", spares=1, env={"NAME": "value"},
+    timing={"pause_limit_s": 3600}.
 
     Raises ConfigError, also without a session; LaunchFailed if the job ends in another way than by its end, with the
     traceback of the function as a note.

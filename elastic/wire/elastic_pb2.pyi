@@ -441,14 +441,16 @@ class Question(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., ports: _Optional[_Union[Ports, _Mapping]] = ..., allow: _Optional[_Union[Allow, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("document", "resume", "token")
+    __slots__ = ("document", "resume", "token", "identity")
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     document: str
     resume: str
     token: str
-    def __init__(self, document: _Optional[str] = ..., resume: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    identity: str
+    def __init__(self, document: _Optional[str] = ..., resume: _Optional[str] = ..., token: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("job", "because")

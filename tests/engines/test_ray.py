@@ -178,18 +178,51 @@ def redis(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def test_the_driver_is_killed_and_leaves_nothing(course: Course, mark: str) -> None:
     with nodes(2) as cluster:
-        program = (
-            f"import ray; ray.init(address={cluster.cluster.address!r}, log_to_driver=False)\n"
-            "from elastic.ray import Trainer; from tests.engines.training import train\n"
-            f"Trainer(train, {str(course.home)!r}, {{}}, workers=(1, 2), checkpoint_dir={str(course.home)!r}).fit()"
-        )
-        driver = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+        driver = driver_of_another_process(cluster, course, "")
         try:
             course.await_world(2)
         finally:
             driver.kill()
             driver.wait()
         course.until("no process of the job", lambda: not of_the_job(mark))
+
+
+def test_a_job_that_is_lost_with_its_driver_and_all_of_ray_goes_on_by_another_call(
+    course: Course, mark: str, quiet: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    again = trainer(course, workers=(1, 2), name="long", checkpoint_every="20 steps")
+    with nodes(2) as cluster:
+        driver = driver_of_another_process(cluster, course, "name='long', checkpoint_every='20 steps'")
+        try:
+            course.await_world(2)
+            checkpoints = course.home / "checkpoints" / "long-1" / "_periodic"
+            course.until("a checkpoint", lambda: list(checkpoints.glob("step-*/manifest.json")))
+        finally:
+            driver.kill()
+            driver.wait()
+        course.until("no process of the job", lambda: not of_the_job(mark))
+    done = len(course.worlds)
+    course.pace(0.0)
+    with nodes(1):
+        result = again.fit()
+        assert result.digest == quiet and result.value[0] == quiet and result.steps == STEPS
+        began, *_ = (step for step, _ in course.worlds[done:])
+        assert began % 20 == 0 and 0 < began <= done
+        assert [step for step, _ in course.worlds[done:]] == list(range(began, STEPS))
+        once_more = again.fit()
+    assert (once_more.digest, once_more.value[0], once_more.steps) == (quiet, quiet, STEPS)
+    told = capfd.readouterr().err
+    assert f"long-1 was begun before; it goes on from step {began}, checkpoint step-" in told
+
+
+def driver_of_another_process(cluster: RayNodes, course: Course, options: str) -> subprocess.Popen[bytes]:
+    program = (
+        f"import ray; ray.init(address={cluster.cluster.address!r}, log_to_driver=False)\n"
+        "from elastic.ray import Trainer; from tests.engines.training import train\n"
+        f"checkpoints = {str(course.home / 'checkpoints')!r}\n"
+        f"Trainer(train, {str(course.home)!r}, {{}}, workers=(1, 2), checkpoint_dir=checkpoints, {options}).fit()"
+    )
+    return subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
 
 
 def of_the_job(mark: str) -> list[str]:

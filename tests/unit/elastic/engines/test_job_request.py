@@ -25,6 +25,12 @@ def test_a_function_becomes_a_job_that_calls_it_under_a_name_of_its_own() -> Non
     assert (first.min_workers, first.workers, first.timing.join_window_s) == (2, 5, JOIN_WINDOW_S)
 
 
+def test_a_job_with_a_name_has_that_very_name_each_time() -> None:
+    assert request(name="long").spec().name == request(name="long").spec().name == "long"
+    with pytest.raises(ConfigError, match="lower-case"):
+        request(name="My job").spec()
+
+
 def test_a_script_keeps_its_words_and_options_are_fields_of_a_job_file() -> None:
     options = {"env": {"A": "b=c"}, "spares": 1, "timing": {"join_window_s": 3.0}}
     spec = request(what=["jobs/My Train.py", "--lr", "1"], workers=3, workers_per_node=2, options=options).spec()

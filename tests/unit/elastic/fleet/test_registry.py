@@ -72,6 +72,14 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     assert registry.read(store)[0].cordons == {}
 
 
+def test_a_job_of_a_fleet_that_is_gone_keeps_its_checkpoints(store: MemoryStore) -> None:
+    _, to = elected(store)
+    to.submit(SPEC, resume="step-7", identity="a1b2")
+    (job,) = registry.read(store)[0].jobs
+    assert (job.submission.series, job.submission.identity) == ("train-1", "a1b2")
+    assert (job.submission.resume, job.submission.interruptions) == ("step-7", 1)
+
+
 def test_a_leader_that_was_replaced_writes_nothing(store: MemoryStore) -> None:
     first, to = elected(store)
     first.resign()
