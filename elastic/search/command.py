@@ -78,9 +78,11 @@ def _search(options: argparse.Namespace) -> int:
     try:
         search.run(shown.ended, shown.looked)
     except BaseException:
+        shown.close()
         print("elastic: stopping the trials; the same command goes on with them", file=sys.stderr, flush=True)
         search.close(interrupted=True)
         raise
+    shown.close()
     search.close(interrupted=False)
     return shown.summary()
 
@@ -142,10 +144,14 @@ class SearchView:
             self._live.start()
         self._live.update(self._table(), refresh=True)
 
-    def summary(self) -> int:
-        """Say which trial is the best. Returns the exit code."""
+    def close(self) -> None:
+        """Take the table off the terminal."""
         if self._live is not None:
             self._live.stop()
+            self._live = None
+
+    def summary(self) -> int:
+        """Say which trial is the best. Returns the exit code."""
         from elastic.search.search import entry
 
         over = self._search.study.get_trials(deepcopy=False)
@@ -162,7 +168,7 @@ class SearchView:
 
     def _say(self, line: str) -> None:
         if self._live is not None:
-            self._live.console.print(line, highlight=False, markup=False)
+            self._live.console.print(f"elastic: {line}", highlight=False, markup=False, soft_wrap=True)
         else:
             print(f"elastic: {line}", file=sys.stderr, flush=True)
 
@@ -172,11 +178,15 @@ class SearchView:
         table = Table("trial", "state", "workers", "step", self._metric, "parameters", box=None)
         for number, one in sorted(self._search.active.items()):
             last = max(one.seen.values, default=None)
-            value = "" if last is None else f"{one.seen.values[last]:.6g}"
-            parameters = " ".join(f"{name}={given}" for name, given in one.trial.params.items())
+            step, value = ("", "") if last is None else (str(last), f"{one.seen.values[last]:.6g}")
+            parameters = " ".join(f"{name}={_short(given)}" for name, given in one.trial.params.items())
             state = f"{one.seen.state}{': ' * bool(one.seen.because)}{one.seen.because}"
-            table.add_row(str(number), state, str(one.seen.workers), str(last or ""), value, parameters)
+            table.add_row(str(number), state, str(one.seen.workers), step, value, parameters)
         return table
+
+
+def _short(given: Any) -> str:
+    return f"{given:.6g}" if isinstance(given, float) else str(given)
 
 
 def _line(told: dict[str, Any], metric: str) -> str:

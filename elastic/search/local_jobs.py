@@ -72,13 +72,9 @@ class LocalJobs:
             return TrialJobView(JobState.RUNS, workers=int(status.get("workers", 0)), values=dict(values))
         result = job_directory.read_json(directory / "result.json")
         if process is None and result is None:
-            begun = (directory / "job.json").exists()
-            return TrialJobView(
-                JobState.ENDED if begun else JobState.ABSENT,
-                ExitCode.INTERRUPTED,
-                "the search was killed",
-                values=dict(values),
-            )
+            if not (directory / "job.json").exists():
+                return TrialJobView(JobState.ABSENT)
+            return TrialJobView(JobState.ENDED, ExitCode.INTERRUPTED, "the search was killed", values=dict(values))
         if code is None:
             assert result is not None
             code = int(result["exit_code"])

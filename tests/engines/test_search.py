@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +140,41 @@ def test_ctrl_c_stops_the_trials_and_the_same_command_goes_on(tmp_path: Path, ma
     assert (read_json(searching.job_dir(0) / "result.json") or {})["exit_code"] == 6
     searching.pace(0.0)
     assert values(searching.run("--trials", "2"))[0] == quiet[0]
+
+
+def test_a_terminal_shows_the_trials_that_run_and_is_as_before_after_ctrl_c(tmp_path: Path, mark: str) -> None:
+    searching = Searching(tmp_path / "s")
+    searching.pace(0.02)
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    words = ("search", "study.py", "--dir", "search", "--trials", "2")
+    environment = {**os.environ, "TERM": "xterm"}
+    search = subprocess.Popen(
+        [sys.executable, "-m", "elastic.cli", *words], cwd=searching.home, stdout=end, stderr=end, env=environment
+    )
+    os.close(end)
+    shown = bytearray()
+    reader = threading.Thread(target=_read_all, args=(terminal, shown))
+    reader.start()
+    try:
+        until("a trial is over", lambda: b"elastic: trial 0 complete, loss " in shown)
+        until("the first step of another one", lambda: re.search(rb"\r\n 1 +runs +1 +\d+ +\d+\.\d+ +lr=0\.", shown))
+        search.send_signal(signal.SIGINT)
+        assert search.wait(60) == 130
+    finally:
+        search.kill()
+        reader.join()
+        os.close(terminal)
+    text = shown.decode()
+    assert re.search(r"\n 0 +absent +0 +lr=0\.", text), "it has not begun, and nobody was killed"
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is hidden, and comes back"
+    assert text.rstrip().endswith("elastic: stopping the trials; the same command goes on with them")
+
+
+def _read_all(terminal: int, shown: bytearray) -> None:
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
 
 
 def test_pruned_trials_end_their_jobs_and_failed_ones_say_why(tmp_path: Path, mark: str) -> None:
