@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,12 @@ from tests.live.jobs import ROOT
 
 pyspark = pytest.importorskip("pyspark", reason="make test-engines installs it")
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
+
+
+ETCD = "--name=embedded"
+
+SOON_ORPHANS = {"control_silence_s": 6.0, "orphan_limit_s": 8.0, "orphan_margin_s": 4.0}
 
 
 @contextmanager
@@ -65,13 +71,29 @@ def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
 
 
-def training(course: Course, workers: tuple[int, int] = (1, 2), config: dict[str, Any] | None = None) -> JobResult:
+def training(
+    course: Course, workers: tuple[int, int] = (1, 2), config: dict[str, Any] | None = None, **options: Any
+) -> JobResult:
     checkpoints = course.home / "checkpoints"
-    return run(train, str(course.home), config or {}, workers=workers, checkpoint_dir=checkpoints)
+    return run(train, str(course.home), config or {}, workers=workers, checkpoint_dir=checkpoints, **options)
 
 
 def executors(mark: str) -> list[int]:
-    return [pid for pid in living(mark) if "CoarseGrainedExecutorBackend" in command_line(pid)]
+    return processes(mark, "CoarseGrainedExecutorBackend")
+
+
+def processes(mark: str, words: str) -> list[int]:
+    """Those whose command line has these words."""
+    return [pid for pid in living(mark) if words in command_line(pid)]
+
+
+def of_the_job(mark: str) -> list[str]:
+    lines = [command_line(pid) for pid in living(mark)]
+    return [line for line in lines if "-m elastic" in line or ETCD in line]
+
+
+def await_checkpoint(course: Course) -> None:
+    course.until("a checkpoint", lambda: list(course.home.glob("checkpoints/*/_periodic/step-*/manifest.json")))
 
 
 def test_an_executor_is_killed_and_its_successor_joins_and_the_bits_are_those_of_the_quiet_run(
@@ -89,6 +111,98 @@ def test_an_executor_is_killed_and_its_successor_joins_and_the_bits_are_those_of
         result = running.result(DEADLINE_S)
     assert result.digest == quiet == result.value[0]
     assert [step for step, _ in course.worlds] == list(range(STEPS))
+
+
+def test_etcd_and_the_python_processes_of_an_executor_are_killed_and_the_bits_are_those_of_the_quiet_run(
+    course: Course, mark: str, quiet: str
+) -> None:
+    with session(2, course.home), ThreadPoolExecutor(1) as pool:
+        running = pool.submit(training, course)
+        try:
+            course.await_world(2)
+            (etcd,) = processes(mark, ETCD)
+            os.kill(etcd, signal.SIGKILL)
+            begun = len(course.worlds)
+            (again,) = course.until("etcd again", lambda: [pid for pid in processes(mark, ETCD) if pid != etcd])
+            course.until("steps after that", lambda: len(course.worlds) > begun + 10)
+            for pid in processes(mark, "pyspark.daemon")[:1]:
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+            course.await_world(1, "after the Python processes of an executor were killed")
+            course.await_world(2, "after Spark was given the task again")
+        finally:
+            course.pace(0.0)
+        result = running.result(DEADLINE_S)
+    assert result.digest == quiet and again != etcd
+    assert [step for step, _ in course.worlds] == list(range(STEPS))
+
+
+def test_all_executors_are_killed_and_the_job_goes_on_from_its_checkpoint(
+    course: Course, mark: str, quiet: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with session(2, course.home), ThreadPoolExecutor(1) as pool:
+        running = pool.submit(training, course, checkpoint_every="20 steps", timing=SOON_ORPHANS)
+        try:
+            course.await_world(2)
+            await_checkpoint(course)
+            for pid in executors(mark):
+                os.kill(pid, signal.SIGKILL)
+            course.await_world(1, "after all were lost")
+        finally:
+            course.pace(0.0)
+        result = running.result(DEADLINE_S)
+    assert result.digest == quiet and result.steps == STEPS
+    assert "goes on as train-" in capfd.readouterr().err
+
+
+def test_the_rendezvous_is_killed_and_the_call_says_so_and_nothing_is_left(course: Course, mark: str) -> None:
+    with session(2, course.home) as spark:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(training, course)
+            course.await_world(2)
+            (host,) = processes(mark, "elastic.engines.fleet_host")
+            os.kill(host, signal.SIGKILL)
+            with pytest.raises(ElasticError, match="the rendezvous of this job has ended with -9"):
+                running.result(DEADLINE_S)
+        course.until("no process of the job", lambda: not of_the_job(mark))
+        tracker = spark.sparkContext.statusTracker()
+        course.until("no job of Spark", lambda: list(tracker.getActiveJobsIds()) == [])
+        assert len(executors(mark)) == 2, "they are there for others"
+
+
+def test_the_session_is_stopped_and_the_call_says_so_and_nothing_is_left(course: Course, mark: str) -> None:
+    with session(1, course.home) as spark, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(training, course)
+        course.await_world(1)
+        spark.stop()
+        with pytest.raises(ElasticError, match="session was stopped while the job trained"):
+            running.result(DEADLINE_S)
+        course.until("no process of the job", lambda: not of_the_job(mark))
+
+
+def test_the_driver_is_killed_and_another_call_goes_on_from_the_newest_checkpoint(
+    course: Course, mark: str, quiet: str
+) -> None:
+    program = (
+        "from pathlib import Path; from tests.engines.test_spark import Course, session, training\n"
+        f"course = Course(Path({str(course.home)!r}))\n"
+        "with session(2, course.home):\n"
+        "    training(course, name='long', checkpoint_every='20 steps')"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        course.await_world(2)
+        await_checkpoint(course)
+    finally:
+        driver.kill()
+        driver.wait()
+    course.until("nothing of Spark and of the job", lambda: not living(mark))
+    done = len(course.worlds)
+    course.pace(0.0)
+    with session(1, course.home):
+        result = training(course, name="long", checkpoint_every="20 steps")
+    assert result.digest == quiet == result.value[0] and result.steps == STEPS
+    began, *_ = (step for step, _ in course.worlds[done:])
+    assert began % 20 == 0 and 0 < began <= done
 
 
 def test_more_tasks_than_executors_begin_with_what_there_is_and_leave_nothing_waiting(
