@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,14 @@ SOON_ORPHANS = {"control_silence_s": 6.0, "orphan_limit_s": 8.0, "orphan_margin_
 """Until a leader takes members that it does not hear for gone: ten minutes, where nobody says otherwise."""
 
 SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False}
+
+
+@pytest.fixture(autouse=True)
+def own_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray keeps what it has logged; sockets are below, so its path has to be short."""
+    with tempfile.TemporaryDirectory(prefix="ray") as directory:
+        monkeypatch.setenv("RAY_TMPDIR", directory)
+        yield
 
 
 class RayNodes:
@@ -247,7 +256,8 @@ def test_trials_of_tune_take_what_others_leave_and_one_that_is_stopped_leaves_no
     for home in homes.values():
         home.mkdir()
     courses = {lr: Course(home) for lr, home in homes.items()}
-    search = Trainer(train_of_trial, str(course.home), workers=(1, 2), checkpoint_dir=course.home / "checkpoints")
+    places = course.home / "checkpoints"
+    search = Trainer(train_of_trial, str(course.home), workers=(1, 2), name="search", checkpoint_dir=places)
     with nodes(3), ThreadPoolExecutor(1) as pool:
         tuner = tune.Tuner(
             search.as_trainable(),
@@ -260,6 +270,7 @@ def test_trials_of_tune_take_what_others_leave_and_one_that_is_stopped_leaves_no
         courses[1e-3].pace(0.0)
         found = {one.config["lr"]: one for one in searching.result(DEADLINE_S)}
     assert found[1e-3].metrics["digest"] == quiet
+    assert len(list(places.glob("search-*-1"))) == 2, "each trial is a job of its own"
     assert found[1.0].metrics["step"] >= 20 and "digest" not in found[1.0].metrics
     assert sum(max(world for _, world in courses[lr].worlds[:5]) for lr in (1e-3, 1.0)) <= 3
 

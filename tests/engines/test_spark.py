@@ -45,6 +45,9 @@ def session(executors: int, home: Path, path: str = "") -> Iterator[Any]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.warehouse.dir": str(home / "warehouse"),
+        "spark.local.dir": str(home),
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={home} -XX:-UsePerfData",
+        "spark.executor.extraJavaOptions": f"-Djava.io.tmpdir={home} -XX:-UsePerfData",
         "spark.ui.showConsoleProgress": "false",
     }
     if path:

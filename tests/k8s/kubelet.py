@@ -182,6 +182,7 @@ class Pod:
         base = {
             **settings["environment"],
             "HOSTNAME": self.name,
+            "TMPDIR": str(self.home),
             "KUBERNETES_SERVICE_HOST": settings["server"],
             "KUBERNETES_SERVICE_PORT": str(settings["port"]),
         }
