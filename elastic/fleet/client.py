@@ -56,9 +56,7 @@ class FleetClient:
         from elastic.wire import codec  # which plain questions do not need
 
         document = codec.job_to_json(spec).decode()
-        submit = pb.Submit(
-            document=document, resume=resume, token=token or secrets.token_hex(8), identity=identity
-        )
+        submit = pb.Submit(document=document, resume=resume, token=token or secrets.token_hex(8), identity=identity)
         return self._ask(pb.Question(submit=submit))  # every attempt has the same token
 
     def stop(self, job: str, because: str) -> str:

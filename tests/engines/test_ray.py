@@ -45,8 +45,12 @@ class RayNodes:
 
     def __init__(self, nodes: int) -> None:
         self.cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
-        self.nodes = [self.add() for _ in range(nodes)]
-        ray.init(address=self.cluster.address, log_to_driver=False)
+        try:
+            self.nodes = [self.add() for _ in range(nodes)]
+            ray.init(address=self.cluster.address, log_to_driver=False)
+        except BaseException:
+            self.close()
+            raise
 
     def add(self) -> Any:
         return self.cluster.add_node(num_cpus=1, object_store_memory=SMALL["object_store_memory"])
