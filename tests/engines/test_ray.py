@@ -19,15 +19,12 @@ import pytest
 from chaos_tests.support.processes import command_line, living
 from elastic.errors import ConfigError, LaunchFailed
 from elastic.ray import JobResult, Trainer
-from tests.engines.training import DEADLINE_S, STEPS, Course, train
+from tests.engines.training import DEADLINE_S, SOON_ORPHANS, STEPS, Course, train
 
 ray = pytest.importorskip("ray", reason="make test-engines installs it")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
-
-SOON_ORPHANS = {"control_silence_s": 6.0, "orphan_limit_s": 8.0, "orphan_margin_s": 4.0}
-"""Until a leader takes members that it does not hear for gone: ten minutes, where nobody says otherwise."""
 
 SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False}
 

@@ -20,7 +20,7 @@ from chaos_tests.support.processes import command_line, living
 from elastic.engines.job_driver import JobResult
 from elastic.errors import ConfigError, ElasticError, LaunchFailed
 from elastic.spark import run
-from tests.engines.training import DEADLINE_S, STEPS, Course, train
+from tests.engines.training import DEADLINE_S, SOON_ORPHANS, STEPS, Course, train
 from tests.live.jobs import ROOT
 
 pyspark = pytest.importorskip("pyspark", reason="make test-engines installs it")
@@ -29,8 +29,6 @@ pytestmark = [pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 
 
 ETCD = "--name=embedded"
-
-SOON_ORPHANS = {"control_silence_s": 6.0, "orphan_limit_s": 8.0, "orphan_margin_s": 4.0}
 
 
 @contextmanager

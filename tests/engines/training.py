@@ -10,6 +10,10 @@ from typing import Any
 DEADLINE_S = 400.0
 STEPS = 300
 
+SOON_ORPHANS = {"control_silence_s": 6.0, "orphan_limit_s": 45.0, "orphan_margin_s": 5.0}
+"""Until a leader takes members that it does not hear for gone: ten minutes, where nobody says otherwise. Workers have the
+first of these to start in, too, which a busy machine may need."""
+
 
 class Course:
     """How fast the function goes, and what it has written. home: a directory of the test."""
