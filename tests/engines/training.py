@@ -11,8 +11,8 @@ DEADLINE_S = 400.0
 STEPS = 300
 
 SOON_ORPHANS = {"control_silence_s": 6.0, "orphan_limit_s": 45.0, "orphan_margin_s": 5.0}
-"""Until a leader takes members that it does not hear for gone: ten minutes, where nobody says otherwise. Workers have the
-first of these to start in, too, which a busy machine may need."""
+"""Until a leader takes members that it does not hear for gone: ten minutes, where nobody says otherwise. Workers have
+orphan_limit_s to start in, too, and need it on a busy machine."""
 
 
 class Course:
