@@ -57,22 +57,25 @@ def test_worker_agent_node_and_command_are_killed_one_after_the_other(slurm: Slu
     command = training.command("--checkpoint-every '20 steps'")
     job = slurm.submit(command, WHOLE, "--requeue", environment=training.environment)
     for words in (str(SCRIPT), "\0elastic.agent\0"):
-        slurm.until("it trains", lambda: len(training.steps) > 25)
-        done = len(training.steps)
+        await_steps(slurm, training, 25)
         kill(slurm, words)
-        slurm.until(f"it trains without {words}", lambda done=done: len(training.steps) > done + 10)
+        await_steps(slurm, training, 10)
     (node,) = slurm.states()
     slurm.switch_off(node)
     slurm.until("Slurm has noticed", lambda: slurm.job(job)["JobState"] == "PENDING")
     slurm.switch_on(node)
     slurm.run_again(job)
-    done = len(training.steps)
-    slurm.until("it trains when the node is back", lambda: len(training.steps) > done + 10)
+    await_steps(slurm, training, 10)
     kill(slurm, "/elastic\0run\0")
     assert slurm.end(job) == "FAILED"
     training.pace(0.0)
     assert slurm.end(slurm.submit(command, WHOLE, environment=training.environment)) == "COMPLETED"
     training.check_end()
+
+
+def await_steps(slurm: Slurm, training: Training, count: int) -> None:
+    wanted = len(training.steps) + count
+    slurm.until(f"{count} more steps", lambda: len(training.steps) >= wanted)
 
 
 def kill(slurm: Slurm, words: str) -> None:
