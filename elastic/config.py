@@ -185,7 +185,8 @@ class Timing:
 
     join_window_s: float = 30.0
     """How long the first generation waits for `workers` before it starts with `min_workers`. Below these it waits on
-    for processes that have been started and have not announced themselves, up to orphan_limit_s."""
+    for its agents, and for processes that they have started and that have not announced themselves, up to
+    orphan_limit_s."""
 
     pause_limit_s: float = _option(
         "--pause-limit",

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -158,8 +158,6 @@ class JobDriver:
         self._entry = entry
         if entry["state"] == "ended" and entry["exit_code"] in (ExitCode.DRAINED, ExitCode.STATE_LOST):
             return not self._goes_on()
-        if entry["state"] == "ended" and entry["exit_code"] == ExitCode.BELOW_QUORUM and not entry["generation"]:
-            return not self._begins_again()
         told = f"{entry['state']}{': ' if entry['because'] else ''}{entry['because'].partition(chr(10))[0]}"
         if told != self._told and entry["state"] != "ended":
             self._told = told
@@ -177,33 +175,12 @@ class JobDriver:
         except ElasticError as error:
             _say(f"{self.job} cannot go on: {error}")
             return False
-        self._resumed = found
-        self._follow(str(told["job"]))
-        _say(f"goes on as {self.job} from step {found.step}, checkpoint {found}")
-        return True
-
-    def _begins_again(self) -> bool:
-        """No agent has started a worker within the join window: on a busy machine that takes longer. The next job has
-        twice as long, as far as members would wait for each other."""
-        timing = self._spec.timing
-        if timing.join_window_s >= timing.orphan_limit_s:
-            return False
-        self._spec = replace(self._spec, timing=replace(timing, join_window_s=2 * timing.join_window_s))
-        try:
-            told = self.fleet.client.submit(self._spec, f"{self.job}@{self._resumed or ''}")
-        except ElasticError as error:
-            _say(f"{self.job} cannot begin again: {error}")
-            return False
-        self._follow(str(told["job"]))
-        _say(f"begins again as {self.job}")
-        return True
-
-    def _follow(self, job: str) -> None:
-        """The job that goes on in the place of the one that has ended."""
-        before, self.job = self._entry, job
+        self.job, self._resumed = str(told["job"]), found
         self._entry, self._asks_s = {**before, "state": ""}, 0.0
         self._served.clear()
         _say(f"{before['job']} is interrupted: {before['because'].partition(chr(10))[0]}")
+        _say(f"goes on as {self.job} from step {found.step}, checkpoint {found}")
+        return True
 
     def newest_step(self) -> dict[str, Any]:
         """The newest line of the ledger that a node has, or {}. While the job runs."""

@@ -216,15 +216,11 @@ def test_more_tasks_than_executors_begin_with_what_there_is_and_leave_nothing_wa
         assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
 
 
-def test_agents_that_take_longer_than_the_join_window_are_waited_for(
-    course: Course, mark: str, quiet: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_agents_that_take_longer_than_the_join_window_are_waited_for(course: Course, mark: str, quiet: str) -> None:
     course.pace(0.0)
     with session(1, course.home):
         result = training(course, workers=(1, 1), timing={"join_window_s": 0.1})
     assert result.digest == quiet
-    told = capfd.readouterr().err
-    assert "only 0 of at least 1 workers came within the join window" in told and "begins again as train-" in told
 
 
 def test_an_exception_of_the_function_is_told_with_its_traceback(course: Course, mark: str) -> None:
