@@ -160,8 +160,10 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
 def _wait_or_close(g: Group, present: int, now_s: float, do: list[Action]) -> None:
     if waits_for_starting(g, f"{present} of at least {g.spec.min_workers} workers are here", now_s, do):
         return
-    if not g.slots and not g.workers and now_s < g.since_s + g.spec.timing.orphan_limit_s:
-        return  # no agent of the job attends yet: on a busy machine it takes longer to start than the window lasts
-    when = f"within {g.spec.timing.orphan_limit_s:.0f} s" if g.starting else "within the join window"
+    limit_s = g.spec.timing.orphan_limit_s
+    nobody = not g.slots and not g.workers  # on a busy machine agents take longer to start than the window lasts
+    if nobody and now_s < g.since_s + limit_s:
+        return
+    when = f"within {limit_s:.0f} s" if g.starting or nobody else "within the join window"
     because = f"only {present} of at least {g.spec.min_workers} workers came {when}"
     become_closed(g, 3, because, now_s, do)
