@@ -19,6 +19,7 @@ POLL_S = 0.25
 EXTRA = "spark"
 CHECKPOINTS = "~/elastic-jobs"
 SPECULATION = "spark.speculation"
+STOPPED = "the Spark session was stopped while the job trained"
 
 
 def run(
@@ -58,13 +59,13 @@ def run(
         tasks = _Tasks(driver, context)
         try:
             while not driver.poll():
-                if context._jsc is None:  # nothing public says so
-                    raise ElasticError("the Spark session was stopped while the job trained")
                 tasks.step()
                 time.sleep(POLL_S)  # another process decides: there is nothing to wait on
             tasks.finish()
-        except BaseException:
+        except BaseException as error:
             tasks.cancel()
+            if context._jsc is None and isinstance(error, Exception) and not isinstance(error, ElasticError):
+                raise ElasticError(STOPPED) from error
             raise
         return driver.result()
 
@@ -95,7 +96,10 @@ class _Tasks:
         self._over: queue.SimpleQueue[tuple[int, TaskOutcome | Exception]] = queue.SimpleQueue()
 
     def step(self) -> None:
-        """Take in what has ended, and start what is missing."""
+        """Take in what has ended, and start what is missing. Raises ElasticError if the session was stopped, or what
+        Spark raises while that happens."""
+        if self._context._jsc is None:  # nothing public says so
+            raise ElasticError(STOPPED)
         self._take_in()
         for number, task in self._tasks.items():
             if number not in self._serving and task.due_s <= time.monotonic():

@@ -79,8 +79,8 @@ def await_steps(slurm: Slurm, training: Training, count: int) -> None:
 
 
 def kill(slurm: Slurm, words: str) -> None:
-    """The first process of the node whose command line has these words."""
-    (pid, *_) = (pid for pid in slurm.processes() if words in Path(f"/proc/{pid}/cmdline").read_text())
+    """The newest process of the node whose command line has these words."""
+    (*_, pid) = (pid for pid in slurm.processes() if words in Path(f"/proc/{pid}/cmdline").read_text())
     kill_if_there(pid)
 
 

@@ -291,7 +291,7 @@ def test_a_step_leaves_the_group_it_was_given_as_it_was() -> None:
 def test_a_closed_group_answers_nothing() -> None:
     group, _ = run("0 job workers=2", "0 elected 1", "600 tick")
     assert group.state is membership.State.CLOSED
-    assert membership.step(group, Announce("a", "na", 0, 1, "host", 1, "same"), 21.0)[1] == ()
+    assert membership.step(group, Announce("a", "na", 0, 1, "host", 1, "same"), 601.0)[1] == ()
 
 
 def test_the_token_of_a_generation_cannot_be_told_from_its_number() -> None:
