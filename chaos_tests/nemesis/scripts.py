@@ -15,9 +15,9 @@ from chaos_tests.scenario.schedule import Planned
 def check(scene: Scene) -> None:
     """Raises Impossible if there are no scripts beside the workers, NotNow while not all of them run: what happens to
     one that is just being ended is no fault."""
-    if not scene.rounds:
+    if not scene.spec.restart:
         raise Impossible("it is done to scripts in rounds: say --restart, or restart = true in the job")
-    if not scene.world.round_runs or len(scene.world.members) < scene.rounds or scene.running:
+    if not scene.world.round_runs or len(scene.world.members) < scene.spec.workers or scene.running:
         raise NotNow("not the scripts of all workers run, or another fault lasts")
 
 

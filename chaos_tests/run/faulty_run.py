@@ -121,9 +121,9 @@ class _Faulty:
                 orders=self._orders,
                 directory=self._dir,
                 mark=job.mark,
+                spec=spec,
                 steps=self._quiet_steps,
                 nodes=nodes,
-                rounds=spec.workers if spec.restart else 0,
             )
             self._breaker = Nemesis(self._campaign.plan, scene)
             try:

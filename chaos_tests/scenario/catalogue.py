@@ -129,6 +129,16 @@ ROWS = (
         step=When.FIRST,
     ),
     _kill_at("kill-in-last-step", "SIGKILL in the last step of all", places=failpoints.STEP, step=When.LAST),
+    _kill_at(
+        "kill-in-overlap",
+        "SIGKILL while gradients are sent before backward has ended (needs --overlap)",
+        places=(failpoints.EARLY_SENT,),
+    ),
+    _kill_at(
+        "kill-in-repetition",
+        "SIGKILL while a pass is computed again, as a gradient did not fit its integers (needs --reduction fixed)",
+        places=(failpoints.IN_REPETITION,),
+    ),
     _kill_at("kill-in-evaluation", "SIGKILL within job.evaluate", places=(failpoints.IN_EVALUATION,)),
     _kill_at(
         "kill-in-checkpoint",
