@@ -32,6 +32,8 @@ from elastic.store.embedded import find_binary
 from elastic.store.etcd import Tls
 
 REPLICA_PORT = 7070
+NODE_LABEL = "node"
+"""The label of each node: its name."""
 START_S = 60.0
 VERB_S = 120.0
 CLOSE_S = 20.0
@@ -126,7 +128,14 @@ class Cluster:
     def node(self, name: str, *options: str) -> None:
         """Start the daemon of a node, with options of `elastic agent`."""
         words = ("--rendezvous", ",".join(self.client.replicas), "--node", name, "--jobs-dir", str(self.home / name))
-        where = ("--address", self.hosts.add(name), *self._insecure, *self._shown(name, Role.AGENT))
+        where = (
+            "--label",
+            f"{NODE_LABEL}={name}",
+            "--address",
+            self.hosts.add(name),
+            *self._insecure,
+            *self._shown(name, Role.AGENT),
+        )
         if (cloud := self.clouds.get(name)) is not None:
             options = ("--notices", cloud.choice, *options)
         environment = cloud.environment if cloud is not None else {}

@@ -92,6 +92,7 @@ def job(tmp_path: Path) -> NodesJob:
         Any,
         SimpleNamespace(
             home=tmp_path / "job" / "cluster",
+            replicas={},
             ledgers=lambda name: sorted((tmp_path / "job" / "cluster").glob(f"*/{name}/steps.jsonl")),
             journals=list,
         ),
