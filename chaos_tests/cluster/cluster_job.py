@@ -43,16 +43,17 @@ CLOUDS: tuple[type[MetadataService], ...] = (Ec2, Gce, AzureHost)
 URGENT_ENDS_S = 20.0
 
 
-def node_names(workers: int) -> tuple[str, ...]:
-    """A node for each. Raises ConfigError."""
-    if workers > NODES_MAX:
-        raise ConfigError(f"{workers} workers: each has a node of its own, and there are at most {NODES_MAX}")
-    return tuple(string.ascii_lowercase[:workers])
+def node_names(workers: int, slots: int = 1) -> tuple[str, ...]:
+    """A node for each so many workers. Raises ConfigError."""
+    nodes = -(-workers // slots)
+    if nodes > NODES_MAX:
+        raise ConfigError(f"{workers} workers need {nodes} nodes of {slots} each, and there are at most {NODES_MAX}")
+    return tuple(string.ascii_lowercase[:nodes])
 
 
 class NodesJob(Followed):
     """For the main thread. job_dir: a new directory. cuttable: links between its nodes can be cut,
-    for which `network.why_not` must say nothing. environment: of all its processes."""
+    for which `network.why_not` must say nothing. slots: workers of each node. environment: of all its processes."""
 
     def __init__(
         self,
@@ -62,11 +63,13 @@ class NodesJob(Followed):
         environment: Mapping[str, str],
         *,
         cuttable: bool,
+        slots: int = 1,
     ) -> None:
         super().__init__(on_poll, lambda: (*self._journals_of_cluster(), *(job_dir / "journal").glob("*.jsonl")))
         self.dir = job_dir
         self.name = ""
         self.network = Network() if cuttable else None
+        self.slots = slots
         self._spec = replace(spec, checkpoint_dir=str(job_dir / "checkpoints"))
         self._environment = environment
         self._stack = ExitStack()
@@ -89,6 +92,7 @@ class NodesJob(Followed):
                     etcd=ETCD_MEMBERS,
                     replicas=REPLICAS,
                     nodes=self.nodes,
+                    slots=self.slots,
                     environment=self._environment,
                     clouds=clouds,
                 )
@@ -111,7 +115,11 @@ class NodesJob(Followed):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return node_names(self._spec.workers)
+        return node_names(self._spec.workers, self.slots)
+
+    @property
+    def first_workers(self) -> list[str]:
+        return [f"{node}.{slot}.0" for node in self.nodes for slot in range(self.slots)]
 
     @property
     def daemons(self) -> frozenset[int]:
@@ -136,12 +144,13 @@ class NodesJob(Followed):
     # Another job
 
     def preempt(self, node: str, number: int) -> str:
-        """Submit a job of a higher priority that needs a slot of that node, and trains nothing. number: the same one
+        """Submit a job of a higher priority that needs all slots of that node, and trains nothing. number: the same one
         means the same job. Returns its name. Raises ElasticError."""
         urgent = JobSpec(
             name=URGENT,
             command=(sys.executable, "-c", f"import time; time.sleep({URGENT_S})"),
-            workers=1,
+            workers=self.slots,
+            min_workers=self.slots,
             labels=(f"{NODE_LABEL}={node}",),
             priority=self._spec.priority + 1,
             checkpoint_dir=self._spec.checkpoint_dir,

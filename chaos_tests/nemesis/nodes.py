@@ -27,10 +27,10 @@ from elastic.wire.elastic_pb2_grpc import RendezvousStub
 
 def some_node(scene: Scene, planned: Planned) -> str:
     """The node of a healthy member; another member is spared. Raises NotNow."""
-    healthy = scene.victims.healthy()
+    healthy = sorted({node_of(worker) for worker in scene.victims.healthy()})
     if len(healthy) < 2:
-        raise NotNow(f"{len(healthy)} healthy members, 2 are needed")
-    return scene.victims.dice(planned).choice(sorted({node_of(worker) for worker in healthy}))
+        raise NotNow(f"{len(healthy)} nodes have healthy members, 2 are needed")
+    return scene.victims.dice(planned).choice(healthy)
 
 
 def leading(scene: Scene) -> str:
@@ -103,10 +103,10 @@ def drain_node(scene: Scene, planned: Planned) -> None:
 
 
 def preempt_node(scene: Scene, planned: Planned) -> None:
-    """Another job takes a slot, and gives it back. Raises Impossible if this job could not go on without it."""
+    """Another job takes a node, and gives it back. Raises Impossible if this job could not go on without that."""
     job, spec = scene.on_nodes(), scene.spec
-    if spec.min_workers >= spec.workers:
-        raise Impossible(f"the job needs all of its {spec.workers} workers: it would be preempted as a whole")
+    if spec.min_workers > (left := spec.workers - job.slots):
+        raise Impossible(f"min_workers={spec.min_workers}, and {left} are left: it would be preempted as a whole")
     node, urgent = some_node(scene, planned), ""
 
     def take() -> None:
