@@ -70,7 +70,8 @@ def spring(scene: Scene, done: Mapping[str, Any]) -> None:
         scene.running.remove(running)
         scene.victims.condemned.discard(worker)
     if planned.fault.effect is Effect.FREEZES:
-        workers.hold(scene, planned, (worker,), signals.thaw_later, f"at {planned.place} SIGSTOP to")
+        begun_ns, text = int(done["t_mono_ns"]), f"at {planned.place} SIGSTOP to"
+        workers.hold(scene, planned, (worker,), signals.thaw_later, text, begun_ns)
         return
     if planned.fault.effect is Effect.NONE:  # nothing happens to the worker itself: it may not be lost for it
         scene.teller.injected(planned, {}, int(done["t_mono_ns"]), target=f"disk of {worker}")

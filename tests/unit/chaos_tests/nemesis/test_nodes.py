@@ -21,7 +21,7 @@ import pytest
 from chaos_tests.cluster.cluster_job import NodesJob
 from chaos_tests.cluster.job_handle import JobFailed
 from chaos_tests.failpoints.orders import FailpointOrders
-from chaos_tests.nemesis import checkpoint_damage, nodes, out_of_memory
+from chaos_tests.nemesis import checkpoint_damage, failpoints, nodes, out_of_memory
 from chaos_tests.nemesis.failpoints import never_reached
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.nemesis.nemesis import Nemesis
@@ -153,6 +153,21 @@ def test_nothing_else_is_done_before_a_script_that_was_killed_has_ended_its_work
         ("fault_ended", 1),
         ("fault_skipped", 2),
     ]
+
+
+def test_who_stops_itself_stands_still_since_then_however_late_the_harness_hears_of_it(on_machine: Stage) -> None:
+    scene, stopped_ns = on_machine.scene, time.monotonic_ns()
+    with subprocess.Popen(["sleep", "600"]) as worker:
+        worker.send_signal(signal.SIGSTOP)
+        breaker = Nemesis([Planned(1, 0.0, "freeze-in-step", IN_SHARD)], scene)
+        breaker.begin()
+        breaker.poll([], 1)
+        ((_, laid_for),) = [running.laid for running in scene.running if running.laid]
+        failpoints.spring(scene, {"number": 1, "worker_id": laid_for, "pid": worker.pid, "t_mono_ns": stopped_ns})
+        breaker.heal("the test is over")
+        worker.kill()
+    injected = on_machine.noted()[0]
+    assert (injected["event"], injected["worker_id"], injected["t_mono_ns"]) == ("fault_injected", laid_for, stopped_ns)
 
 
 @pytest.mark.parametrize(
