@@ -98,7 +98,7 @@ class Nemesis:
     def _due(self) -> Iterator[Planned]:
         """What may begin now, one after the other."""
         for planned in list(self._waiting):
-            if any(one.awaits_place or one.awaits_event for one in self._scene.running):
+            if any(one.awaits_place or one.awaits_event or (one.alone and not one.seen) for one in self._scene.running):
                 return
             if planned.fault.step is When.LAST:
                 if self._scene.applied >= self._scene.steps - LAST_STEPS:

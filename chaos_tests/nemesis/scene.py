@@ -143,7 +143,7 @@ class RunningFault:
     whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
     a worker that begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen.
     until_steady: it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get
-    SIGKILL.
+    SIGKILL. alone: no other fault begins before it was seen.
     """
 
     planned: Planned
@@ -160,6 +160,7 @@ class RunningFault:
     awaits_event: str = ""
     held: list[str] = field(default_factory=list)
     insist_s: float = math.inf
+    alone: bool = False
     injected: bool = False
     seen: bool = False
 

@@ -22,13 +22,14 @@ def check(scene: Scene) -> None:
 
 
 def strike(scene: Scene, planned: Planned, *, number: signal.Signals) -> None:
-    """A signal to the script of a member, whose worker has to end."""
+    """A signal to the script of a member, whose worker has to end. If another member was lost meanwhile, all scripts
+    would be started again, and nobody could say why this one had ended."""
     (worker,) = _targets(scene, planned)
     begun_ns, script = time.monotonic_ns(), scene.world.scripts[worker]
     signals.send([script], number)
     scene.teller.injected(planned, scene.victims.pids([worker]), begun_ns, script=script)
     scene.victims.condemned.add(worker)
-    scene.running.append(RunningFault(planned, hit={worker}, injected=True))
+    scene.running.append(RunningFault(planned, hit={worker}, injected=True, alone=True))
     scene.teller.told(planned, f"{number.name} to the script of {worker}")
 
 

@@ -399,6 +399,12 @@ ROWS = (
         "nodes.drain_node",
         for_s=8.0,
     ),
+    _leave(
+        "preempt-node",
+        "a job of a higher priority takes a node for 8 s; its workers leave between two steps",
+        "nodes.preempt_node",
+        for_s=8.0,
+    ),
     _notice(
         "notice-node",
         "a cloud says that it takes a machine in 20 s, and does; its workers have left by then, and another one comes",

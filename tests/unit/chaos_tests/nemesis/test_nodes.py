@@ -92,6 +92,7 @@ def job(tmp_path: Path) -> NodesJob:
         Any,
         SimpleNamespace(
             home=tmp_path / "job" / "cluster",
+            replicas={},
             ledgers=lambda name: sorted((tmp_path / "job" / "cluster").glob(f"*/{name}/steps.jsonl")),
             journals=list,
         ),
@@ -132,6 +133,26 @@ def test_what_needs_nodes_is_skipped_on_one_machine(on_machine: Stage, kind: str
 
 def test_a_point_that_no_worker_of_the_job_comes_to_is_not_waited_for(on_machine: Stage) -> None:
     assert 'overlap = "on"' in skipped(on_machine, "kill-in-overlap")
+
+
+def test_nothing_else_is_done_before_a_script_that_was_killed_has_ended_its_worker(on_machine: Stage) -> None:
+    scene = on_machine.scene
+    scene.spec = replace(SPEC, restart=True)
+    with subprocess.Popen(["sleep", "600"]) as script:
+        scene.world.feed(line("script_started", worker, script=script.pid) for worker in scene.world.members)
+        breaker = Nemesis([Planned(1, 0.0, "kill-script"), Planned(2, 0.0, "kill-in-step", IN_SHARD)], scene)
+        breaker.begin()
+        breaker.poll([], 1)
+        assert script.wait() == -signal.SIGKILL
+    breaker.poll([], 1)
+    (injected,) = on_machine.noted()
+    scene.world.feed([line("worker_exited", injected["worker_id"])])
+    breaker.poll([], 1)
+    assert [(noted["event"], noted["number"]) for noted in on_machine.noted()[1:]] == [
+        ("fault_seen", 1),
+        ("fault_ended", 1),
+        ("fault_skipped", 2),
+    ]
 
 
 @pytest.mark.parametrize(
