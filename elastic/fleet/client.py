@@ -49,9 +49,9 @@ class FleetClient:
 
     def submit(self, spec: JobSpec, resume: str = "", token: str = "", identity: str = "") -> dict[str, Any]:
         """Submit a job. resume: "<job>@<checkpoint>", an ended job and the checkpoint from which the new job goes on,
-        or "". token: whoever gives the same one means the same job, whichever comes first; "": a new job. identity: of
-        a job of a fleet that is gone, to which the checkpoints at this job's place belong; then resume is
-        "@<checkpoint>" or "". Returns {"job", "larger"}: the job's name, and a sentence if the job is larger than the
+        or "". token: calls with the same token mean one job, whichever comes first; "": a new job. identity: of a job
+        of a fleet that is gone, to which the checkpoints at this job's place belong; then resume is "@<checkpoint>" or
+        "". Returns {"job", "larger"}: the job's name, and a sentence if the job is larger than the
         fleet, else ""."""
         from elastic.wire import codec  # which plain questions do not need
 
