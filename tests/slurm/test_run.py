@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.support.processes import kill_if_there
 from elastic.errors import ExitCode
 from tests.slurm.cluster import CPUS, Slurm
-from tests.slurm.training import SCRIPT, Training
+from tests.slurm.training import Training
 
 WHOLE = f"--cpus-per-task={CPUS}"
 """A node."""
@@ -51,37 +50,6 @@ def test_a_cancelled_job_goes_on_from_the_very_step_when_it_is_submitted_again(
     training.pace(0.0)
     assert slurm.end(slurm.submit(training.command(), WHOLE, environment=training.environment)) == "COMPLETED"
     training.check(done)
-
-
-def test_worker_agent_node_and_command_are_killed_one_after_the_other(slurm: Slurm, training: Training) -> None:
-    command = training.command("--checkpoint-every '20 steps'")
-    job = slurm.submit(command, WHOLE, "--requeue", environment=training.environment)
-    for words in (str(SCRIPT), "\0elastic.agent\0"):
-        await_steps(slurm, training, 25)
-        kill(slurm, words)
-        await_steps(slurm, training, 10)
-    (node,) = slurm.states()
-    slurm.switch_off(node)
-    slurm.until("Slurm has noticed", lambda: slurm.job(job)["JobState"] == "PENDING")
-    slurm.switch_on(node)
-    slurm.run_again(job)
-    await_steps(slurm, training, 10)
-    kill(slurm, "/elastic\0run\0")
-    assert slurm.end(job) == "FAILED"
-    training.pace(0.0)
-    assert slurm.end(slurm.submit(command, WHOLE, environment=training.environment)) == "COMPLETED"
-    training.check_end()
-
-
-def await_steps(slurm: Slurm, training: Training, count: int) -> None:
-    wanted = len(training.steps) + count
-    slurm.until(f"{count} more steps", lambda: len(training.steps) >= wanted)
-
-
-def kill(slurm: Slurm, words: str) -> None:
-    """The newest process of the node whose command line has these words."""
-    (*_, pid) = (pid for pid in slurm.processes() if words in Path(f"/proc/{pid}/cmdline").read_text())
-    kill_if_there(pid)
 
 
 def test_a_job_at_its_time_limit_puts_itself_into_the_queue_and_goes_on(slurm: Slurm, training: Training) -> None:

@@ -58,9 +58,5 @@ class Training:
         """It is complete, it went on from that step, no signal ended a worker, and every step was done once."""
         assert {line["step"] for line in self.events("state_restored")} == {begun_again_with}
         assert not [line for line in self.events("worker_exited") if line["because"].startswith("killed")]
-        self.check_end()
-
-    def check_end(self) -> None:
-        """It is complete, every step is in the ledger once, and it has the bits of the quiet run."""
         assert self.steps == list(range(STEPS))
         assert json.loads((self.dir / "result.json").read_text())["digest"] == self._undisturbed
