@@ -135,7 +135,7 @@ class Agent:
             self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source=SIGTERM)
             return
         if self._stop_status is not None:
-            self._workers.kill_all()
+            self._workers.processes.kill_all()
             return
         self._stop_status = 128 + number
         self._workers.for_all_slots(worker_slot.StopSlot())
@@ -235,17 +235,17 @@ class Agent:
             if isinstance(order, Fence | Release | Close):
                 because = getattr(order, "because", "released")
                 self._journal.write("ordered", worker_id=worker_id, order=type(order).__name__, because=because)
-            self._workers.order(worker_id, order)
+            self._workers.socket.order(worker_id, order)
 
     def on_orphaned(self, term: int) -> None:
         """Order all rings to stop; workers keep their state. The next leader hears of it and rebuilds."""
-        self._workers.order_all(Quiesce(term, 0, self._standing.newest))
+        self._workers.socket.order_all(Quiesce(term, 0, self._standing.newest))
 
     def on_end(self, ended: Ended) -> None:
         self._end = ended
         self._workers.for_all_slots(worker_slot.JobOver(complete=ended.exit_code == 0))
         # A worker that was cut off, or expelled, has not heard of the end, and would wait in its ring for ever.
-        self._workers.order_all(Close(self._leader.term, ended.because, ended.exit_code))
+        self._workers.socket.order_all(Close(self._leader.term, ended.because, ended.exit_code))
 
     async def _watch(self) -> None:
         """Look at silent workers, and send a beat upstream, every beat_s."""

@@ -68,7 +68,8 @@ class NodeDrain:
         if (wish := self._wish_of(worker_id)) is not None:
             self._leader.say(wish)
             signalled = SIGTERM in self._stay.notices
-            self._workers.order(worker_id, Drain(self._leader.term, worker_id, wish.left_ms, wish.because, signalled))
+            drain = Drain(self._leader.term, worker_id, wish.left_ms, wish.because, signalled)
+            self._workers.socket.order(worker_id, drain)
 
     def wishes(self) -> Iterator[DrainWish]:
         """The wishes to drain that a new leader has to be told, as of now."""

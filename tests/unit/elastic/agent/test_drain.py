@@ -31,6 +31,7 @@ class Host:
         self.said: list[Word] = []
         self.orders: list[Order] = []
         self.signals: list[str] = []
+        self.socket = self
         for number in range(2):
             slot = worker_slot.new("a", number, SPEC, 0)
             for event in (worker_slot.Due(), worker_slot.Spawned(100 + number), worker_slot.WorkerJoined()):

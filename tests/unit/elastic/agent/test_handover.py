@@ -199,12 +199,12 @@ def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: P
     journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
 
     async def story() -> None:
-        old = WorkerSocket("job", deep, "a", journal, cast(Any, None))
+        old = WorkerSocket("job", deep, "a", journal, cast(Any, None), cast(Any, None))
         await old.listen()
         assert len(old.path) < 100
         await old.hand_over(1.0)
         await old.close()
-        new = WorkerSocket("job", deep, "a", journal, cast(Any, None), old.kept, old.path)
+        new = WorkerSocket("job", deep, "a", journal, cast(Any, None), cast(Any, None), old.kept, old.path)
         await new.listen()
         assert new.path == old.path and Path(new.path).is_socket()
         await new.close()
