@@ -92,7 +92,7 @@ class Agent:
             loop.add_signal_handler(sent, self._on_signal, sent, asked)
         loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
         await self._workers.listen()
-        self._departure.watch(self._notices)
+        self._departure.notices.watch(self._notices)
         if self._handed is not None:
             self._journal.write("agent_took_over", version=__version__, workers=self._workers.inherited)
         handover.begin(self._place, self._journal, self._handed)
@@ -206,7 +206,7 @@ class Agent:
         self._departure.asked(left_s, because)
 
     def on_drain_over(self) -> None:
-        self._departure.heard(OPERATOR, None)
+        self._departure.notices.heard(OPERATOR, None)
 
     def on_worker_signal(self, worker_id: str, *, kill: bool) -> None:
         if kill:

@@ -106,7 +106,7 @@ class WorkerManager:
         self._leader = leader
         self._events = events
         self._employed = inherited.workers
-        self._slots = list(inherited.slots)
+        self.slots = list(inherited.slots)
         self._standing = inherited.standing
         self._frozen = set(inherited.frozen)
         self._slot_file = slot_file
@@ -143,8 +143,8 @@ class WorkerManager:
     async def start(self) -> None:
         """Start the workers of all slots."""
         if self._spec.ring is RingKind.MPI:
-            await self._mpirun.start([slot.worker_id for slot in self._slots])
-        for number in range(len(self._slots)):
+            await self._mpirun.start([slot.worker_id for slot in self.slots])
+        for number in range(len(self.slots)):
             self._arm(number)
 
     async def end(self) -> None:
@@ -163,14 +163,14 @@ class WorkerManager:
         """Why no other program can take over now, or ""."""
         if self._spec.ring is RingKind.MPI:
             return "mpirun holds the ranks of its workers; the job has to end first"
-        if any(slot.phase is worker_slot.SlotPhase.STARTING for slot in self._slots):
+        if any(slot.phase is worker_slot.SlotPhase.STARTING for slot in self.slots):
             return "a worker is just being started"
         if not self._ledger.settled:
             return "the disk is full, and lines of steps.jsonl are in memory only"
         return ""
 
     def heirloom(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
-        slots, frozen, socket = tuple(self._slots), frozenset(self._frozen), self.socket
+        slots, frozen, socket = tuple(self.slots), frozenset(self._frozen), self.socket
         return AgentUpgradeState(slots, tuple(workers), socket.kept, self._standing, frozen, term, socket.path)
 
     async def hand_over(self, term: int) -> AgentUpgradeState:
@@ -185,10 +185,6 @@ class WorkerManager:
     # ------------------------------------------------------------------------------------------- slots
 
     @property
-    def slots(self) -> Sequence[Slot]:
-        return self._slots
-
-    @property
     def has_others(self) -> bool:
         """Whether the job has members on other nodes, which go on without this node."""
         return self._standing.has_others(self._node)
@@ -197,15 +193,15 @@ class WorkerManager:
     def is_empty(self) -> bool:
         """Whether no worker is left and none may still start."""
         waiting = (worker_slot.SlotPhase.WAITING, worker_slot.SlotPhase.STARTING)
-        return not any(slot.lives or slot.phase in waiting for slot in self._slots)
+        return not any(slot.lives or slot.phase in waiting for slot in self.slots)
 
     def for_all_slots(self, event: worker_slot.Event) -> None:
-        for number in range(len(self._slots)):
+        for number in range(len(self.slots)):
             self._supervise(number, event)
 
     def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
         """Bring an event about a worker to its slot; dropped if the slot has gone on without the worker."""
-        for number, slot in enumerate(self._slots):
+        for number, slot in enumerate(self.slots):
             if slot.worker_id == worker_id and slot.lives:
                 self._supervise(number, event)
 
@@ -215,7 +211,7 @@ class WorkerManager:
         self.processes.signal(worker_id, signal.SIGKILL)
 
     def _supervise(self, number: int, event: worker_slot.Event) -> None:
-        self._slots[number], actions = worker_slot.step(self._slots[number], event, time.monotonic())
+        self.slots[number], actions = worker_slot.step(self.slots[number], event, time.monotonic())
         for action in actions:
             match action:
                 case worker_slot.SayTo(WorkerDead() as dead):
@@ -225,7 +221,7 @@ class WorkerManager:
                         self._journal.write("slot_given_up", slot=word.slot, because=word.because)
                     self._leader.say(word)
                 case worker_slot.Signal(sent):
-                    self._signal(self._slots[number], sent)
+                    self._signal(self.slots[number], sent)
                 case worker_slot.TellLeader():
                     self._journal.write("worker_failed", **asdict(action))
                 case worker_slot.Spawn(worker_id, restarted):
@@ -236,7 +232,7 @@ class WorkerManager:
     def _arm(self, number: int) -> None:
         if (timer := self._timers.pop(number, None)) is not None:
             timer.cancel()
-        slot = self._slots[number]
+        slot = self.slots[number]
         if slot.deadline_s < math.inf and not self._hands_over:
             first = slot.deadline_s == -math.inf
             wait_s = 0.0 if first else max(SPAWN_PAUSE_S, slot.deadline_s - time.monotonic())
@@ -248,7 +244,7 @@ class WorkerManager:
         """Those in which it matters how many shards there are: none on one machine, or without an order of the sum."""
         if is_loopback(self._reach.address) or self._spec.reduction is not Reduction.EXACT:
             return None
-        slots = max(1, len(self._slots) - self._spec.spares)
+        slots = max(1, len(self.slots) - self._spec.spares)
         return Worlds(self._spec.min_workers, self._spec.workers_limit, slots)
 
     def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
@@ -277,7 +273,7 @@ class WorkerManager:
     # --------------------------------------------------------------------------------------- processes
 
     def on_started(self, number: int, worker_id: str, pid: int) -> None:
-        self._slot_file.spawned(number, self._slots[number].incarnation, pid)
+        self._slot_file.spawned(number, self.slots[number].incarnation, pid)
         self._supervise(number, worker_slot.Spawned(pid))
 
     def on_not_started(self, number: int, because: str) -> None:
@@ -330,7 +326,7 @@ class WorkerManager:
             self._events.on_announced(worker_id)
 
     def _served(self, worker_id: str) -> None:
-        if any(slot.worker_id == worker_id and not slot.served for slot in self._slots):
+        if any(slot.worker_id == worker_id and not slot.served for slot in self.slots):
             self.supervise_worker(worker_id, worker_slot.Served())
 
     def on_goodbye(self, worker_id: str) -> None:

@@ -302,7 +302,7 @@ class Server:
         directory = self._directory / "jobs" / job.name
         file_modes.make_directory(directory / "logs")
         spec = replace(job.spec, env=())  # a replica does not need the workers' environment
-        write_atomically(directory / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
+        write_atomically(directory / "job.json", codec.to_json(spec), file_modes.SETTINGS)
         with (
             self._journal_at(directory, job.name, logged=logging.DEBUG) as journal,
             closing(StoreThread()) as store,

@@ -52,7 +52,7 @@ class Leader:
         self.term = world.records.elect()
         self.host = f"leader {self.term}"
         self.clock = world.new_timepiece()
-        self.group = membership.new(world.spec, seed="simulated", revives=world.scene.revives)
+        self.group = membership.Group(world.spec, seed="simulated", revives=world.scene.revives)
         self.alive = True
         self.paused = False
         self.cut_off = False

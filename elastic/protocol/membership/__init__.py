@@ -64,7 +64,7 @@ from elastic.protocol.membership.events import (
     Stopped,
     Tell,
 )
-from elastic.protocol.membership.group import Group, State, WorkerView, new
+from elastic.protocol.membership.group import Group, State, WorkerView
 from elastic.protocol.membership.state_machine import advance, deadline_s, step
 from elastic.protocol.membership.status import status
 
@@ -90,7 +90,6 @@ __all__ = [
     "WorkerView",
     "advance",
     "deadline_s",
-    "new",
     "status",
     "step",
 ]

@@ -144,7 +144,7 @@ def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again
         await asyncio.sleep(0)
         assert charge.finishing and not charge._leave.is_set()
         # Where an agent looks that nobody answers: replicas which were started again know nothing of the job.
-        assert json.loads((charge._dir / "result.json").read_bytes())["exit_code"] == 0
+        assert json.loads((charge.directory / "result.json").read_bytes())["exit_code"] == 0
         node.gate.touch()
         await charge.ended()
         assert node.ends() == ["the agent of the job exited with 0"], "no signal ended it"
@@ -294,7 +294,7 @@ def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path:
         node.told(node.duty("train-1"))
         charge = node.charge("train-1")
         await node.until((tmp_path / "gate.up").exists)
-        memory = Path(json.loads((charge._dir / "checkpoints.json").read_bytes())["memory"])
+        memory = Path(json.loads((charge.directory / "checkpoints.json").read_bytes())["memory"])
         (memory / "state").write_text("state")
         (tmp_path / "gate.up").unlink()
         assert charge._keeper is not None

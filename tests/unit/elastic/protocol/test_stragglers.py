@@ -44,7 +44,7 @@ class Job:
 
     def __init__(self, workers: int = 3, spares: int = 0, **spec: Any) -> None:
         self.spec = JobSpec(name="job", command=("train",), workers=workers, spares=spares, **spec)
-        self.group = membership.new(self.spec, seed="seed")
+        self.group = membership.Group(self.spec, seed="seed")
         self.now_s = 0.0
         self.done: list[Action] = []
         self.committed: list[Generation] = []
