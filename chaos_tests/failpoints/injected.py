@@ -51,11 +51,20 @@ def install(directory: str) -> None:
     for module, patch in (
         ("runtime.worker.operations", _in_walk),
         ("runtime.worker.exchange", _in_turn),
-        ("runtime.worker.progress_report", _in_gauge),
-        ("runtime.reduction.slice_sums", _in_reduce),
-        ("runtime.ring.ring_set", _in_rings),
-        ("runtime.worker.donor", _in_donor),
-        ("runtime.transfer.connection", _in_copy),
+        (
+            "runtime.worker.progress_report",
+            lambda m, look: _before(m.ProgressReporter, "gathered", _in_pass(look), failpoints.IN_REDUCTION),
+        ),
+        (
+            "runtime.reduction.slice_sums",
+            lambda m, look: _before(m.SliceSums, "_sum", _in_pass(look), failpoints.BETWEEN),
+        ),
+        ("runtime.ring.ring_set", lambda m, look: _before(m.Rings, "_mesh", look, failpoints.IN_REBUILD)),
+        ("runtime.worker.donor", lambda m, look: _before(m, "send_parts", look, failpoints.COPY_SENT)),
+        (
+            "runtime.transfer.connection",
+            lambda m, look: _before(m.CopyConnection, "_receive_blob", look, failpoints.COPY_RECEIVED),
+        ),
         ("runtime.checkpoint.saver", _in_saver),
         ("elastic.checkpoints.storage", _in_storage),
         ("runtime.restart.script_host", _in_scripts),
@@ -171,29 +180,9 @@ def _in_turn(module: Any, look: Look) -> None:
     module.RingExchange.exchange = ambushed
 
 
-def _in_gauge(module: Any, look: Look) -> None:
-    _before(
-        module.ProgressReporter,
-        "gathered",
-        lambda point: look(point) if _Place.in_pass else None,
-        failpoints.IN_REDUCTION,
-    )
-
-
-def _in_reduce(module: Any, look: Look) -> None:
-    _before(module.SliceSums, "_sum", lambda point: look(point) if _Place.in_pass else None, failpoints.BETWEEN)
-
-
-def _in_rings(module: Any, look: Look) -> None:
-    _before(module.Rings, "_mesh", look, failpoints.IN_REBUILD)
-
-
-def _in_donor(module: Any, look: Look) -> None:
-    _before(module, "send_parts", look, failpoints.COPY_SENT)
-
-
-def _in_copy(module: Any, look: Look) -> None:
-    _before(module.CopyConnection, "_receive_blob", look, failpoints.COPY_RECEIVED)
+def _in_pass(look: Look) -> Look:
+    """Looks while a pass is summed only."""
+    return lambda point: look(point) if _Place.in_pass else None
 
 
 def _in_saver(module: Any, look: Look) -> None:

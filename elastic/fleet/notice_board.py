@@ -22,7 +22,7 @@ class NoticeBoard:
 
     def __init__(self, journal: Journal, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._watchers = NoticeWatchers(journal, self._heard)
+        self.notices = NoticeWatchers(journal, self._heard)
         self._standing: dict[str, relay.ActiveNotices] = {}
         self._round = time.monotonic_ns()
 
@@ -30,12 +30,12 @@ class NoticeBoard:
         """Watch these sources and no others, on threads of their own. Notices of earlier sources end: those that stand
         are heard again."""
         for source in list(self._standing):
-            self._watchers.heard(source, None)
-        self._watchers.watch(sources)
+            self.notices.heard(source, None)
+        self.notices.watch(sources)
 
     def _heard(self, source: str, notice: Notice | None) -> None:
         self._round = time.monotonic_ns()
-        self._watchers.told = False
+        self.notices.told = False
         if notice is None:
             self._standing.pop(source, None)
         else:
@@ -53,14 +53,14 @@ class NoticeBoard:
 
     def look(self, job_dirs: Iterable[Path]) -> None:
         """Tell the providers, once, when the node has to go and no job in these directories has workers here."""
-        if not self.because or self._watchers.told:
+        if not self.because or self.notices.told:
             return
         try:
             if all(relay.has_left(job_dir, self._round) for job_dir in job_dirs):
-                self._watchers.left()
+                self.notices.left()
         except Unanswered as error:
-            self._watchers.troubled("node", str(error))
+            self.notices.troubled("node", str(error))
 
     def close(self) -> None:
         """Stop watching, as NoticeWatchers does."""
-        self._watchers.close()
+        self.notices.close()

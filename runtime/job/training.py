@@ -349,9 +349,7 @@ class Training:
         own: Json = None,
     ) -> Json:
         """Run a call of all workers between passes; its reply is kept for newcomers of this epoch."""
-        self.check_outside_pass(label)
-        if self._leaders is not None:
-            raise checks.inside_leaders(label, self._leaders)
+        self._check_call(label)
         if self._entry is None:
             raise UsageError(
                 f"job.{label} came before the loop, where a replacement that joins later would be alone with it. Call "
@@ -429,9 +427,7 @@ class Training:
         label = f"shared({name})"
         if name in self._shared:
             return deepcopy(self._shared[name])
-        self.check_outside_pass(label)
-        if self._leaders is not None:
-            raise checks.inside_leaders(label, self._leaders)
+        self._check_call(label)
         if self._entry is not None:
             raise UsageError(
                 f"job.{label} came after the loop had begun, where a newcomer would not know its value. Move it before "
@@ -627,9 +623,7 @@ class Training:
 
     def log(self, values: Mapping[str, float]) -> None:
         """Add values to the record of the step in progress, else the last, else the first. Raises UsageError."""
-        self.check_outside_pass("log()")
-        if self._leaders is not None:
-            raise checks.inside_leaders("log()", self._leaders)
+        self._check_call("log()")
         if self._entry is None:
             raise UsageError(
                 "job.log() came before the loop, where there is no step yet; call it in the loop or after it"
@@ -717,6 +711,12 @@ class Training:
     def watch_losses(self, look: Callable[[torch.Tensor], None]) -> None:
         """Show every loss to `look` before its backward(), until `cleanup` is closed."""
         self.cleanup.enter_context(checks.backward_watched(look))
+
+    def _check_call(self, call: str) -> None:
+        """Raise UsageError inside a pass, and in code that only the leader runs."""
+        self.check_outside_pass(call)
+        if self._leaders is not None:
+            raise checks.inside_leaders(call, self._leaders)
 
     def check_outside_pass(self, call: str) -> None:
         """Raise UsageError inside a pass, where workers run different code at different times."""

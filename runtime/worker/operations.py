@@ -154,7 +154,7 @@ class OperationLoop:
         if result is None:
             return None
         self._gauge.after(self._task.op)
-        self._donor.close_window()
+        self._donor.window.close()
         if self._standing.position.leaving:
             self._depart()
         if self.generation != self._fresh_generation:

@@ -180,8 +180,7 @@ class Silence:
 
 @dataclass(slots=True)
 class Group:
-    """The state of a job's membership, owned by one loop. `step` returns a new group and leaves the old unchanged;
-    `advance` changes the group itself."""
+    """The state of a job's membership, owned by one loop. `advance` changes it."""
 
     spec: JobSpec
     seed: str

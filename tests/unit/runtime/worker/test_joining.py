@@ -162,7 +162,7 @@ class Worker:
             self.standing.post(worker_state.ReadHeader())
             self.standing.post(worker_state.Obtained(generation, tuple((number,) for number in carried)))
             self.donor.keep(self.standing.position.kept, self.op, {}, result)
-        self.donor.close_window()
+        self.donor.window.close()
 
     def await_position(self, holds: Callable[[worker_state.WorkerState], bool]) -> None:
         with self.standing.changed:
