@@ -69,7 +69,7 @@ class DrawnSource(RankSource):
         self._wanted = _wanted(draw)
         self._steps = steps
         self._seed = seed
-        self.epoch = script.epochs
+        self._epoch = script.epochs
         with randomness_kept():
             if not self._wanted and not _equal(self.fetch(0, 0), self.fetch(0, 0)):
                 raise ConfigError(
@@ -81,6 +81,10 @@ class DrawnSource(RankSource):
     def __len__(self) -> int:
         return self._steps
 
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
     def about(self) -> None:
         """Only the script knows which samples a batch has."""
 
@@ -89,7 +93,7 @@ class DrawnSource(RankSource):
 
     def fetch(self, number: int, rank: int) -> Any:
         """With random numbers that depend on the seed, the epoch, number and rank only."""
-        seed_fetch(self._seed, self.epoch, number, rank)
+        seed_fetch(self._seed, self._epoch, number, rank)
         return self._draw(*(number, rank)[: self._wanted])
 
 
