@@ -51,20 +51,12 @@ def install(directory: str) -> None:
     for module, patch in (
         ("runtime.worker.operations", _in_walk),
         ("runtime.worker.exchange", _in_turn),
-        (
-            "runtime.worker.progress_report",
-            lambda m, look: _before(m.ProgressReporter, "gathered", _in_pass(look), failpoints.IN_REDUCTION),
-        ),
-        (
-            "runtime.reduction.slice_sums",
-            lambda m, look: _before(m.SliceSums, "_sum", _in_pass(look), failpoints.BETWEEN),
-        ),
-        ("runtime.ring.ring_set", lambda m, look: _before(m.Rings, "_mesh", look, failpoints.IN_REBUILD)),
-        ("runtime.worker.donor", lambda m, look: _before(m, "send_parts", look, failpoints.COPY_SENT)),
-        (
-            "runtime.transfer.connection",
-            lambda m, look: _before(m.CopyConnection, "_receive_blob", look, failpoints.COPY_RECEIVED),
-        ),
+        ("runtime.worker.progress_report", _in_gauge),
+        ("runtime.reduction.slice_sums", _in_reduce),
+        ("runtime.reduction.early_sums", _in_overlap),
+        ("runtime.ring.ring_set", _in_rings),
+        ("runtime.worker.donor", _in_donor),
+        ("runtime.transfer.connection", _in_copy),
         ("runtime.checkpoint.saver", _in_saver),
         ("elastic.checkpoints.storage", _in_storage),
         ("runtime.restart.script_host", _in_scripts),
@@ -154,7 +146,7 @@ def _in_walk(module: Any, look: Look) -> None:
         unit = next_unit(self)
         _Place.step = self._task.op.step
         if unit is not None and self._task.op.kind is module.OpKind.PASS:
-            look(failpoints.IN_SHARD)
+            look(failpoints.IN_REPETITION if self._task.op.label else failpoints.IN_SHARD)
         return unit
 
     def ambushed_done(self: Any, leaf: Any) -> None:
@@ -180,9 +172,39 @@ def _in_turn(module: Any, look: Look) -> None:
     module.RingExchange.exchange = ambushed
 
 
-def _in_pass(look: Look) -> Look:
-    """Looks while a pass is summed only."""
-    return lambda point: look(point) if _Place.in_pass else None
+def _in_gauge(module: Any, look: Look) -> None:
+    _before(
+        module.ProgressReporter,
+        "gathered",
+        lambda point: look(point) if _Place.in_pass else None,
+        failpoints.IN_REDUCTION,
+    )
+
+
+def _in_reduce(module: Any, look: Look) -> None:
+    _before(module.SliceSums, "_sum", lambda point: look(point) if _Place.in_pass else None, failpoints.BETWEEN)
+
+
+def _in_overlap(module: Any, look: Look) -> None:
+    offer = module.EarlySums.offer
+
+    def ambushed(self: Any, values: Any) -> None:
+        offer(self, values)
+        look(failpoints.EARLY_SENT)
+
+    module.EarlySums.offer = ambushed
+
+
+def _in_rings(module: Any, look: Look) -> None:
+    _before(module.Rings, "_mesh", look, failpoints.IN_REBUILD)
+
+
+def _in_donor(module: Any, look: Look) -> None:
+    _before(module, "send_parts", look, failpoints.COPY_SENT)
+
+
+def _in_copy(module: Any, look: Look) -> None:
+    _before(module.CopyConnection, "_receive_blob", look, failpoints.COPY_RECEIVED)
 
 
 def _in_saver(module: Any, look: Look) -> None:

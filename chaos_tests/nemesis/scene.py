@@ -18,6 +18,7 @@ from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.failpoints import FailpointOrder
 from chaos_tests.scenario.faults import Effect, choose
 from chaos_tests.scenario.schedule import Planned
+from elastic.config import JobSpec
 from elastic.records.journal import Journal
 
 
@@ -27,8 +28,8 @@ class NotNow(Exception):
 
 @dataclass(slots=True)
 class Scene:
-    """mark: of the job's processes. steps: how many the job has; applied: so far. nodes: the job, if it has several.
-    rounds: how many workers it is to have, if its scripts run in rounds; otherwise 0."""
+    """mark: of the job's processes. spec: what the job is. steps: how many it has; applied: so far. nodes: the job, if
+    it has several."""
 
     world: MembershipView
     victims: Victims
@@ -36,9 +37,9 @@ class Scene:
     orders: FailpointOrders
     directory: Path
     mark: str
+    spec: JobSpec
     steps: int
     nodes: NodesJob | None = None
-    rounds: int = 0
     applied: int = 0
     running: list[RunningFault] = field(default_factory=list)
 
@@ -142,6 +143,7 @@ class RunningFault:
     whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
     whoever begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen. until_steady:
     it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get SIGKILL.
+    alone: no other fault begins before it was seen.
     """
 
     planned: Planned
@@ -158,6 +160,7 @@ class RunningFault:
     awaits_event: str = ""
     held: list[str] = field(default_factory=list)
     insist_s: float = math.inf
+    alone: bool = False
     injected: bool = False
     seen: bool = False
 
