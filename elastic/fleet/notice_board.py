@@ -60,7 +60,3 @@ class NoticeBoard:
                 self.notices.left()
         except Unanswered as error:
             self.notices.troubled("node", str(error))
-
-    def close(self) -> None:
-        """Stop watching, as NoticeWatchers does."""
-        self.notices.close()

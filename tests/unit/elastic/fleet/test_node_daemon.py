@@ -524,7 +524,7 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         await node.until(lambda: all([agent.look() for agent in agents]))
         node.told(*jobs)
         assert not node.daemon._board.notices.told, "they had left because of an earlier notice, and came back"
-        node.daemon._board.close()
+        node.daemon._board.notices.close()
 
     play(tmp_path, story)
 
@@ -676,7 +676,7 @@ def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Pat
         new.says = Notice(NoticeKind.RECLAIM, 90.0, "of the new source")
         await node.until(lambda: board.because)
         assert board.because == "of the new source"
-        board.close()
+        board.notices.close()
 
     play(tmp_path, story)
 
