@@ -76,7 +76,7 @@ class Scene:
 
         def let_go() -> None:
             end()
-            # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
+            # A worker that was expelled meanwhile counts as lost by the journal; the others are healthy again.
             self.victims.frozen.difference_update(workers)
 
         return self.lasts(planned, let_go, text)
@@ -141,9 +141,9 @@ class RunningFault:
 
     awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
     whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
-    whoever begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen. until_steady:
-    it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get SIGKILL.
-    alone: no other fault begins before it was seen.
+    a worker that begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen.
+    until_steady: it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get
+    SIGKILL. alone: no other fault begins before it was seen.
     """
 
     planned: Planned

@@ -300,6 +300,12 @@ class Group:
         return self.top.entry if self.top is not None and self.top.entry else self.resumed
 
     @property
+    def raised(self) -> Failed | None:
+        """The last exception of the script that has ended a worker of the present world; None: the job has survived all
+        that there were."""
+        return next((word for word in reversed(self.errors.values()) if self.lists(word.worker_id)), None)
+
+    @property
     def base(self) -> Generation | None:
         return self.chain[0] if self.chain else None
 
