@@ -51,11 +51,10 @@ class FleetClient:
         """Submit a job. resume: "<job>@<checkpoint>", an ended job and the checkpoint from which the new job goes on,
         or "". token: calls with the same token mean one job, whichever comes first; "": a new job. identity: of a job
         of a fleet that is gone, to which the checkpoints at this job's place belong; then resume is "@<checkpoint>" or
-        "". Returns {"job", "larger"}: the job's name, and a sentence if the job is larger than the
-        fleet, else ""."""
+        "". Returns {"job", "larger"}: the job's name, and a sentence if the job is larger than the fleet, else ""."""
         from elastic.wire import codec  # which plain questions do not need
 
-        document = codec.job_to_json(spec).decode()
+        document = codec.to_json(spec).decode()
         submit = pb.Submit(document=document, resume=resume, token=token or secrets.token_hex(8), identity=identity)
         return self._ask(pb.Question(submit=submit))  # every attempt has the same token
 
