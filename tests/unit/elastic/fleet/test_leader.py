@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -563,7 +564,9 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> N
                 call.cancel()
                 await asyncio.sleep(0)
 
-        call = asyncio.create_task(desk.Attend(words(), SimpleNamespace(write=write)))
+        call = asyncio.create_task(
+            desk.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
+        )
         with pytest.raises(asyncio.CancelledError):
             await call
         assert leading.office.sessions == {}
