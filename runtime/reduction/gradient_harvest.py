@@ -71,7 +71,9 @@ class Harvest:
         self._modes = modes or Modes()
         self._groups: dict[str, FlatGroup] = {}
         for i, (name, parameter) in enumerate(parameters):
-            self._group(name, parameter.dtype).parameters.append((i, parameter))
+            group = self._group(name, parameter.dtype)
+            group.numbers.append(i)
+            group.parameters.append(parameter)
         for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
             self._group(buffer.name, buffer.live.dtype).buffers.append(buffer)
         self._device = device
@@ -219,7 +221,7 @@ class Harvest:
         self._end()
 
     def _loosen(self, name: str, group: FlatGroup, shard: int, weight: float) -> Loose:
-        gradients = [parameter.grad for _, parameter in group.parameters if parameter.grad is not None]
+        gradients = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
         if weight != 1:
             torch._foreach_mul_(gradients, weight)
         rest = torch.empty(group.elements - group.gradients, dtype=group.dtype)
@@ -235,15 +237,15 @@ class Harvest:
         strided = torch.strided
         sources = [
             gradient if gradient.layout is strided else gradient.to_dense()
-            for _, parameter in group.parameters
+            for parameter in group.parameters
             if (gradient := parameter.grad) is not None
         ]
         has_grad = group.bits
         if len(sources) < len(targets):
-            present = [parameter.grad is not None for _, parameter in group.parameters]
+            present = [parameter.grad is not None for parameter in group.parameters]
             torch._foreach_zero_([target for target, here in zip(targets, present, strict=True) if not here])
             targets = list(compress(targets, present))
-            has_grad = sum(1 << i for i, _ in compress(group.parameters, present))
+            has_grad = sum(1 << i for i in compress(group.numbers, present))
         self._copy(targets, sources)
         if weight != 1:
             flat[: group.gradients].mul_(weight)
@@ -283,8 +285,8 @@ class Harvest:
         for name, group in self._groups.items():
             flat = self._here(result, name)
             if not math.isfinite(flat[: group.gradients].sum().item()):
-                parts = zip(group.parameters, group.gradient_parts(flat), strict=True)
-                found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
+                parts = zip(group.numbers, group.gradient_parts(flat), strict=True)
+                found += [self._names[i] for i, part in parts if not bool(part.isfinite().all())]
         return found
 
     def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
@@ -294,14 +296,11 @@ class Harvest:
             torch.div(self._here(result, name), _divisor(result, flat), out=flat)
         else:
             flat.copy_(result.flats[name])
-        for (i, parameter), part in zip(group.parameters, group.gradient_parts(flat), strict=True):
+        dtype, device = flat.dtype, flat.get_device()
+        for i, parameter, part in zip(group.numbers, group.parameters, self._flats[name].parts(flat), strict=False):
             if not result.has_grad >> i & 1:
                 parameter.grad = None
-            elif (
-                parameter.dtype is part.dtype
-                and parameter.get_device() == part.get_device()
-                and parameter.is_contiguous()
-            ):
+            elif parameter.dtype is dtype and parameter.get_device() == device and parameter.is_contiguous():
                 parameter.grad = part.detach()
             else:
                 # With the parameter's strides: optimizers are slow on a gradient with other strides.

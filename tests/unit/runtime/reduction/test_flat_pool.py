@@ -86,7 +86,7 @@ def test_free_memory_is_bounded() -> None:
     held = [flats.take() for _ in range(2 * KEPT_MAX)]
     assert len({flat.data_ptr() for flat in held}) == 2 * KEPT_MAX
     del held
-    assert len(flats._free) == KEPT_MAX
+    assert len(flats._kept) == KEPT_MAX
 
 
 def test_no_elements_are_no_special_case() -> None:
