@@ -63,13 +63,21 @@ class _Memory:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.parts: list[torch.Tensor] = []
+        self._views = 0
+        """How many of the parts refer to the storage; torch gives an empty part one of its own."""
         self._storage = tensor.untyped_storage()
         self._unused = self._references()
 
     def _references(self) -> tuple[int, int]:
         """Counts of references to the storage's Python object, and to the storage but for the parts."""
         uses = torch._C._storage_Use_Count(self._storage._cdata)  # type: ignore[attr-defined]
-        return sys.getrefcount(self._storage), uses - len(self.parts)
+        return sys.getrefcount(self._storage), uses - self._views
+
+    def divide(self, like: Sequence[torch.Tensor]) -> None:
+        """Make the parts."""
+        parts = list(torch._C._nn.unflatten_dense_tensors(self.tensor, like))
+        self._views = sum(part.untyped_storage()._cdata == self._storage._cdata for part in parts)
+        self.parts = parts
 
     def free(self) -> bool:
         """Whether nothing but this object refers to the memory. Then nothing else can begin to."""
@@ -121,5 +129,5 @@ class Flats:
         if memory is None:  # a flat tensor of another member, on a GPU, or one more than are kept
             return list(torch._C._nn.unflatten_dense_tensors(flat, self._like))
         if not memory.parts:
-            memory.parts = list(torch._C._nn.unflatten_dense_tensors(memory.tensor, self._like))
+            memory.divide(self._like)
         return memory.parts
