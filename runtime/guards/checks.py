@@ -263,7 +263,7 @@ class OptimizerGuard:
     def end_pass(self) -> None:
         """The reduced gradients are in place, so optimizers may step."""
         self._open = None
-        self._known.update(_addresses(parameter for _, parameter in self._parameters))
+        self._known.update(_addresses([parameter for _, parameter in self._parameters]))
 
     def close(self) -> None:
         """Remove the hooks from the optimizers."""
@@ -290,7 +290,8 @@ class OptimizerGuard:
                 )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._known.update(_addresses(_parameters_of(optimizer)))
+        for group in optimizer.param_groups:
+            self._known.update(_addresses(group["params"]))
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
@@ -300,8 +301,12 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parame
 
 def _addresses(parameters: Iterable[torch.nn.Parameter]) -> list[int]:
     """The addresses of the gradients. No references: zero_grad() must be able to free the memory."""
-    gradients = [parameter.grad for parameter in parameters]
-    return [grad.data_ptr() for grad in gradients if grad is not None and grad.layout is torch.strided]
+    strided = torch.strided
+    return [
+        grad.data_ptr()
+        for parameter in parameters
+        if (grad := parameter.grad) is not None and grad.layout is strided
+    ]
 
 
 @contextmanager

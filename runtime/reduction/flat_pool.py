@@ -124,7 +124,7 @@ class Flats:
 
     def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of the parts of such a tensor, for use while the caller holds it: they do not keep its memory from
-        being used again, their `detach()` does. Making them takes longer than a copy into them, if they are small."""
+        being used again, their `data` does. Making them takes longer than a copy into them, if they are small."""
         memory = self._kept.get(flat.data_ptr())
         if memory is None:  # a flat tensor of another member, on a GPU, or one more than are kept
             return list(torch._C._nn.unflatten_dense_tensors(flat, self._like))
