@@ -64,7 +64,7 @@ class Harvest:
         ring of CPUs carries the gradients of GPUs. fixed: leaves and results are integers with these exponents.
         compression: if fixed is None, what they are rounded to. Raises NotCarried for a dtype that is not summed.
         """
-        self._names = [name for name, _ in parameters]
+        self.parameters = parameters
         self._parameters = [parameter for _, parameter in parameters]
         self._floats = list(float_buffers)
         self._integers = list(int_buffers)
@@ -90,6 +90,10 @@ class Harvest:
             self._converts = NarrowLeaves(compression, self._groups, device)
         self._early = EarlyLeaf(self._groups, self.groups(), self._flats, self._converts)
         self._at = (0, 0, 0)
+        self._installed: list[range] = []
+        """The addresses in the flat tensors of the last `install`."""
+        self._installed_alone: set[int] = set()
+        """Those of its gradients that are in none of them."""
 
     def _group(self, name: str, dtype: torch.dtype) -> FlatGroup:
         wide = _GROUP_DTYPES.get(str(dtype).removeprefix("torch."))
@@ -123,6 +127,7 @@ class Harvest:
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
         """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
         self._at = (seed, step, pass_no)
+        self._installed, self._installed_alone = [], set()
         if self._converts is not None:
             self._converts.begin(pass_no)
         self._modes.begin()
@@ -214,6 +219,10 @@ class Harvest:
             self._install_integers(result.note)
         self._end()
 
+    def installed(self, address: int) -> bool:
+        """Whether the last `install` has put a gradient at this address."""
+        return address in self._installed_alone or any(address in flat for flat in self._installed)
+
     def leave_out(self) -> None:
         """Instead of `install`: leave no gradients, and the buffers with which the pass began."""
         self._restore()
@@ -284,12 +293,13 @@ class Harvest:
             flat = self._here(result, name)
             if not math.isfinite(flat[: group.gradients].sum().item()):
                 parts = zip(group.numbers, group.gradient_parts(flat), strict=True)
-                found += [self._names[i] for i, part in parts if not bool(part.isfinite().all())]
+                found += [self.parameters[i][0] for i, part in parts if not bool(part.isfinite().all())]
         return found
 
     def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
         group = self._groups[name]
         flat = self._flats[name].take()
+        self._installed.append(range(flat.data_ptr(), flat.data_ptr() + flat.nbytes))
         if gradients == "mean":
             torch.div(self._here(result, name), _divisor(result, flat), out=flat)
         else:
@@ -303,6 +313,7 @@ class Harvest:
             else:
                 # With the parameter's strides: optimizers are slow on a gradient with other strides.
                 parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(part)
+                self._installed_alone.add(parameter.grad.data_ptr())
 
     def _install_buffers(self, name: str, result: Partial) -> None:
         group = self._groups[name]
