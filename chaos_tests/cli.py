@@ -32,6 +32,7 @@ examples:
   elastic chaos run scenario.toml -- train.py       faults at the times and places of a file
   elastic chaos run --trace spot-8-nodes --speed 20 --duration 5m -- train.py --steps 5000
   elastic chaos run --preset cluster --duration 3m -- train.py --steps 2000      over several nodes, on this machine
+  elastic chaos run --preset everything --workers 4 --slots 2 -- train.py --steps 2000      over two nodes of two
   elastic chaos run --restart --preset rounds --duration 3m -- train.py      any script for torchrun
   elastic chaos run --json -- train.py --steps 500 | jq .passed
 
@@ -112,6 +113,12 @@ def _add_run(actions: Any) -> None:
         help="how long faults are injected, from the first step on (default: 80%% of the undisturbed run)",
     )
     run.add_argument("--workers", type=int, metavar="N", help="workers (default: 3, or those of the job)")
+    run.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help="run over several nodes on this machine, of N workers each (default: as the faults need it, of 1 each)",
+    )
     run.add_argument("--ranks", type=int, metavar="N", help="of a script for torchrun, as in `elastic run --ranks`")
     run.add_argument(
         "--restart", action="store_true", help="a script for torchrun, in rounds, as in `elastic run --restart`"

@@ -32,6 +32,8 @@ from elastic.store.embedded import find_binary
 from elastic.store.etcd import Tls
 
 REPLICA_PORT = 7070
+NODE_LABEL = "node"
+"""The label of each node: its name."""
 START_S = 60.0
 VERB_S = 120.0
 CLOSE_S = 20.0
@@ -43,7 +45,8 @@ class Cluster:
     """Context manager, for the main thread; whatever it started is gone afterwards, and etcd's data with it.
 
     home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
-    which cannot be cut off from each other. environment: of the nodes, and so of the jobs, besides this process's own.
+    which cannot be cut off from each other. slots: of each node.
+    environment: of the nodes, and so of the jobs, besides this process's own.
     certs: replicas, nodes, operators and etcd show each other certificates. clouds: node -> the metadata service which
     says whether its machine is about to go. mark: of all processes; see processes.py.
     """
@@ -56,6 +59,7 @@ class Cluster:
         etcd: int = 1,
         replicas: int = 2,
         nodes: Iterable[str] = (),
+        slots: int = 1,
         environment: Mapping[str, str] | None = None,
         certs: bool = False,
         clouds: Mapping[str, MetadataService] = MappingProxyType({}),
@@ -68,6 +72,7 @@ class Cluster:
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.clouds = clouds
         self.mark = new_mark()
+        self._slots = slots
         self._environment = {**os.environ, CERTS_VARIABLE: "", **(environment or {}), MARK: self.mark}
         self._insecure = () if certs or isinstance(self.hosts, Loopback) else ("--insecure",)
         self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
@@ -126,7 +131,13 @@ class Cluster:
     def node(self, name: str, *options: str) -> None:
         """Start the daemon of a node, with options of `elastic agent`."""
         words = ("--rendezvous", ",".join(self.client.replicas), "--node", name, "--jobs-dir", str(self.home / name))
-        where = ("--address", self.hosts.add(name), *self._insecure, *self._shown(name, Role.AGENT))
+        where = (
+            *("--label", f"{NODE_LABEL}={name}", "--slots", str(self._slots)),
+            "--address",
+            self.hosts.add(name),
+            *self._insecure,
+            *self._shown(name, Role.AGENT),
+        )
         if (cloud := self.clouds.get(name)) is not None:
             options = ("--notices", cloud.choice, *options)
         environment = cloud.environment if cloud is not None else {}

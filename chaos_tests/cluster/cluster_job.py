@@ -11,6 +11,8 @@ import itertools
 import json
 import signal
 import string
+import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,10 +21,11 @@ from typing import Any, Self
 
 from chaos_tests.cluster import Cluster, Hosts, Loopback, Network
 from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, MetadataService
-from chaos_tests.cluster.job_handle import Followed, JobFailed
+from chaos_tests.cluster.cluster import NODE_LABEL
+from chaos_tests.cluster.job_handle import JOB_POLL_S, Followed, JobFailed
 from chaos_tests.support.json_lines import Tail
 from elastic.config import JobSpec
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, ElasticError
 from elastic.records import ledger
 from elastic.records.files import write_atomically
 from elastic.records.job_directory import read_json
@@ -30,21 +33,27 @@ from elastic.wire import codec
 
 ETCD_MEMBERS = 3
 REPLICAS = 2
+URGENT, URGENT_S = "urgent", 60.0
+"""The name of a job that takes a slot of this one, and after how many seconds it ends by itself, if nobody ends it."""
 NODES_MAX = len(string.ascii_lowercase)
 CLOUDS: tuple[type[MetadataService], ...] = (Ec2, Gce, AzureHost)
 """The machines of the job belong to these clouds in turn."""
 
 
-def node_names(workers: int) -> tuple[str, ...]:
-    """A node for each. Raises ConfigError."""
-    if workers > NODES_MAX:
-        raise ConfigError(f"{workers} workers: each has a node of its own, and there are at most {NODES_MAX}")
-    return tuple(string.ascii_lowercase[:workers])
+URGENT_ENDS_S = 20.0
+
+
+def node_names(workers: int, slots: int = 1) -> tuple[str, ...]:
+    """A node for each so many workers. Raises ConfigError."""
+    nodes = -(-workers // slots)
+    if nodes > NODES_MAX:
+        raise ConfigError(f"{workers} workers need {nodes} nodes of {slots} each, and there are at most {NODES_MAX}")
+    return tuple(string.ascii_lowercase[:nodes])
 
 
 class NodesJob(Followed):
     """For the main thread. job_dir: a new directory. cuttable: links between its nodes can be cut,
-    for which `network.why_not` must say nothing. environment: of all its processes."""
+    for which `network.why_not` must say nothing. slots: workers of each node. environment: of all its processes."""
 
     def __init__(
         self,
@@ -54,10 +63,13 @@ class NodesJob(Followed):
         environment: Mapping[str, str],
         *,
         cuttable: bool,
+        slots: int = 1,
     ) -> None:
-        super().__init__(on_poll, lambda: (*self.cluster.journals(), *(job_dir / "journal").glob("*.jsonl")))
+        super().__init__(on_poll, lambda: (*self._journals_of_cluster(), *(job_dir / "journal").glob("*.jsonl")))
         self.dir = job_dir
+        self.name = ""
         self.network = Network() if cuttable else None
+        self.slots = slots
         self._spec = replace(spec, checkpoint_dir=str(job_dir / "checkpoints"))
         self._environment = environment
         self._stack = ExitStack()
@@ -80,6 +92,7 @@ class NodesJob(Followed):
                     etcd=ETCD_MEMBERS,
                     replicas=REPLICAS,
                     nodes=self.nodes,
+                    slots=self.slots,
                     environment=self._environment,
                     clouds=clouds,
                 )
@@ -102,7 +115,11 @@ class NodesJob(Followed):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return node_names(self._spec.workers)
+        return node_names(self._spec.workers, self.slots)
+
+    @property
+    def first_workers(self) -> list[str]:
+        return [f"{node}.{slot}.0" for node in self.nodes for slot in range(self.slots)]
 
     @property
     def daemons(self) -> frozenset[int]:
@@ -124,6 +141,37 @@ class NodesJob(Followed):
         told = (read_json(self.place(node) / "result.json") for node in self.nodes)
         return next((result for result in told if result is not None), None)
 
+    # Another job
+
+    def preempt(self, node: str, number: int) -> str:
+        """Submit a job of a higher priority that needs all slots of that node, and trains nothing. number: the same one
+        means the same job. Returns its name. Raises ElasticError."""
+        urgent = JobSpec(
+            name=URGENT,
+            command=(sys.executable, "-c", f"import time; time.sleep({URGENT_S})"),
+            workers=self.slots,
+            min_workers=self.slots,
+            labels=(f"{NODE_LABEL}={node}",),
+            priority=self._spec.priority + 1,
+            checkpoint_dir=self._spec.checkpoint_dir,
+        )
+        return str(self.cluster.client.submit(urgent, token=f"{URGENT}-{number}")["job"])
+
+    def end_preemption(self, urgent: str) -> None:
+        """End the job that `preempt` has submitted, unless it has ended. Raises ElasticError if it goes on."""
+        client, deadline_s = self.cluster.client, time.monotonic() + URGENT_ENDS_S
+        if client.job(urgent)["state"] != "ended":
+            client.stop(urgent, "chaos")
+        while client.job(urgent)["state"] != "ended":
+            if time.monotonic() > deadline_s:
+                raise ElasticError(f"{urgent} has not ended {URGENT_ENDS_S:g} s after it was stopped")
+            time.sleep(JOB_POLL_S)  # another process: there is nothing to wait on
+
+    def _journals_of_cluster(self) -> list[Path]:
+        """Those of replicas, nodes and this job, without those of other jobs."""
+        places = {self.name, *self.nodes, *self.cluster.replicas}
+        return [path for path in self.cluster.journals() if path.parents[1].name in places]
+
     # Following
 
     def output(self) -> str:
@@ -141,8 +189,8 @@ class NodesJob(Followed):
     # The end
 
     def gather(self) -> None:
-        """What all nodes have left, in one place. Raises JobFailed if two of them tell a step differently."""
-        for path in self.cluster.journals():
+        """What all nodes have left of it, in one place. Raises JobFailed if two of them tell a step differently."""
+        for path in self._journals_of_cluster():
             name = "-".join(path.relative_to(self.cluster.home).with_suffix("").parts)
             write_atomically(self.dir / "journal" / f"{name}.jsonl", path.read_bytes())
         write_atomically(self.dir / "steps.jsonl", b"".join(_text(line) for line in self._applied()))

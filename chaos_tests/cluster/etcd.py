@@ -53,7 +53,7 @@ def ask(connection: http.client.HTTPConnection, what: str, **fields: object) -> 
 class EtcdMembers:
     """Members by number, each on a host of its own: etcd0, etcd1 ... Started by the main thread, with which they end.
 
-    directory: for their data, 123 MB each, and logs. hosts: by default loopback addresses. tls: for whoever connects.
+    directory: for their data, 123 MB each, and logs. hosts: by default loopback addresses. tls: for their clients.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ class Hosts(Protocol):
 
     @property
     def outside(self) -> str:
-        """The address of whoever looks at them from here: where the harness, and an operator, are."""
+        """The address of the harness, and of an operator, on the network of these hosts."""
         ...
 
     def add(self, name: str) -> str:

@@ -53,6 +53,7 @@ def install(directory: str) -> None:
         ("runtime.worker.exchange", _in_turn),
         ("runtime.worker.progress_report", _in_gauge),
         ("runtime.reduction.slice_sums", _in_reduce),
+        ("runtime.reduction.early_sums", _in_overlap),
         ("runtime.ring.ring_set", _in_rings),
         ("runtime.worker.donor", _in_donor),
         ("runtime.transfer.connection", _in_copy),
@@ -145,7 +146,7 @@ def _in_walk(module: Any, look: Look) -> None:
         unit = next_unit(self)
         _Place.step = self._task.op.step
         if unit is not None and self._task.op.kind is module.OpKind.PASS:
-            look(failpoints.IN_SHARD)
+            look(failpoints.IN_REPETITION if self._task.op.label else failpoints.IN_SHARD)
         return unit
 
     def ambushed_done(self: Any, leaf: Any) -> None:
@@ -182,6 +183,16 @@ def _in_gauge(module: Any, look: Look) -> None:
 
 def _in_reduce(module: Any, look: Look) -> None:
     _before(module.SliceSums, "_sum", lambda point: look(point) if _Place.in_pass else None, failpoints.BETWEEN)
+
+
+def _in_overlap(module: Any, look: Look) -> None:
+    offer = module.EarlySums.offer
+
+    def ambushed(self: Any, values: Any) -> None:
+        offer(self, values)
+        look(failpoints.EARLY_SENT)
+
+    module.EarlySums.offer = ambushed
 
 
 def _in_rings(module: Any, look: Look) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from chaos_tests.nemesis import scripts, signals, workers
 from chaos_tests.nemesis.scene import RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.failpoints import ANYBODY, IN_SCRIPT, Act, FailpointOrder
+from chaos_tests.scenario.failpoints import ANYBODY, EARLY_SENT, IN_REPETITION, IN_SCRIPT, Act, FailpointOrder
 from chaos_tests.scenario.faults import Effect, When
 from chaos_tests.scenario.schedule import Planned
+from elastic.config import JobSpec, Overlap, Reduction
 
 PLACE_S = 10.0
 """How long a fault waits for its place once it has made a recovery or a join begin."""
@@ -31,6 +32,17 @@ def ambush(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> Non
     scene.orders.give(order, worker)
     scene.victims.condemned.add(worker)
     scene.running.append(RunningFault(planned, laid=(order, worker)))
+
+
+def never_reached(place: str, spec: JobSpec, *, on_nodes: bool) -> str:
+    """Why no worker of such a job comes to a point; "": they may."""
+    if spec.restart:
+        return "a script in rounds has no steps, evaluations and checkpoints of ours"
+    if place == EARLY_SENT and (spec.overlap is Overlap.OFF or (spec.overlap is Overlap.AUTO and not on_nodes)):
+        return 'its gradients are sent when backward has ended: say overlap = "on" in the job'
+    if place == IN_REPETITION and spec.reduction not in (Reduction.FIXED, Reduction.FIXED64):
+        return 'only gradients that are summed as integers may not fit them: say reduction = "fixed" in the job'
+    return ""
 
 
 def _spark(scene: Scene, planned: Planned, order: FailpointOrder) -> None:
@@ -58,7 +70,8 @@ def spring(scene: Scene, done: Mapping[str, Any]) -> None:
         scene.running.remove(running)
         scene.victims.condemned.discard(worker)
     if planned.fault.effect is Effect.FREEZES:
-        workers.hold(scene, planned, (worker,), signals.thaw_later, f"at {planned.place} SIGSTOP to")
+        begun_ns, text = int(done["t_mono_ns"]), f"at {planned.place} SIGSTOP to"
+        workers.hold(scene, planned, (worker,), signals.thaw_later, text, begun_ns)
         return
     if planned.fault.effect is Effect.NONE:  # nothing happens to the worker itself: it may not be lost for it
         scene.teller.injected(planned, {}, int(done["t_mono_ns"]), target=f"disk of {worker}")

@@ -49,6 +49,11 @@ class Nemesis:
         """Lay the ambushes of the first step, for those who will be in it."""
         for planned in [one for one in self._waiting if one.fault.step is When.FIRST]:
             self._waiting.remove(planned)
+            try:
+                self._check(planned)
+            except Impossible as reason:
+                self._scene.teller.skipped(planned, str(reason))
+                continue
             worker = self._scene.victims.any_of(planned, first)
             failpoints.ambush(self._scene, planned, worker, **planned.fault.given)
 
@@ -93,7 +98,7 @@ class Nemesis:
     def _due(self) -> Iterator[Planned]:
         """What may begin now, one after the other."""
         for planned in list(self._waiting):
-            if any(one.awaits_place or one.awaits_event for one in self._scene.running):
+            if any(one.awaits_place or one.awaits_event or (one.alone and not one.seen) for one in self._scene.running):
                 return
             if planned.fault.step is When.LAST:
                 if self._scene.applied >= self._scene.steps - LAST_STEPS:
@@ -116,21 +121,29 @@ class Nemesis:
 
     def _do(self, planned: Planned) -> None:
         """Raises NotNow or Impossible, with nothing done."""
+        self._check(planned)
         fault, healthy = planned.fault, len(self._scene.victims.healthy())
+        if fault.aim is not None and healthy < needed(fault):
+            raise NotNow(f"{healthy} healthy members, {needed(fault)} are needed")
+        function: Callable[..., None] = resolve_name(f"chaos_tests.nemesis.{fault.by}")
+        function(self._scene, planned, **fault.given)
+
+    def _check(self, planned: Planned) -> None:
+        """Raises Impossible if it cannot be done to such a job or on this machine, or NotNow."""
+        fault = planned.fault
         if fault.ground is Ground.MACHINE:
             self._scene.on_machine()
         elif fault.on_nodes:
             self._scene.on_nodes()
         elif fault.ground is Ground.ROUNDS:
             scripts.check(self._scene)
-        if self._scene.rounds and fault.by.startswith("failpoints."):
-            raise Impossible("a script in rounds has no steps, evaluations and checkpoints of ours")
+        on_nodes = self._scene.nodes is not None
+        if fault.by.startswith("failpoints.") and (
+            never := failpoints.never_reached(planned.place, self._scene.spec, on_nodes=on_nodes)
+        ):
+            raise Impossible(never)
         if because := lacking(fault):
             raise Impossible(because)
-        if fault.aim is not None and healthy < needed(fault):
-            raise NotNow(f"{healthy} healthy members, {needed(fault)} are needed")
-        function: Callable[..., None] = resolve_name(f"chaos_tests.nemesis.{fault.by}")
-        function(self._scene, planned, **fault.given)
 
     # -------------------------------------------------------------------------------------------------- ending
 

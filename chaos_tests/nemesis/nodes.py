@@ -15,7 +15,7 @@ import grpc
 from chaos_tests.nemesis import checkpoint_damage, signals
 from chaos_tests.nemesis.membership_view import node_of
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
-from chaos_tests.nemesis.signals import End
+from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.faults import Damage
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes
@@ -27,10 +27,10 @@ from elastic.wire.elastic_pb2_grpc import RendezvousStub
 
 def some_node(scene: Scene, planned: Planned) -> str:
     """The node of a healthy member; another member is spared. Raises NotNow."""
-    healthy = scene.victims.healthy()
+    healthy = sorted({node_of(worker) for worker in scene.victims.healthy()})
     if len(healthy) < 2:
-        raise NotNow(f"{len(healthy)} healthy members, 2 are needed")
-    return scene.victims.dice(planned).choice(sorted({node_of(worker) for worker in healthy}))
+        raise NotNow(f"{len(healthy)} nodes have healthy members, 2 are needed")
+    return scene.victims.dice(planned).choice(healthy)
 
 
 def leading(scene: Scene) -> str:
@@ -100,6 +100,30 @@ def drain_node(scene: Scene, planned: Planned) -> None:
 
     text = f"node {node} is to be empty, for {planned.lasts_s:g} s"
     _leave(scene, planned, node, lambda: wish(over=False), lambda: wish(over=True), text)
+
+
+def preempt_node(scene: Scene, planned: Planned) -> None:
+    """Another job takes a node, and gives it back. Raises Impossible if this job could not go on without that."""
+    job, spec = scene.on_nodes(), scene.spec
+    if spec.min_workers > (left := spec.workers - job.slots):
+        raise Impossible(f"min_workers={spec.min_workers}, and {left} are left: it would be preempted as a whole")
+    node, urgent = some_node(scene, planned), ""
+
+    def take() -> None:
+        nonlocal urgent
+        try:
+            urgent = job.preempt(node, planned.number)
+        except ElasticError as error:
+            raise NotNow(f"nobody hears that another job needs node {node}: {error}") from error
+
+    def give_back() -> None:
+        try:
+            job.end_preemption(urgent)
+        except ElasticError as error:
+            raise NotNow(f"{urgent} does not end: {error}") from error
+
+    text = f"a job of a higher priority needs node {node}, for {planned.lasts_s:g} s"
+    _leave(scene, planned, node, take, give_back, text)
 
 
 def notice_node(scene: Scene, planned: Planned, *, true: bool) -> None:

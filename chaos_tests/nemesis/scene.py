@@ -18,6 +18,7 @@ from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.failpoints import FailpointOrder
 from chaos_tests.scenario.faults import Effect, choose
 from chaos_tests.scenario.schedule import Planned
+from elastic.config import JobSpec
 from elastic.records.journal import Journal
 
 
@@ -27,8 +28,8 @@ class NotNow(Exception):
 
 @dataclass(slots=True)
 class Scene:
-    """mark: of the job's processes. steps: how many the job has; applied: so far. nodes: the job, if it has several.
-    rounds: how many workers it is to have, if its scripts run in rounds; otherwise 0."""
+    """mark: of the job's processes. spec: what the job is. steps: how many it has; applied: so far. nodes: the job, if
+    it has several."""
 
     world: MembershipView
     victims: Victims
@@ -36,9 +37,9 @@ class Scene:
     orders: FailpointOrders
     directory: Path
     mark: str
+    spec: JobSpec
     steps: int
     nodes: NodesJob | None = None
-    rounds: int = 0
     applied: int = 0
     running: list[RunningFault] = field(default_factory=list)
 
@@ -75,7 +76,7 @@ class Scene:
 
         def let_go() -> None:
             end()
-            # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
+            # A worker that was expelled meanwhile counts as lost by the journal; the others are healthy again.
             self.victims.frozen.difference_update(workers)
 
         return self.lasts(planned, let_go, text)
@@ -140,8 +141,9 @@ class RunningFault:
 
     awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
     whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
-    whoever begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen. until_steady:
-    it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get SIGKILL.
+    a worker that begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen.
+    until_steady: it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get
+    SIGKILL. alone: no other fault begins before it was seen.
     """
 
     planned: Planned
@@ -158,6 +160,7 @@ class RunningFault:
     awaits_event: str = ""
     held: list[str] = field(default_factory=list)
     insist_s: float = math.inf
+    alone: bool = False
     injected: bool = False
     seen: bool = False
 

@@ -15,20 +15,21 @@ from chaos_tests.scenario.schedule import Planned
 def check(scene: Scene) -> None:
     """Raises Impossible if there are no scripts beside the workers, NotNow while not all of them run: what happens to
     one that is just being ended is no fault."""
-    if not scene.rounds:
+    if not scene.spec.restart:
         raise Impossible("it is done to scripts in rounds: say --restart, or restart = true in the job")
-    if not scene.world.round_runs or len(scene.world.members) < scene.rounds or scene.running:
+    if not scene.world.round_runs or len(scene.world.members) < scene.spec.workers or scene.running:
         raise NotNow("not the scripts of all workers run, or another fault lasts")
 
 
 def strike(scene: Scene, planned: Planned, *, number: signal.Signals) -> None:
-    """A signal to the script of a member, whose worker has to end."""
+    """A signal to the script of a member, whose worker has to end. If another member was lost meanwhile, all scripts
+    would be started again, and nobody could say why this one had ended."""
     (worker,) = _targets(scene, planned)
     begun_ns, script = time.monotonic_ns(), scene.world.scripts[worker]
     signals.send([script], number)
     scene.teller.injected(planned, scene.victims.pids([worker]), begun_ns, script=script)
     scene.victims.condemned.add(worker)
-    scene.running.append(RunningFault(planned, hit={worker}, injected=True))
+    scene.running.append(RunningFault(planned, hit={worker}, injected=True, alone=True))
     scene.teller.told(planned, f"{number.name} to the script of {worker}")
 
 

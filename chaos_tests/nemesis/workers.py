@@ -103,9 +103,15 @@ def slow(scene: Scene, planned: Planned) -> None:
 
 
 def hold(
-    scene: Scene, planned: Planned, workers: tuple[str, ...], blow: Callable[[Sequence[int]], End], text: str
+    scene: Scene,
+    planned: Planned,
+    workers: tuple[str, ...],
+    blow: Callable[[Sequence[int]], End],
+    text: str,
+    begun_ns: int | None = None,
 ) -> None:
-    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
+    """begun_ns: since when they stand still, if they have done that by themselves."""
+    begun_ns, pids = begun_ns or time.monotonic_ns(), scene.victims.pids(workers)
     let_go = blow(tuple(pids.values()))
     scene.teller.injected(planned, pids, begun_ns)
     running = scene.spares(planned, workers, let_go, f"{text} {', '.join(workers)} for {planned.lasts_s:g} s")

@@ -67,6 +67,8 @@ class Campaign:
     """Logical ranks of a script for torchrun; 0: the script calls elastic.join(), or `job` says the number."""
     restart: bool = False
     """Whether the script is one for torchrun that runs in rounds; `job` says it otherwise."""
+    slots: int = 0
+    """Workers of each node; 0: faults decide whether there are several nodes, and each has one worker."""
 
     @property
     def hang_s(self) -> float:
@@ -122,8 +124,9 @@ def on_one_machine(
 
 
 def ground(campaign: Campaign) -> Ground:
-    """What kind of a job its faults need."""
-    return ground_of([planned.kind for planned in campaign.plan] or preset_of(campaign.preset).weights)
+    """What kind of a job its faults need, or is asked for."""
+    needed = ground_of([planned.kind for planned in campaign.plan] or preset_of(campaign.preset).weights)
+    return Ground.CLUSTER if campaign.slots and needed is Ground.MACHINE else needed
 
 
 def specification(campaign: Campaign) -> JobSpec:

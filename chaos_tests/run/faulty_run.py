@@ -91,12 +91,13 @@ class _Faulty:
 
     def _on_nodes(self, *, cuttable: bool) -> None:
         spec = specification(self._campaign)
-        with NodesJob(self._dir, spec, self._turn, self._environment, cuttable=cuttable) as job:
+        slots = self._campaign.slots or 1
+        with NodesJob(self._dir, spec, self._turn, self._environment, cuttable=cuttable, slots=slots) as job:
             self._before = resources.Before.now(self._temporary)
             self._daemons = lambda: job.daemons
             job.submit()
             places = {node: job.place(node) for node in job.nodes}
-            self._follow(job, _Members(job.cluster.etcd), [f"{node}.0.0" for node in job.nodes], places, job)
+            self._follow(job, _Members(job.cluster.etcd), job.first_workers, places, job)
             job.gather()
 
     def _follow(
@@ -121,9 +122,9 @@ class _Faulty:
                 orders=self._orders,
                 directory=self._dir,
                 mark=job.mark,
+                spec=spec,
                 steps=self._quiet_steps,
                 nodes=nodes,
-                rounds=spec.workers if spec.restart else 0,
             )
             self._breaker = Nemesis(self._campaign.plan, scene)
             try:

@@ -45,6 +45,7 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
             ("seed", options.seed),
             ("duration_s", options.duration),
             ("workers", options.workers),
+            ("slots", options.slots),
             ("ranks", options.ranks),
             ("restart", options.restart or None),
             ("job", options.job),
@@ -96,7 +97,20 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
         str(Path.cwd()),
         scenario.ranks or 0,
         restart=bool(scenario.restart),
+        slots=_slots(scenario, workers),
     )
+
+
+def _slots(scenario: Scenario, workers: int) -> int:
+    """Workers of each node; 0: nothing was said. Raises ConfigError."""
+    if (slots := scenario.slots) is None:
+        return 0
+    if slots < 1 or workers % slots or workers == slots:
+        raise ConfigError(
+            f"--slots {slots}: {workers} workers do not fill two nodes or more of {slots} each; give --workers "
+            f"{2 * max(1, slots)}, for example"
+        )
+    return slots
 
 
 def _faults(scenario: Scenario, workers: int) -> tuple[str, tuple[Planned, ...]]:

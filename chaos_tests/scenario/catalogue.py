@@ -129,6 +129,16 @@ ROWS = (
         step=When.FIRST,
     ),
     _kill_at("kill-in-last-step", "SIGKILL in the last step of all", places=failpoints.STEP, step=When.LAST),
+    _kill_at(
+        "kill-in-overlap",
+        "SIGKILL while gradients are sent before backward has ended (needs --overlap)",
+        places=(failpoints.EARLY_SENT,),
+    ),
+    _kill_at(
+        "kill-in-repetition",
+        "SIGKILL while a pass is computed again, as a gradient did not fit its integers (needs --reduction fixed)",
+        places=(failpoints.IN_REPETITION,),
+    ),
     _kill_at("kill-in-evaluation", "SIGKILL within job.evaluate", places=(failpoints.IN_EVALUATION,)),
     _kill_at(
         "kill-in-checkpoint",
@@ -387,6 +397,12 @@ ROWS = (
         "drain-node",
         "an operator wants a node empty for 8 s; its workers leave between two steps",
         "nodes.drain_node",
+        for_s=8.0,
+    ),
+    _leave(
+        "preempt-node",
+        "a job of a higher priority takes a node for 8 s; its workers leave between two steps",
+        "nodes.preempt_node",
         for_s=8.0,
     ),
     _notice(

@@ -4,6 +4,7 @@ preset = "everything"        or faults with commas between; or [[fault]] tables;
 seed = 7
 duration = "2m"
 workers = 3
+slots = 2                    several nodes, of so many workers each
 ranks = 4                    of a script for torchrun, see docs/ddp.md
 restart = true               a script for torchrun in rounds, see docs/restart.md
 job = "job.toml"             in place of a script on the command line; from the scenario's directory
@@ -40,6 +41,7 @@ class Scenario:
     seed: int | None = None
     duration_s: float | None = None
     workers: int | None = None
+    slots: int | None = None
     ranks: int | None = None
     restart: bool | None = None
     job: str = ""
@@ -66,12 +68,15 @@ def scenario_from_toml(text: str, where: str) -> Scenario:
     if not isinstance(tables, list):
         raise ConfigError(f"{where}: write [[fault]] above the fields of a fault")
     try:
-        _check_names(document, ("preset", "seed", "duration", "workers", "ranks", "restart", "job", "trace", "speed"))
+        _check_names(
+            document, ("preset", "seed", "duration", "workers", "slots", "ranks", "restart", "job", "trace", "speed")
+        )
         scenario = Scenario(
             preset=_text(document, "preset"),
             seed=_integer(document, "seed"),
             duration_s=_duration(document, "duration"),
             workers=_integer(document, "workers"),
+            slots=_integer(document, "slots"),
             ranks=_integer(document, "ranks"),
             restart=_flag(document, "restart"),
             job=_text(document, "job"),

@@ -195,7 +195,7 @@ proctype Worker(byte w) {
 /* A newcomer that a loss has promised away is ended; here it only stops to be waited for. */
 #define WAITS_FOR_PROMISED \
   (FIRST_TOP == 2 && base == 1 && phase[c] == fresh && promise[c] >= 2 && (ring[0] == 2 || ring[1] == 2))
-/* Whoever has entered a later one proves that all members of this ring were about to leave it. */
+/* A worker that has entered a later generation proves that all members of this ring were about to leave it. */
 #define HAS_ENTERED_LATER(w, g) (IN(w, reports) && HAS_STATE(w) && ring[w] > g)
 #define PROVEN(g) ((list[g] & (reports | DEAD_ONES)) || \
                    HAS_ENTERED_LATER(0, g) || HAS_ENTERED_LATER(1, g) || HAS_ENTERED_LATER(2, g))

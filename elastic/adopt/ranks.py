@@ -1,7 +1,7 @@
 """What a script of several ranks does to be one: it asks for its rank, wraps its model, and talks to the others.
 
-The number of ranks is a constant from now on. Rank 0 is whoever leads at that moment; what only one process may have is
-that of its place on the machine, job.local_rank. Nothing else may depend on a rank: workers come and go.
+The number of ranks is a constant from now on. Rank 0 is the worker that leads at that moment; a resource of one process
+follows the place on the machine, job.local_rank. Nothing else may depend on a rank: workers come and go.
 """
 
 from __future__ import annotations

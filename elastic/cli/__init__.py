@@ -1,7 +1,7 @@
 """The command line: `elastic VERB`. A module for each verb, or for a few that belong together.
 
-Each module says what its verb takes and what it prints, and is imported when its verb is asked for. What that needs
-beside it imports when it runs: whoever only asks loads neither torch, etcd, cryptography nor rich.
+Each module says what its verb takes and what it prints, and is imported when its verb is asked for. It imports other
+packages only when the verb runs, so a verb that only asks loads neither torch, etcd, cryptography nor rich.
 
     local/          whole jobs on this machine: what `run` and `doctor --exact` do
     options.py      what verbs share: the parser, the script, which job or fleet is meant
@@ -92,7 +92,7 @@ def _main(words: Sequence[str]) -> int:
     except ElasticError as error:
         complain(error)
         return ExitCode.BELOW_QUORUM
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:

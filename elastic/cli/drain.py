@@ -148,7 +148,7 @@ def wait(job_dir: Path, node: str, budget_s: float) -> str:
     while True:
         try:
             status = job_status(job_dir)
-        except ElasticError:  # nobody leads just now; the agent says its wish again to whoever does next
+        except ElasticError:  # nobody leads just now; the agent repeats its wish to the next leader
             status = None
         if status is not None and status["state"] == "closed":
             if status["exit_code"] in (ExitCode.DONE, ExitCode.DRAINED):

@@ -49,7 +49,7 @@ class FleetClient:
 
     def submit(self, spec: JobSpec, resume: str = "", token: str = "") -> dict[str, Any]:
         """Submit a job. resume: "<job>@<checkpoint>", an ended job and the checkpoint from which the new job goes on,
-        or "". token: whoever gives the same one means the same job, whichever comes first; "": a new job. Returns
+        or "". token: calls with the same token mean one job, whichever comes first; "": a new job. Returns
         {"job", "larger"}: the job's name, and a sentence if the job is larger than the fleet, else ""."""
         from elastic.wire import codec  # which plain questions do not need
 

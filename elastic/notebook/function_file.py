@@ -2,8 +2,8 @@
 
 `elastic.launch`, and the drivers of engines, whose tasks write such a file on each node.
 
-Whoever can write a pickle can run code where it is read. So the files are in a directory of mode 0700, have mode 0600,
-and are read only if they belong to this user and nobody else can write them; nothing of this comes from a network.
+A user who can write a pickle can run code where it is read. So the files are in a directory of mode 0700, have mode
+0600, and are read only if they belong to this user and nobody else can write them; nothing comes from a network.
 cloudpickle writes them, because what is defined in a notebook is in no module that a worker could import.
 """
 

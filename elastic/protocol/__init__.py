@@ -8,7 +8,7 @@ The two state machines are fed events and answer with actions; the simulator run
     recovery_plan.py     who survives a loss, in which order of ranks, and who computes what again
     shard_assignment.py  how many units each member owns
     shard_advice.py      which number of shards lets nodes send fewer bytes
-    reduction_tree.py    which leaves are added to which, whoever computes them
+    reduction_tree.py    which leaves are added to which, on any worker
     sampling.py          which samples a shard gets
     failure_detector.py  which workers are alive, suspect or frozen; which agents are silent
     worker_slot.py       a slot of an agent: whether and when another worker starts in it

@@ -95,7 +95,7 @@ def _deal(
 
 def _pack(nodes: Sequence[Node], room: Sequence[int]) -> list[list[Node]]:
     """Deal the nodes, split as far as they have to be, to receivers with this room, which suffices for all: the largest
-    node to whoever has most room left (longest processing time first)."""
+    node to the receiver with most room left (longest processing time first)."""
     dealt: list[list[Node]] = [[] for _ in room]
     left = [(-units, receiver) for receiver, units in enumerate(room)]
     heapq.heapify(left)

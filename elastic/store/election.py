@@ -161,10 +161,11 @@ class Candidate:
             self._store.revoke(lease, timeout_s=CALL_S)
 
     def surpass(self, term: int) -> str:
-        """Somebody has seen that term, which is later than the one that this candidate has won. Whoever still holds the
-        key has to do with an etcd that was restored from a backup: it counts anew what others have seen. So have it
-        count beyond that, and the next term is above all of before. Returns why the present one has to be given up, or
-        "" if the other one cannot be meant. May be called again. Raises LeadershipLost if the present one is over."""
+        """Somebody has seen that term, which is later than the one that this candidate has won. If this candidate still
+        holds the key, etcd was restored from a backup, and counts again numbers that others have seen. So make etcd
+        count beyond that term; the next term is then later than all before. Returns why the present one has to be given
+        up, or "" if the other one cannot be meant. May be called again. Raises LeadershipLost if the present one is
+        over."""
         found = self._store.between(self._leader_key, f"{self._leader_key}\0", limit=1, timeout_s=CALL_S)
         holds = [item for item in found.items if item.key == self._leader_key and item.create_revision == self._term]
         revision = found.revision

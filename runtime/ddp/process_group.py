@@ -46,8 +46,8 @@ REFUSED = (
 
 
 class LiveRank(int):
-    """The rank, of which the question whether it is 0 is answered when it is asked: the leader is, whoever that is now,
-    and nobody in a silent turn. Everything else is that of the rank with which this worker began."""
+    """A rank whose comparison with 0 is answered at the time of the comparison: true on the present leader, false in
+    every silent turn. In all other respects it is the rank with which this worker began."""
 
     def __eq__(self, other: object) -> bool:
         script = RankScript.current()

@@ -1,7 +1,7 @@
 """The state of a rendezvous of torchrun, in one key: torch's handler decides, and keeps it there.
 
-What is stored is torch's own, which reads it with pickle: whoever may write to these keys may run programs in the
-agents. docs/torchrun.md says how to keep others out.
+What is stored is torch's own, which reads it with pickle: a client that may write to these keys may run programs in
+the agents. docs/torchrun.md says how to keep others out.
 """
 
 from __future__ import annotations

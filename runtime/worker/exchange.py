@@ -181,8 +181,8 @@ class RingExchange:
     # ------------------------------------------------------------------------------------ overlap with backward
 
     def _overlaps(self, ring: Ring, task: OperationSpec, again: bool) -> bool:
-        """Whether the operation is summed part by part; all members find the same. On a GPU it is not: whoever sends a
-        part there would have to wait for the stream that writes it, and nobody has tried that."""
+        """Whether the operation is summed part by part; all members find the same. On a GPU it is not: the
+        sender of a part would have to wait for the stream that writes it, and this has not been tried."""
         wanted = self._overlap is Overlap.ON or (self._overlap is Overlap.AUTO and len(set(ring.hosts)) > 1)
         on_cpu = self._standing.sums_on.type == "cpu"
         fits = on_cpu and self._reduction.stable and not again and ring.generation != self._wrong_in

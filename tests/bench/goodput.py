@@ -231,29 +231,32 @@ def notes(found: Measured) -> list[str]:
     cut = (
         f"Partitions are left out: {found.together}."
         if found.together
-        else f"A partition cuts a node off from all others and from what decides for {legs.PARTED_S:g} s. For it each "
-        "node is a host of its own, in a network namespace, in all legs of this project; torchrun's workers are on one."
+        else f"A partition cuts a node off from all other nodes, replicas and etcd for {legs.PARTED_S:g} s. Therefore "
+        "each node is a separate host, in a network namespace, in all legs of elastic-ring; torchrun's workers share "
+        "one host."
     )
     return [
         "Every job trains the same MLP of 10.0 million float32 parameters on three workers of this machine, "
-        f"{work.SHARDS} micro-batches of {work.MICRO_BATCH} samples a step. This project's stands on three nodes with "
-        "a worker each; torchrun's has one agent with three workers and writes a checkpoint every 10 steps.",
+        f"{work.SHARDS} micro-batches of {work.MICRO_BATCH} samples a step. The job of elastic-ring has three nodes "
+        "with one worker each; that of torchrun has one agent with three workers and writes a checkpoint every 10 "
+        "steps.",
         f"Legs of {sizes.seconds / 60:g} minutes follow each other, in the opposite order in every second round, and "
-        "each is compared with the undisturbed leg of its own launcher in its round. Shown are the median, least and "
-        "greatest of the rounds.",
+        "each is compared with the undisturbed leg of its own launcher in its round. The table has the median, lowest "
+        "and highest value of the rounds.",
         f"A frozen worker is stopped for {legs.FROZEN_S:g} s, which is longer than it takes to be expelled. A drained "
         f"node gets a notice, leaves between two steps, and returns {legs.DRAINED_S:g} s after the notice. {cut}",
-        "Stall is what the journals show from each loss until all survivors are connected again; a worker that is just "
-        "in its own shard computes on meanwhile, so it is an upper bound. Who stands still or is cut off is waited "
-        "for until it is expelled, 2.5 s later: most of the stall under mixed faults. Redo lasts until the interrupted "
-        "step is complete, with what was still to be done of it in any case.",
-        "Replacements' time is the CPU time of each until it has made its first step, of all processors' time. On two "
-        "cores the survivors lack it; on a machine of its own a newcomer takes nothing from them.",
-        "Two processors are busy with two workers as with three, so the share of a worker that is gone costs little "
-        "here, and two get into each other's way less than three: that is why a leg with faults can be ahead of the "
-        "undisturbed one, and what is not explained be negative. Where each worker has a machine of its own, its share "
-        "is lost until a replacement has taken its place.",
-        "A job that goes back to a checkpoint loses the steps since then: what counts is how far it has come at last.",
+        "Stall is the time in the journals from each loss until all survivors are connected again. It is an upper "
+        "bound, because a worker goes on computing its own shard meanwhile. The job waits 2.5 s for a worker that is "
+        "stopped or cut off before it expels the worker: this is most of the stall under mixed faults. Redo lasts "
+        "until the interrupted step is complete, including the part of the step that was not computed yet.",
+        "The time of replacements is the CPU time of each replacement until its first step, divided by the time of "
+        "all processors. On two cores this time is taken from the survivors; a newcomer on its own machine takes "
+        "nothing from them.",
+        "Two workers use two processors as fully as three workers, and disturb each other less, so the loss of a "
+        "worker costs little here. Therefore a leg with faults can be faster than the undisturbed one, and the "
+        "unexplained part can be negative. If each worker has its own machine, the share of a lost worker is missing "
+        "until a replacement has joined.",
+        "A job that goes back to a checkpoint loses the steps since then: the steps at the end of the leg count.",
     ]
 
 

@@ -507,18 +507,18 @@ def notes() -> list[str]:
         "Every job trains the same MLP of 10.0 million float32 parameters on three nodes of this machine with a worker "
         f"each. A node dies by SIGKILL of all its processes at one instant, and is started again {AWAY_S:g} s later; "
         "the first node is spared, because torchrun keeps what its nodes agree on there.",
-        "Times are told from the stamps of the training scripts, alike for both. The next step is the first one that a "
-        "group without the node applies; torchrun's may be one that was finished before and is done again.",
-        "Of this project each fault strikes when all nodes have an agent that stands by, which is half a minute after "
-        "the last return: torch is imported for it, on the cores of the others here. The steps under deaths have no "
-        "such rest.",
-        "This project's nodes are hosts of their own, in network namespaces, where that is possible; a silent one is "
-        "cut off from all others. Torchrun's are not, and it was not measured with a silent node or a stopped worker.",
-        "All of it shares the cores of one machine: a node that starts takes from the others what it computes with, "
-        "most of all while it imports torch. An agent that stood by has its imports behind it. "
-        "And two cores are as busy with two workers as with three, which get into each other's way more, so steps "
-        "under deaths can be ahead of those without; where each node is a machine, the share of the one that is gone "
-        "is lost.",
+        "Times are read from the time stamps of the training scripts, in the same way for both. The next step is the "
+        "first step that a group without the node applies; with torchrun it may be a step that was finished before "
+        "and is computed again.",
+        "With elastic-ring each fault comes when all nodes have a standby agent, half a minute after the last return: "
+        "the standby imports torch, here on the cores of the other nodes. The steps under deaths have no such pause.",
+        "The nodes of elastic-ring are separate hosts, in network namespaces, if that is possible; a silent node is "
+        "cut off from all others. The nodes of torchrun are not, and torchrun was not measured with a silent node or "
+        "a stopped worker.",
+        "All nodes share the cores of one machine: a node that starts takes CPU time from the others, most of all "
+        "while it imports torch. A standby agent has imported torch already. Two workers use two cores as fully as "
+        "three workers, and disturb each other less, so the number of steps under deaths can be higher than without "
+        "deaths. If each node is a machine, the share of a lost node is missing.",
     ]
 
 

@@ -165,10 +165,10 @@ def notes() -> list[str]:
         "The MLP of 10.0 million float32 parameters with 2 workers, each of which has one shard of "
         f"{SETTINGS['BENCH_MICRO_BATCH']} samples; blocks of {BLOCK_STEPS} steps take turns. CPU is that of all "
         "processes of a job: workers, agent, rendezvous, etcd, the command, and the dashboard.",
-        "What looks is the difference of the two jobs in their processes without the workers: metrics, dashboard and "
-        "page ask no worker, and the workers of two jobs alike differ by more than it.",
-        f"Looked at is by a scraper every {SCRAPE_S:g} s and by a page that follows all events. What a browser uses to "
-        "draw the page is not counted.",
+        "The cost of observation is the difference between the two jobs in their processes without the workers: "
+        "metrics, dashboard and page ask no worker, and the workers of two equal jobs differ by more than this cost.",
+        f"The observed job has a scraper every {SCRAPE_S:g} s and a page that follows all events. The CPU time of a "
+        "browser that draws the page is not counted.",
     ]
 
 

@@ -142,8 +142,8 @@ def notes() -> list[str]:
         f"The MLP of 10.0 million float32 parameters, SGD with momentum, {work.MICRO_BATCH} samples a shard or rank, "
         "one torch thread a worker. The healthy step has 2 workers and as many shards or ranks; deaths come to 3 "
         f"workers with {work.SHARDS}. Losses of the healthy step are compared.",
-        "Ratios are of values measured one after the other in the same run; shown are the median of the ratios and its "
-        "distribution-free interval (order statistics).",
+        "A ratio compares values that were measured one after the other in the same run. The table has the median of "
+        "the ratios and its distribution-free interval (order statistics).",
     ]
 
 

@@ -198,18 +198,18 @@ def notes() -> list[str]:
     return [
         f"Every contender trains the same MLP of 10.0 million float32 parameters with SGD and momentum, {work.SHARDS} "
         f"micro-batches of {work.MICRO_BATCH} samples a step, one torch thread a worker; their losses are compared.",
-        'The healthy step is without checkpoints and snapshots; what those cost stands under "Moving the state".',
-        "Ratios are of values measured one after the other in the same run; shown are the median of the ratios and its "
-        "distribution-free interval (order statistics). DDP against DDP says how much is noise.",
+        'The healthy step is measured without checkpoints and snapshots; "Moving the state" has their cost.',
+        "A ratio compares values that were measured one after the other in the same run. The table has the median of "
+        "the ratios and its distribution-free interval (order statistics). DDP against DDP shows the noise.",
         f'"{KEEPING}" is DDP with an allocator that does not return freed gradients to the kernel '
-        f"({', '.join(KEEP_MEMORY)}): what is left of a difference is not a matter of page faults.",
-        "Recovery is detect + abort + decide + build + sync, told from the journals; its detection starts at the kill. "
-        "The other times are taken from outside, by the same training-side stamps for both.",
-        "torchrun: one elastic agent with three workers, c10d rendezvous, a store of its own for each attempt, a "
-        "checkpoint every 10 steps. Its next step may be one that was finished before and is done again. No worker "
-        "survives a restart, so it has no pause to show.",
-        "A pause is counted in median steps of the full world before the kill, and includes what the newcomer's start "
-        "takes from the processors that the survivors compute on.",
+        f"({', '.join(KEEP_MEMORY)}): a remaining difference is not caused by page faults.",
+        "Recovery is detect + abort + decide + build + sync, read from the journals; detect begins at the kill. The "
+        "other times are measured from outside, by the same time stamps in the training scripts of both.",
+        "torchrun runs one elastic agent with three workers, a c10d rendezvous, a separate store for each attempt, "
+        "and a checkpoint every 10 steps. Its next step may be a step that was finished before and is computed again. "
+        "No worker survives a restart, so there is no pause to measure.",
+        "A pause is given in median steps of the full world before the kill. It includes the CPU time that the start "
+        "of the newcomer takes from the survivors.",
     ]
 
 

@@ -237,7 +237,7 @@ def main() -> int:
     return 1 if missed else 0
 
 
-NOTE = "Leader, etcd and all agents share the machine's cores; on machines of their own only the leader's part remains."
+NOTE = "Leader, etcd and all agents share the machine's cores. On separate machines only the leader's part remains."
 
 
 if __name__ == "__main__":

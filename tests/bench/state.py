@@ -261,20 +261,20 @@ def notes(sizes: Sizes) -> list[str]:
     return [
         "A gap is the longest time between two steps of a worker that stays, from the change until the new world has "
         f"made {nodes.STEADY_STEPS} steps, in medians of its {nodes.STEADY_STEPS} steps before. A step is 6 shards of "
-        f"{sizes.shard_s:g} s each, for which a worker waits as for an accelerator, so the processors are free for the "
-        "copy. With three workers a step takes two shards, with two three: half a step of the gap of a leave is that "
-        "difference. Where processors compute, three workers do so on 2 cores, and a newcomer, which would have a "
-        "machine of its own, takes from them.",
+        f"{sizes.shard_s:g} s each, in which a worker sleeps as if it waited for an accelerator, so the processors are "
+        "free for the copy. A step takes the time of two shards with three workers, and of three shards with two: this "
+        "difference is half a step of the gap of a leave. Where workers compute on the processors, three workers share "
+        "2 cores, and a newcomer takes CPU time from them, which it would not do on its own machine.",
         "Shards are counted in the training script, without rehearsals.",
-        "Copies and plain TCP take turns, between the same two processes, in the same memory. Plain TCP is the best of "
-        "three sizes of its pieces. Into new memory: the kernel's page faults included, as a newcomer has them.",
-        "Replacements: the same job of three workers twice, one with `--cold-start`, killed in turns. Its steps take "
-        "about 20 ms, so that the start is measured and not the steps it waits for.",
+        "Copies and plain TCP alternate, between the same two processes, in the same memory. Plain TCP has the best "
+        'of three sizes of its pieces. "Into new memory" includes the kernel\'s page faults, as in a newcomer.',
+        "Replacements: two jobs of three workers, one with `--cold-start`, are killed alternately. A step takes about "
+        "20 ms, so the start dominates the measured time.",
         "Checkpoints are taken on three workers that keep both cores busy. The cost: blocks of "
-        f"{sizes.block} steps with a checkpoint at their beginning take turns with blocks without one, and each is "
-        "compared with the mean of the two beside it; the median difference is divided by 30 s. So the run need not "
-        "last 30 s a checkpoint, and a drift of the machine falls out.",
-        "Snapshots in memory are measured like checkpoints, on two workers.",
+        f"{sizes.block} steps with a checkpoint at their beginning alternate with blocks without one, and each is "
+        "compared with the mean of its two neighbours; the median difference is divided by 30 s. So the run needs less "
+        "than 30 s for each checkpoint, and a drift of the machine has no effect.",
+        "Snapshots in memory are measured like checkpoints, with two workers.",
     ]
 
 

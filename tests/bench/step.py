@@ -333,20 +333,20 @@ def notes() -> list[str]:
         f"{work.MICRO_BATCH} samples; the transformer (4 layers of 256) {ELEMENTS['transformer'] / 1e6:.1f} million in "
         f"51 and micro-batches of {work.SEQUENCES} sequences of {work.LENGTH} tokens. 8 micro-batches (shards) a step "
         "where nothing else is said, SGD with momentum, one torch thread a worker. Losses are compared.",
-        "Ratios are of blocks measured one after the other; shown are the median of the ratios and its "
-        "distribution-free interval (order statistics). DDP against DDP says how much is noise. Bars are judged where "
-        "each worker has a core, with two workers.",
+        "A ratio compares blocks that were measured one after the other. The table has the median of the ratios and "
+        "its distribution-free interval (order statistics). DDP against DDP shows the noise. Targets hold where each "
+        "worker has its own core: with two workers.",
         f'"{KEEPING}" is DDP with an allocator that does not return freed gradients to the kernel '
         f"({', '.join(KEEP_MEMORY)}), which `elastic run` sets for its workers. Bucket sizes, three "
         "workers and the overlap use it too.",
-        "Peak memory is VmHWM at the end less VmRSS before the first step, when the model is built and the optimizer "
-        "has no state yet. The formula stands under Memory; it leaves out activations and what malloc cannot use "
-        f"again. DDP's rest is what '{KEEPING}' needs beyond its own {DDP_GRADIENTS} N of momentum, gradients and "
+        "Peak memory is VmHWM at the end minus VmRSS before the first step, when the model is built and the optimizer "
+        "has no state yet. The section Memory has the formula, without activations and memory that malloc cannot use "
+        f"again. DDP's rest is the memory of '{KEEPING}' beyond its own {DDP_GRADIENTS} N of momentum, gradients and "
         "buckets.",
-        "Overlap: the same model over this project's ring, without anything that survives failures, once as the "
-        "product does it and once with buckets that leave while the last backward goes on. It is not taken into the "
-        "product: docs/decisions/overlap.md. A ratio below 1 would be its gain.",
-        "Bytes are counted where they leave the process, frames and headers included, all steps and the start.",
+        "Overlap: the same model over the ring of elastic-ring without its fault tolerance, once as in the product and "
+        "once with buckets that are sent while the last backward is running. Within one machine `--overlap auto` is "
+        "off: docs/decisions/overlap.md. A ratio below 1 would be a gain.",
+        "Bytes are counted where they leave the process, with frames and headers, for all steps and the start.",
     ]
 
 

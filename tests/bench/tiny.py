@@ -184,9 +184,10 @@ def notes() -> list[str]:
         f"CPU time of the process, one torch thread, SGD with momentum, {SHARDS} micro-batches (shards) of {SAMPLES} "
         "samples a step, whose losses are read. The small model has 9,344 parameters in 4 tensors; the deep one 150 "
         "layers of 8 features, 300 tensors.",
-        "DDP is a world of one over gloo with gradient_as_bucket_view, and no_sync() but for the last micro-batch.",
-        "Figures are of blocks of steps measured one after the other; shown are medians, and of ratios and differences "
-        "their distribution-free interval (order statistics).",
+        "DDP runs with one process over gloo, with gradient_as_bucket_view, and with no_sync() except for the last "
+        "micro-batch.",
+        "The values are those of blocks of steps that were measured one after the other. The table has medians; for "
+        "ratios and differences also their distribution-free interval (order statistics).",
     ]
 
 

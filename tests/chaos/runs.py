@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,10 @@ import elastic
 from chaos_tests.checkers import CheckerVerdict
 from chaos_tests.run import campaign, faulty_run, publish
 from chaos_tests.run.campaign import Campaign
+from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.schedule import Planned
+from elastic.config import JobSpec, Overlap, Reduction
+from elastic.wire import codec
 from tests.mutants import SITE, VARIABLE
 
 ROOT = Path(elastic.__file__).resolve().parents[1]
@@ -32,11 +36,30 @@ class Undisturbed:
     command: tuple[str, ...]
     seconds: float
     restart: bool = False
+    job: str = ""
+    """Its specification, where the command alone does not say everything."""
 
 
 def undisturbed(home: Path, epochs: int) -> Undisturbed:
     asked = Campaign(home, command(epochs), WORKERS, "kill", 0, None)
     return Undisturbed(home, asked.command, campaign.quiet_run(asked))
+
+
+def undisturbed_fixed(home: Path, epochs: int) -> Undisturbed:
+    """Gradients are summed as integers, into which those of each twelfth step do not fit, and are sent while backward
+    goes on."""
+    home.mkdir()
+    words = (sys.executable, *command(epochs), "--spike-every", "12")
+    job = JobSpec(
+        name="fixed",
+        command=words,
+        workers=WORKERS,
+        reduction=Reduction.FIXED,
+        overlap=Overlap.ON,
+        max_restarts=campaign.RESTARTS,
+    )
+    asked = Campaign(home, (), WORKERS, "kill", 0, None, job=codec.job_to_json(job).decode())
+    return Undisturbed(home, asked.command, campaign.quiet_run(asked), job=asked.job)
 
 
 def undisturbed_rounds(home: Path, steps: int) -> Undisturbed:
@@ -51,10 +74,15 @@ def disturbed(
 ) -> dict[str, CheckerVerdict]:
     """Invariant -> verdict of a run with these faults, one after the other; the mutant lives in this run alone."""
     home.mkdir()
-    planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind) for n, kind in enumerate(faults))
-    asked = Campaign(home, quiet.command, WORKERS, "kill", 7, None, planned, restart=quiet.restart)
+    planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind, first_place(kind)) for n, kind in enumerate(faults))
+    asked = Campaign(home, quiet.command, WORKERS, "kill", 7, None, planned, job=quiet.job, restart=quiet.restart)
     campaign.adopt_quiet_run(asked, quiet.home)
     return judged(faulty_run.faulty_run(asked, quiet.seconds, planted(mutant)))
+
+
+def first_place(kind: str) -> str:
+    """The first place where a fault may strike; "" if it has none."""
+    return next(iter(CATALOGUE[kind].places), "")
 
 
 def judged(asked: Campaign) -> dict[str, CheckerVerdict]:

@@ -128,3 +128,21 @@ def test_a_small_job_runs_while_a_large_one_waits_and_makes_room_for_it(fleet: F
     for job in (large, "small"):  # as which it goes on
         ended = end_of(fleet, job)
         assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
+
+
+def test_a_job_that_lost_a_node_gets_one_of_a_job_behind_it(fleet: Fleet, quiet: Quiet) -> None:
+    fleet.pace(0.05)
+    high = fleet.train("high", "--priority", "5", workers=2, min_workers=2)
+    fleet.until("members", lambda: len(fleet.status(high)["members"]) == 2)
+    low = fleet.train("low", workers=1)
+    fleet.until("the other job", lambda: fleet.status(low)["members"])
+    lost = min(entries(fleet)[high]["slots"])
+    fleet.end(lost, signal.SIGKILL)
+    fleet.until("the preemption", lambda: fleet.events("preempted", job=low), AWAITED_S)
+    fleet.until("all members", lambda: len(fleet.status(high)["members"]) == 2, AWAITED_S)
+    assert lost not in entries(fleet)[high]["slots"]
+    fleet.node(lost)
+    fleet.pace(0.0)
+    for job in (high, "low"):
+        ended = end_of(fleet, job)
+        assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]

@@ -249,7 +249,7 @@ class _Children:
         self._end_rendezvous()
         outcome = self._outcome()
         if outcome.exit_code == ExitCode.STATE_LOST and (self._leaving or self._signals.received):
-            # Whoever asks a job to stop does not want it to go on from a snapshot, whatever became of its workers.
+            # A job that was asked to stop must not go on from a snapshot, whatever became of its workers.
             self._signals.received = self._signals.received or [signal.SIGTERM]
             return interrupted(self._signals)
         # Otherwise the error itself is what has to be heard; with every copy lost, nobody is left to say why.

@@ -133,8 +133,8 @@ class Display(Protocol):
 
 @contextlib.contextmanager
 def expendable() -> Iterator[None]:
-    """For what is only said: a full disk, where our output is a file on it, costs the words and not the job. Whoever
-    stops reading a pipe ends it all the same."""
+    """For what is only said: a full disk, where our output is a file on it, costs the words and not the job. A reader
+    that closes its pipe ends the command all the same."""
     try:
         yield
     except BrokenPipeError:

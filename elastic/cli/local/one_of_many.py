@@ -56,7 +56,7 @@ def lead(launch: Launch, act: Callable[[], int]) -> int:
 def follow(launch: Launch) -> int:
     """Wait for local rank 0. Returns its exit code; raises ConfigError if it never came."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # whoever acts has got it too, and says when it is over
+        signal.signal(number, signal.SIG_IGN)  # the process that runs the job has got it too, and says when it is over
     home = _home(launch)
     mine = home / f"processors.{launch.local_rank}"
     write_atomically(mine, " ".join(map(str, sorted(os.sched_getaffinity(0)))).encode())

@@ -119,8 +119,8 @@ class _Round:
         for job in self._jobs:
             if job.waits and job.stop is None:
                 self._begin_or_wait(job)
-            elif job.runs and job.stop is None:
-                self._grow(job, job.spec.min_workers)
+            elif job.runs and job.stop is None and job.name not in self._preempted:
+                self._restore_minimum(job)
         for job in self._jobs:
             if job.name == self._first:
                 break
@@ -165,10 +165,20 @@ class _Round:
         self._begun.add(job.name)
         self._grow(job, least)
 
+    def _restore_minimum(self, job: FleetJob) -> None:
+        """A job that has lost nodes, and has less than its minimum now, does not train. Like a job that waits it may
+        have slots of the jobs behind it."""
+        least = job.spec.min_workers
+        self._grow(job, least)
+        if self._lacks(job) > 0:
+            if self._makes_room(job):
+                self._grow(job, least)
+            self._notes.pop(job.name, None)
+
     def _makes_room(self, job: FleetJob) -> bool:
-        """Find slots for a job that does not fit. Returns whether it fits now; otherwise it waits, and the slots that
-        it waits for are kept for it, if they will come."""
-        least, fit = job.spec.min_workers, self._fit[job.name]
+        """Find slots for a job that does not fit. Returns whether it fits now; otherwise the slots that it needs are
+        kept for it, if they will come."""
+        least, fit = self._lacks(job), self._elsewhere(job)
         self._notes[job.name] = ""
         if sum(self._soon(fit).values()) >= least:
             self._keep_for(job, "those that come soon are kept for it")
@@ -196,26 +206,29 @@ class _Round:
             if other.stop is None and other.name not in self._preempted:
                 _add(held, other.account, sum(share.slots for share in self._has[other.name]))
         over = beyond_quota(held, self._quotas) if job.name in self._within else {}
+        helpful = {node.name for node in self._elsewhere(job)}
         behind = False
         for other in self._jobs:
-            behind = behind or other is job
+            if other is job:
+                behind = True
+                continue
             shares, least = self._has[other.name], other.spec.min_workers
             if not shares or not other.runs or other.stop is not None or other.name in self._preempted:
                 continue
             has = sum(share.slots for share in shares)
             if behind:
-                yield PreemptibleJob(other.name, shares, _fewer(shares, min(has, least)))
+                yield PreemptibleJob(other.name, shares, _fewer(shares, min(has, least), helpful))
             elif other.account != job.account and other.account in over:
                 kept = min(has, max(least, has - over[other.account]))
                 alone = len(shares) == 1
-                smaller = (NodeShare(shares[0].node, kept),) if alone else _fewer(shares, kept)
+                smaller = (NodeShare(shares[0].node, kept),) if alone else _fewer(shares, kept, helpful)
                 yield PreemptibleJob(other.name, shares, smaller, whole=False, in_place=not alone)
 
     def _keep_for(self, job: FleetJob, because: str) -> None:
         """Let nobody behind it use as many slots as it needs: rather those that come than those that are free."""
         self._notes[job.name] = because
-        wanted = job.spec.min_workers
-        for node in self._fit[job.name]:
+        wanted = self._lacks(job)
+        for node in self._elsewhere(job):
             for slots in (self._coming, self._free):
                 if (some := min(wanted, slots.get(node.name, 0))) > 0:
                     wanted -= some
@@ -230,8 +243,7 @@ class _Round:
             self._set(job.name, ())
         own = self._has[job.name]
         lacks = wanted - sum(share.slots for share in own)
-        new = tuple(_take(lacks, self._rest(job), {share.node for share in own}))
-        self._set(job.name, (*own, *new))
+        self._set(job.name, (*own, *_take(lacks, self._rest(job))))
 
     def _set(self, job: str, shares: tuple[NodeShare, ...]) -> None:
         for share in self._has[job]:
@@ -240,9 +252,18 @@ class _Round:
             _add(self._free, share.node, -share.slots)
         self._has[job] = shares
 
+    def _lacks(self, job: FleetJob) -> int:
+        """How many slots the job needs for its minimum."""
+        return job.spec.min_workers - (sum(share.slots for share in self._has[job.name]) if job.runs else 0)
+
+    def _elsewhere(self, job: FleetJob) -> list[OfferedNode]:
+        """The nodes where the job may get slots: a job that runs grows on nodes on which it has none."""
+        own = {share.node for share in self._has[job.name]} if job.runs else set()
+        return [node for node in self._fit[job.name] if node.name not in own]
+
     def _rest(self, job: FleetJob) -> dict[str, int]:
-        """The free slots on nodes where the job may be."""
-        taking = (node.name for node in self._fit[job.name] if node.takes)
+        """The free slots on these nodes."""
+        taking = (node.name for node in self._elsewhere(job) if node.takes)
         return {name: self._free[name] for name in taking if self._free[name] > 0}
 
     def _soon(self, fit: Collection[OfferedNode]) -> dict[str, int]:
@@ -262,11 +283,11 @@ def _kept(job: FleetJob, nodes: Mapping[str, OfferedNode], gone: Collection[str]
     return there or tuple(staying)
 
 
-def _fewer(shares: tuple[NodeShare, ...], wanted: int) -> tuple[NodeShare, ...]:
-    """Reduce the shares to the number wanted, as far as possible. Whole nodes go first, the smallest first and of
-    equals the newest, then a part of one node if another node stays as it is."""
+def _fewer(shares: tuple[NodeShare, ...], wanted: int, first: Collection[str] = ()) -> tuple[NodeShare, ...]:
+    """Reduce the shares to the number wanted, as far as possible. Whole nodes go first, those of `first` before others,
+    the smallest before larger ones and of equals the newest; then a part of a node if another node stays as it is."""
     over = sum(share.slots for share in shares) - wanted
-    kept = sorted(shares, key=lambda share: (share.slots, -shares.index(share)))
+    kept = sorted(shares, key=lambda share: (share.node not in first, share.slots, -shares.index(share)))
     for share in kept[:-1]:
         if share.slots <= over:
             kept.remove(share)
@@ -287,10 +308,10 @@ def _why_not(placement: Placement, wanted: int, first: str) -> str:
     return f"is to have {wanted} workers, and has {placement.total}: {why}"
 
 
-def _take(wanted: int, free: Mapping[str, int], but: Collection[str]) -> Iterator[NodeShare]:
+def _take(wanted: int, free: Mapping[str, int]) -> Iterator[NodeShare]:
     """Yield free slots, from as few nodes as possible."""
     for node in sorted(free, key=lambda name: (-free[name], name)):
-        if wanted > 0 and node not in but:
+        if wanted > 0:
             yield NodeShare(node, min(wanted, free[node]))
             wanted -= free[node]
 

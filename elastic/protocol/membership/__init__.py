@@ -16,7 +16,7 @@ Each worker has a stage (`Stage` in group.py), and only these may follow each ot
     named                    announced to ready     its agent says how far it is
     announced                invited                there is a place for it
     invited                  announced              its agent came back and knows of no invitation
-    announced, invited       ready                  it asks to be admitted; whoever invited it may lead no more
+    announced, invited       ready                  it asks to be admitted; the leader that invited it may be gone
     ready                    invited                a loss generation was formed without it, so it has to ask again
     newcomer                 refused                its numerics differ, its set-up hangs, or it gets no copy
     newcomer, refused        member                 it says that it has entered a generation

@@ -14,6 +14,7 @@ parser.add_argument("--samples", type=int, default=640)
 parser.add_argument("--shards", type=int, default=8)
 parser.add_argument("--pause-s", type=float, default=0.0, help="per shard, so that a kill meets a worker inside a step")
 parser.add_argument("--width", type=int, default=32)
+parser.add_argument("--spike-every", type=int, default=0, help="steps after which gradients are larger than before")
 args = parser.parse_args()
 
 job = elastic.join(seed=7)
@@ -39,13 +40,21 @@ def score(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"accuracy": (model(x).argmax(1) == y).float().mean()}
 
 
+def scale(index: int) -> float:
+    """What the loss of a step is multiplied by: 16, 256 and so on in each `--spike-every`-th step, otherwise 1."""
+    spikes, rest = divmod(index + 1, args.spike_every) if args.spike_every else (0, 1)
+    return 1.0 if rest else 16.0**spikes
+
+
 for epoch in job.epochs(args.epochs):
     for step in job.steps(train):
         for x, y in step:
             loss = F.cross_entropy(model(x), y)
-            loss.backward()
+            (loss * scale(step.index)).backward()
             step.log(loss=loss)
             time.sleep(args.pause_s)
+        for parameter in model.parameters():
+            parameter.grad /= scale(step.index)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()

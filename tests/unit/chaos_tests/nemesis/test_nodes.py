@@ -21,12 +21,14 @@ import pytest
 from chaos_tests.cluster.cluster_job import NodesJob
 from chaos_tests.cluster.job_handle import JobFailed
 from chaos_tests.failpoints.orders import FailpointOrders
-from chaos_tests.nemesis import checkpoint_damage, nodes, out_of_memory
+from chaos_tests.nemesis import checkpoint_damage, failpoints, nodes, out_of_memory
+from chaos_tests.nemesis.failpoints import never_reached
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.nemesis.nemesis import Nemesis
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene, Teller, Victims
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.failpoints import EARLY_SENT, IN_REPETITION, IN_SHARD
 from chaos_tests.scenario.faults import Damage, Ground
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes, resources
@@ -35,7 +37,7 @@ from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import LocalStorage, put
-from elastic.config import JobSpec
+from elastic.config import JobSpec, Overlap, Reduction
 from elastic.records import journal
 from elastic.records.journal import Journal, journal_path
 from tests.unit.elastic.checkpoints.test_checkpoint_rules import NO_STATE
@@ -63,7 +65,15 @@ class Stage:
         self._journal = Journal(journal_path(home, "harness"), "job", "harness", "harness")
         teller = Teller(self._journal, lambda text: None)
         self.scene = Scene(
-            world, Victims(world, 1), teller, FailpointOrders(home / "ambush"), home, "no mark", steps=10, nodes=over
+            world,
+            Victims(world, 1),
+            teller,
+            FailpointOrders(home / "ambush"),
+            home,
+            "no mark",
+            SPEC,
+            steps=10,
+            nodes=over,
         )
 
     def noted(self) -> list[dict[str, Any]]:
@@ -82,6 +92,7 @@ def job(tmp_path: Path) -> NodesJob:
         Any,
         SimpleNamespace(
             home=tmp_path / "job" / "cluster",
+            replicas={},
             ledgers=lambda name: sorted((tmp_path / "job" / "cluster").glob(f"*/{name}/steps.jsonl")),
             journals=list,
         ),
@@ -107,7 +118,7 @@ def on_machine(tmp_path: Path) -> Iterator[Stage]:
 
 def skipped(stage: Stage, kind: str) -> str:
     """Why."""
-    breaker = Nemesis([Planned(1, 0.0, kind)], stage.scene)
+    breaker = Nemesis([Planned(1, 0.0, kind, next(iter(CATALOGUE[kind].places), ""))], stage.scene)
     breaker.begin()
     breaker.poll([], 1)
     (noted,) = stage.noted()
@@ -118,6 +129,62 @@ def skipped(stage: Stage, kind: str) -> str:
 @pytest.mark.parametrize("kind", [name for name, fault in CATALOGUE.items() if fault.on_nodes])
 def test_what_needs_nodes_is_skipped_on_one_machine(on_machine: Stage, kind: str) -> None:
     assert "several nodes" in skipped(on_machine, kind)
+
+
+def test_a_point_that_no_worker_of_the_job_comes_to_is_not_waited_for(on_machine: Stage) -> None:
+    assert 'overlap = "on"' in skipped(on_machine, "kill-in-overlap")
+
+
+def test_nothing_else_is_done_before_a_script_that_was_killed_has_ended_its_worker(on_machine: Stage) -> None:
+    scene = on_machine.scene
+    scene.spec = replace(SPEC, restart=True)
+    with subprocess.Popen(["sleep", "600"]) as script:
+        scene.world.feed(line("script_started", worker, script=script.pid) for worker in scene.world.members)
+        breaker = Nemesis([Planned(1, 0.0, "kill-script"), Planned(2, 0.0, "kill-in-step", IN_SHARD)], scene)
+        breaker.begin()
+        breaker.poll([], 1)
+        assert script.wait() == -signal.SIGKILL
+    breaker.poll([], 1)
+    (injected,) = on_machine.noted()
+    scene.world.feed([line("worker_exited", injected["worker_id"])])
+    breaker.poll([], 1)
+    assert [(noted["event"], noted["number"]) for noted in on_machine.noted()[1:]] == [
+        ("fault_seen", 1),
+        ("fault_ended", 1),
+        ("fault_skipped", 2),
+    ]
+
+
+def test_who_stops_itself_stands_still_since_then_however_late_the_harness_hears_of_it(on_machine: Stage) -> None:
+    scene, stopped_ns = on_machine.scene, time.monotonic_ns()
+    with subprocess.Popen(["sleep", "600"]) as worker:
+        worker.send_signal(signal.SIGSTOP)
+        breaker = Nemesis([Planned(1, 0.0, "freeze-in-step", IN_SHARD)], scene)
+        breaker.begin()
+        breaker.poll([], 1)
+        ((_, laid_for),) = [running.laid for running in scene.running if running.laid]
+        failpoints.spring(scene, {"number": 1, "worker_id": laid_for, "pid": worker.pid, "t_mono_ns": stopped_ns})
+        breaker.heal("the test is over")
+        worker.kill()
+    injected = on_machine.noted()[0]
+    assert (injected["event"], injected["worker_id"], injected["t_mono_ns"]) == ("fault_injected", laid_for, stopped_ns)
+
+
+@pytest.mark.parametrize(
+    ("place", "spec", "on_nodes", "why"),
+    [
+        (EARLY_SENT, SPEC, True, ""),
+        (EARLY_SENT, replace(SPEC, overlap=Overlap.ON), False, ""),
+        (EARLY_SENT, replace(SPEC, overlap=Overlap.OFF), True, 'overlap = "on"'),
+        (IN_REPETITION, SPEC, True, 'reduction = "fixed"'),
+        (IN_REPETITION, replace(SPEC, reduction=Reduction.FIXED64), False, ""),
+        (IN_SHARD, SPEC, False, ""),
+        (IN_SHARD, replace(SPEC, restart=True), False, "a script in rounds"),
+    ],
+)
+def test_which_points_a_job_has(place: str, spec: JobSpec, on_nodes: bool, why: str) -> None:
+    told = never_reached(place, spec, on_nodes=on_nodes)
+    assert why in told and bool(why) == bool(told)
 
 
 @pytest.mark.parametrize(

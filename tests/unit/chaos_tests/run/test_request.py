@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from chaos_tests.checkers import judge
 from chaos_tests.report import documents
 from chaos_tests.run import request
-from chaos_tests.run.campaign import Campaign, campaign_again, differences, from_document, read_report
+from chaos_tests.run.campaign import Campaign, campaign_again, differences, from_document, ground, read_report
+from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.scenario import scenario_from_toml, seconds_of
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support.json_lines import Journals, Tail
@@ -104,6 +106,18 @@ def test_a_script_in_rounds_is_asked_for_by_an_option_or_a_scenario(tmp_path: Pa
         asked("--restart", "--job", str(tmp_path / "job.toml"))
     hangs = Campaign(tmp_path, ("t.py",), 3, "rounds", 7, None, (Planned(1, 1.0, "hang-script"),), restart=True)
     assert (hangs.hang_s, asked("--", "train.py").hang_s) == (30.0, 600.0)
+
+
+def test_slots_ask_for_several_nodes_which_workers_fill(tmp_path: Path) -> None:
+    two = asked("--preset", "everything", "--workers", "4", "--slots", "2", "--", "train.py")
+    assert (two.slots, ground(two)) == (2, Ground.CLUSTER)
+    assert ground(replace(two, preset="partition")) is Ground.NETWORK, "it needs links, too"
+    assert ground(asked("--preset", "everything", "--", "train.py")) is Ground.MACHINE
+    (tmp_path / "s.toml").write_text("slots = 1\n" + FAULTS)
+    assert asked(str(tmp_path / "s.toml"), "--", "train.py").slots == 1
+    for words in (("--slots", "2"), ("--slots", "3"), ("--slots", "0")):
+        with pytest.raises(ConfigError, match="do not fill two nodes or more"):
+            asked(*words, "--", "train.py")
 
 
 def test_faults_with_times_of_their_own_have_no_duration(tmp_path: Path) -> None:

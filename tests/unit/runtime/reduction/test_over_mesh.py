@@ -410,11 +410,20 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
         assert_same(result, sum_of((0, 8), lengths))
 
 
-@pytest.mark.parametrize("owners", [[0, 1, 2, 0, 1, 2, 0, 1], [0, 0, 0, 1, 1, 1, 2, 2], [2] * 8])
-def test_of_integers_each_member_sends_one_sum_however_its_leaves_lie(owners: list[int]) -> None:
-    """Twice (P - 1) / P of the tensors, at most, besides frames; a member without a leaf sends none."""
-    groups = {"int32": 30_000}
-    nbytes, sent = 4 * groups["int32"], dict.fromkeys(range(3), 0)
+@pytest.mark.parametrize(
+    "world, owners",
+    [
+        (3, [0, 1, 2, 0, 1, 2, 0, 1]),
+        (3, [0, 0, 0, 1, 1, 1, 2, 2]),
+        (3, [2] * 8),
+        (5, [unit % 5 for unit in range(8)]),
+        (7, [unit % 7 for unit in range(8)]),
+    ],
+)
+def test_of_integers_each_member_sends_one_sum_however_its_leaves_lie(world: int, owners: list[int]) -> None:
+    """Twice (P - 1) / P of the tensors, as a ring does, at most, besides frames; a member without a leaf sends none."""
+    groups = {"int32": 70_000}
+    nbytes, sent = 4 * groups["int32"], dict.fromkeys(range(world), 0)
 
     def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
         item = make(link)
@@ -422,14 +431,14 @@ def test_of_integers_each_member_sends_one_sum_however_its_leaves_lie(owners: li
             sent[ranks[link]] += item[0].length
         return item
 
-    with rings(3) as built, pytest.MonkeyPatch.context() as patch:
+    with rings(world) as built, pytest.MonkeyPatch.context() as patch:
         ranks = {link: ring.rank for ring in built for link in ring.links.values()}
         patch.setattr(PeerLink, "_next", noted)
         for _, result in run(built, owners, groups, merged=True):
-            assert_same(result, sum_of((0, 8), groups))
+            assert_same(result, sum_of((0, len(owners)), groups))
     for rank, count in sent.items():
         sums = 2 if rank in owners else 1  # that of its leaves, and its slice of all
-        assert count == pytest.approx(sums * 2 / 3 * nbytes, rel=0.02)
+        assert count == pytest.approx(sums * (world - 1) / world * nbytes, rel=0.02)
 
 
 def test_who_has_lost_what_it_held_gets_all_of_it_from_those_who_have_it() -> None:
