@@ -70,10 +70,10 @@ class _Memory:
 
     def _references(self) -> tuple[int, int]:
         """Counts of references to the storage's Python object, and to the storage but for the parts."""
-        uses = torch._C._storage_Use_Count(self._storage._cdata)  # type: ignore[attr-defined]
+        uses = torch._C._storage_Use_Count(self._storage._cdata)
         return sys.getrefcount(self._storage), uses - self._views
 
-    def divide(self, like: Sequence[torch.Tensor]) -> None:
+    def divide(self, like: list[torch.Tensor]) -> None:
         """Make the parts."""
         parts = list(torch._C._nn.unflatten_dense_tensors(self.tensor, like))
         self._views = sum(part.untyped_storage()._cdata == self._storage._cdata for part in parts)
