@@ -58,10 +58,10 @@ $(SPIN): | $(VENV)/.stamp
 $(CLOUD_INIT): | $(VENV)/.stamp
 	$(call unpack,cloud-init,the test of docs/clouds/agent.yaml will be skipped)
 
-# Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
+# Three parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
 test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit live-f-q live-a-e live-s-z live-r lint sim-short
+	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target unit live-f-q live-a-e live-s-z live-r lint sim-short
 
 unit: setup ## unit tests
 	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit

@@ -125,11 +125,8 @@ def _while_mute(history: History, agent_fault: Injected, event: Event) -> bool:
 def liveness(history: History) -> CheckerVerdict:
     """I12: the job comes to its end, and steps are applied all along, but while a fault stops everybody."""
     run = history.faulty
-    if run.result is None:
-        return broken("the job did not come to its end")
-    if run.result["exit_code"] != 0:
-        because = str(run.result["because"]).partition("\n")[0]
-        return broken(f"the job ended with exit code {run.result['exit_code']}: {because}", "result.json")
+    if (badly := bad_end(run)) is not None:
+        return badly
     seen = list(run.of("steps_seen"))
     if len(seen) < 2:
         return unknown("nobody noted when steps were applied")
@@ -138,6 +135,16 @@ def liveness(history: History) -> CheckerVerdict:
     if longest_s > history.limits.step_s:
         return broken(f"no step for {longest_s:.1f} s while no fault stopped everybody", after.at)
     return holds(f"the job came to its end; the longest time without a step was {longest_s:.1f} s")
+
+
+def bad_end(run: Run) -> CheckerVerdict | None:
+    """That the job did not come to its end, or not to a good one; None: it did."""
+    if run.result is None:
+        return broken("the job did not come to its end")
+    if run.result["exit_code"] != 0:
+        because = str(run.result["because"]).partition("\n")[0]
+        return broken(f"the job ended with exit code {run.result['exit_code']}: {because}", "result.json")
+    return None
 
 
 def idle_s(run: Run, begin_ns: int, end_ns: int) -> float:

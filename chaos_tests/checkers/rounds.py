@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from chaos_tests.checkers.history import Event, History, Run
-from chaos_tests.checkers.recovery import idle_s
+from chaos_tests.checkers.recovery import bad_end, idle_s
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, unknown
 
 
@@ -72,11 +72,8 @@ def _outlived(run: Run) -> Iterator[CheckerVerdict]:
 def liveness(history: History) -> CheckerVerdict:
     """I19: the job comes to its end, and whatever happens to a round, the next complete one begins in time."""
     run = history.faulty
-    if run.result is None:
-        return broken("the job did not come to its end")
-    if run.result["exit_code"] != 0:
-        because = str(run.result["because"]).partition("\n")[0]
-        return broken(f"the job ended with exit code {run.result['exit_code']}: {because}", "result.json")
+    if (badly := bad_end(run)) is not None:
+        return badly
     begun = list(_complete(run))
     if not begun:
         return unknown("no round was complete")

@@ -103,7 +103,7 @@ class NodesJob(Followed):
     def submit(self) -> None:
         self.name = str(self.cluster.client.submit(self._spec)["job"])
         self._spec = replace(self._spec, name=self.name)
-        write_atomically(self.dir / "job.json", codec.job_to_json(self._spec))
+        write_atomically(self.dir / "job.json", codec.to_json(self._spec))
 
     def stop(self) -> None:
         self.stopped = True

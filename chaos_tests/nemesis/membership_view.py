@@ -109,8 +109,11 @@ class MembershipView:
 
     def there(self, node: str) -> tuple[str, ...]:
         """Workers on a node of which nobody knows that they are gone, members or not."""
-        gone = self.lost | self.ended
-        return tuple(worker for worker in self.pids if node_of(worker) == node and worker not in gone)
+        return tuple(worker for worker in self.on(node) if worker not in self.lost)
+
+    def on(self, node: str) -> tuple[str, ...]:
+        """Workers on a node whose process may be there, also those that are lost."""
+        return tuple(worker for worker in self.pids if node_of(worker) == node and worker not in self.ended)
 
     def living(self, slot: int) -> str | None:
         """The process in a place just now; None between two."""

@@ -51,18 +51,18 @@ def end_agent(scene: Scene, planned: Planned) -> None:
     node = some_node(scene, planned)
     if not (agents := _agents(scene, node)):
         raise NotNow(f"there is no agent on node {node}")
-    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+    begun_ns = time.monotonic_ns()
     signals.send(agents, signal.SIGKILL)
-    _note(scene, planned, begun_ns, workers, agents, None, f"SIGKILL to the agent of node {node}")
+    _note(scene, planned, begun_ns, node, agents, None, f"SIGKILL to the agent of node {node}")
 
 
 def end_node(scene: Scene, planned: Planned) -> None:
     job = scene.on_nodes()
     node = some_node(scene, planned)
-    begun_ns, workers, agents = time.monotonic_ns(), scene.world.there(node), _agents(scene, node)
+    begun_ns, agents = time.monotonic_ns(), _agents(scene, node)
     job.cluster.end(node)
     text = f"SIGKILL to node {node}, for {planned.lasts_s:g} s"
-    _note(scene, planned, begun_ns, workers, agents, lambda: job.cluster.node(node), text)
+    _note(scene, planned, begun_ns, node, agents, lambda: job.cluster.node(node), text)
 
 
 def stop_node(scene: Scene, planned: Planned) -> None:
@@ -216,21 +216,22 @@ def _note(
     scene: Scene,
     planned: Planned,
     begun_ns: int,
-    workers: tuple[str, ...],
+    node: str,
     agents: Iterable[int],
     end: End | None,
     text: str,
 ) -> None:
-    """What stands over these workers was killed: they must die with it, and nobody is left there to say so."""
-    pids = scene.victims.pids(workers)
-    scene.teller.injected(planned, pids, begun_ns)
+    """The agent of a node was killed: the workers there must die with it, and nobody is left there to say so. Among
+    them may be some that were lost before, and were about to be ended."""
+    workers, with_lost = scene.world.there(node), scene.world.on(node)
+    scene.teller.injected(planned, scene.victims.pids(workers), begun_ns)
     scene.victims.condemned.update(workers)
-    left = processes.await_exits((*agents, *pids.values()), signals.SEEN_S)
+    left = processes.await_exits((*agents, *scene.victims.pids(with_lost).values()), signals.SEEN_S)
     scene.running.append(RunningFault(planned, end=end, injected=True))
     if left:
         scene.teller.told(planned, f"{text}; processes {sorted(left)} live on")
         return
-    scene.world.ended.update(workers)
+    scene.world.ended.update(with_lost)
     scene.world.newcomers.difference_update(workers)
     scene.teller.seen(planned, f"its workers died with it: {', '.join(workers) or 'there were none'}")
     scene.teller.told(planned, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from chaos_tests.nemesis import signals
+from chaos_tests.nemesis import signals, workers
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.failpoints import IN_SCRIPT, Act, FailpointOrder
@@ -24,7 +24,7 @@ def check(scene: Scene) -> None:
 def strike(scene: Scene, planned: Planned, *, number: signal.Signals) -> None:
     """A signal to the script of a member, whose worker has to end. If another member was lost meanwhile, all scripts
     would be started again, and nobody could say why this one had ended."""
-    (worker,) = _targets(scene, planned)
+    (worker,) = workers.targets(scene, planned)
     begun_ns, script = time.monotonic_ns(), scene.world.scripts[worker]
     signals.send([script], number)
     scene.teller.injected(planned, scene.victims.pids([worker]), begun_ns, script=script)
@@ -35,7 +35,7 @@ def strike(scene: Scene, planned: Planned, *, number: signal.Signals) -> None:
 
 def hang(scene: Scene, planned: Planned) -> None:
     """Order a script to wait for ever with Python's lock held; `hangs` is called when it does."""
-    (worker,) = _targets(scene, planned)
+    (worker,) = workers.targets(scene, planned)
     order = FailpointOrder(planned.number, IN_SCRIPT, Act.HANG_GIL)
     scene.orders.give(order, worker)
     scene.running.append(RunningFault(planned, laid=(order, worker), awaits_event="scripts_hang"))
@@ -57,9 +57,3 @@ def seen(scene: Scene, running: RunningFault) -> None:
         return
     running.awaits_event, running.until_s = "", 0.0
     scene.teller.seen(running.planned, "the round was ended")
-
-
-def _targets(scene: Scene, planned: Planned) -> tuple[str, ...]:
-    if not (chosen := scene.victims.of(planned)):
-        raise NotNow("nobody to do it to")
-    return chosen

@@ -82,7 +82,7 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
         if scenario.restart is not None:
             raise ConfigError(f"--restart: {scenario.job} says whether it is; write restart = true in it")
         spec = _specification(scenario)
-        workers, command, job = spec.workers, spec.command, codec.job_to_json(spec).decode()
+        workers, command, job = spec.workers, spec.command, codec.to_json(spec).decode()
     seed = scenario.seed if scenario.seed is not None else secrets.randbelow(1_000_000)
     preset, plan = _faults(scenario, workers)
     return Campaign(

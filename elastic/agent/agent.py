@@ -92,7 +92,7 @@ class Agent:
             loop.add_signal_handler(sent, self._on_signal, sent, asked)
         loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
         await self._workers.listen()
-        self._departure.watch(self._notices)
+        self._departure.notices.watch(self._notices)
         if self._handed is not None:
             self._journal.write("agent_took_over", version=__version__, workers=self._workers.inherited)
         handover.begin(self._place, self._journal, self._handed)
@@ -135,7 +135,7 @@ class Agent:
             self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source=SIGTERM)
             return
         if self._stop_status is not None:
-            self._workers.kill_all()
+            self._workers.processes.kill_all()
             return
         self._stop_status = 128 + number
         self._workers.for_all_slots(worker_slot.StopSlot())
@@ -206,7 +206,7 @@ class Agent:
         self._departure.asked(left_s, because)
 
     def on_drain_over(self) -> None:
-        self._departure.heard(OPERATOR, None)
+        self._departure.notices.heard(OPERATOR, None)
 
     def on_worker_signal(self, worker_id: str, *, kill: bool) -> None:
         if kill:
@@ -235,17 +235,17 @@ class Agent:
             if isinstance(order, Fence | Release | Close):
                 because = getattr(order, "because", "released")
                 self._journal.write("ordered", worker_id=worker_id, order=type(order).__name__, because=because)
-            self._workers.order(worker_id, order)
+            self._workers.socket.order(worker_id, order)
 
     def on_orphaned(self, term: int) -> None:
         """Order all rings to stop; workers keep their state. The next leader hears of it and rebuilds."""
-        self._workers.order_all(Quiesce(term, 0, self._standing.newest))
+        self._workers.socket.order_all(Quiesce(term, 0, self._standing.newest))
 
     def on_end(self, ended: Ended) -> None:
         self._end = ended
         self._workers.for_all_slots(worker_slot.JobOver(complete=ended.exit_code == 0))
         # A worker that was cut off, or expelled, has not heard of the end, and would wait in its ring for ever.
-        self._workers.order_all(Close(self._leader.term, ended.because, ended.exit_code))
+        self._workers.socket.order_all(Close(self._leader.term, ended.because, ended.exit_code))
 
     async def _watch(self) -> None:
         """Look at silent workers, and send a beat upstream, every beat_s."""

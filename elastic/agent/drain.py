@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from elastic.agent.leader_session import LeaderSession
 from elastic.agent.workers import WorkerManager
 from elastic.preemption import policy
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.policy import Stay, StayPhase
-from elastic.preemption.provider import NoticeSource
-from elastic.preemption.watcher import NoticeWatcher, watch_all
+from elastic.preemption.watcher import NoticeWatchers
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Drain, DrainOver, DrainWish
 from elastic.protocol.worker_slot import Slot
@@ -29,11 +28,9 @@ OPERATOR = "operator"
 SIGTERM = "SIGTERM"
 """The source of notices by that signal."""
 
-LAST_WORD_S = 2.0
-
 
 class NodeDrain:
-    """Used on the event loop; only the watchers' threads call from elsewhere, through `call_soon_threadsafe`."""
+    """Used on the event loop."""
 
     def __init__(self, journal: Journal, workers: WorkerManager, leader: LeaderSession) -> None:
         self._journal = journal
@@ -41,34 +38,19 @@ class NodeDrain:
         self._leader = leader
         self._stay = Stay()
         self._timer: asyncio.TimerHandle | None = None
-        self._watchers: list[NoticeWatcher] = []
-        self._told = False
-
-    def watch(self, sources: Iterable[NoticeSource]) -> None:
-        """Begin to watch the sources. No source is asked on this thread."""
-        self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
-
-    def heard(self, source: str, notice: Notice | None) -> None:
-        """Take the present notice of a source; None: it has none any more."""
-        if notice is None:
-            self._journal.write("notice_over", source=source)
-        else:
-            left_s = notice.seconds_left if notice.leaves else None
-            self._journal.write(
-                "notice", source=source, kind=str(notice.kind), seconds_left=left_s, because=notice.because
-            )
-        self._step(policy.Heard(source, notice))
+        self.notices = NoticeWatchers(journal, lambda source, notice: self._step(policy.Heard(source, notice)))
 
     def asked(self, left_s: float, because: str, source: str = OPERATOR) -> None:
-        """An operator wants this node empty, until `heard(source, None)` takes that back."""
-        self.heard(source, Notice(NoticeKind.ASKED, left_s, because))
+        """An operator wants this node empty, until `notices.heard(source, None)` takes that back."""
+        self.notices.heard(source, Notice(NoticeKind.ASKED, left_s, because))
 
     def announced(self, worker_id: str) -> None:
         """A worker has announced itself to the leader: repeat its wish to drain, if there is one."""
         if (wish := self._wish_of(worker_id)) is not None:
             self._leader.say(wish)
             signalled = SIGTERM in self._stay.notices
-            self._workers.order(worker_id, Drain(self._leader.term, worker_id, wish.left_ms, wish.because, signalled))
+            drain = Drain(self._leader.term, worker_id, wish.left_ms, wish.because, signalled)
+            self._workers.socket.order(worker_id, drain)
 
     def wishes(self) -> Iterator[DrainWish]:
         """The wishes to drain that a new leader has to be told, as of now."""
@@ -91,23 +73,14 @@ class NodeDrain:
 
     def look(self) -> None:
         """Note that the node is empty, if the worker that has just ended was the last."""
-        if self.is_done and not self._told:
-            self._told = True
-            self._journal.write("node_empty")
-            for watcher in self._watchers:
-                watcher.left()
+        if self.is_done and not self.notices.told:
+            self.notices.left()
 
     def close(self) -> None:
-        """Stop watching. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
+        """Stop watching, as NoticeWatchers does."""
         if self._timer is not None:
             self._timer.cancel()
-        for watcher in self._watchers:
-            watcher.close()
-        for watcher in self._watchers if self._told else ():
-            watcher.join(LAST_WORD_S)
-
-    def _troubled(self, source: str, because: str) -> None:
-        self._journal.write("notices_unreadable", source=source, because=because)
+        self.notices.close()
 
     def _tick(self) -> None:
         self._step(policy.StayTick())
@@ -140,7 +113,7 @@ class NodeDrain:
             self._timer = loop.call_later(max(0.0, self._stay.deadline_s - time.monotonic()), self._tick)
 
     def _leave(self) -> None:
-        self._told = False
+        self.notices.told = False
         self._workers.for_all_slots(worker_slot.NodeLeaves())
         for worker_id in self._here():
             self.announced(worker_id)

@@ -105,15 +105,11 @@ class LeaderSession:
         self._events = events
         self._standing = standing
         self._outbox: asyncio.Queue[pb.AgentWord] | None = None
-        self._term = term
+        self.term = term
+        """The term of the newest leader that was seen."""
         self._welcomed = False
         self._over = False
         self._parting = False
-
-    @property
-    def term(self) -> int:
-        """The term of the newest leader that was seen."""
-        return self._term
 
     def say(self, word: Word) -> None:
         """Say a word to the present leader, if there is one, and to every later leader while the word stays true.
@@ -181,7 +177,7 @@ class LeaderSession:
             if not orphaned and time.monotonic() >= led_s + self._spec.timing.orphan_limit_s:
                 # By now a leader elsewhere may assume that this ring is gone, so the ring must stop.
                 self._journal.write("parked", because=f"no leader for {self._spec.timing.orphan_limit_s:.0f} s")
-                self._events.on_orphaned(self._term)
+                self._events.on_orphaned(self.term)
                 orphaned = True
             if not self._over and (ended := self._result_on_file()) is not None:
                 self._end(ended)
@@ -234,7 +230,7 @@ class LeaderSession:
                         case "worker_signal":
                             kill = order.worker_signal.kind == pb.WorkerSignal.KILL
                             self._events.on_worker_signal(order.worker_signal.worker_id, kill=kill)
-                        case "end" if order.end.term >= self._term:
+                        case "end" if order.end.term >= self.term:
                             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                                 await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # the leader may be gone
                             self._end(Ended(order.end.exit_code, order.end.because))
@@ -257,14 +253,14 @@ class LeaderSession:
         known = [pb.Known(number=number, digest=digest) for number, digest in self._reader.known.items()]
         token = read_token(self._job_dir)  # each time, because the node's daemon may have another one by now
         return pb.AgentHello(
-            job=self._spec.name, node=self._node, slots=self._slots, known=known, term=self._term, token=token
+            job=self._spec.name, node=self._node, slots=self._slots, known=known, term=self.term, token=token
         )
 
     def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
         """Tell a leader everything that it may never have heard; from here on it hears words as they are said."""
-        if term < self._term:
-            raise codec.WireError(f"a leader of term {term}, but term {self._term} has been seen")
-        self._term, self._welcomed = term, True
+        if term < self.term:
+            raise codec.WireError(f"a leader of term {term}, but term {self.term} has been seen")
+        self.term, self._welcomed = term, True
         self._journal.write("attending", term=term)
         self._events.on_leader()
         for word in self._standing.words():
@@ -273,10 +269,10 @@ class LeaderSession:
 
     def _hear(self, to: list[str], order: Order) -> None:
         """Take an order. An order of an older term is refused, because its leader was replaced."""
-        if order.term < self._term:
-            self._journal.write("order_refused", order=type(order).__name__, term=order.term, newest=self._term)
+        if order.term < self.term:
+            self._journal.write("order_refused", order=type(order).__name__, term=order.term, newest=self.term)
             return
-        self._term = order.term
+        self.term = order.term
         self._events.on_order(to, order)
 
     def _end(self, ended: Ended) -> None:

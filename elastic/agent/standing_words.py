@@ -86,9 +86,9 @@ class StandingWords:
         words = {"announced": self._announced.values(), "lasting": lasting, "last": self._last_words}
         words |= {"dead": self._dead, "given_up": self._given_up.values()}
         told: dict[str, Any] = {
-            name: [codec.word_to_bytes(word).hex() for word in some] for name, some in words.items()
+            name: [codec.word_to_wire(word).SerializeToString().hex() for word in some] for name, some in words.items()
         }
-        records = [codec.generation_to_json(record).decode() for record in self._records.values()]
+        records = [codec.to_json(record).decode() for record in self._records.values()]
         return {**told, "records": records, "entered": self._entered}
 
     @classmethod

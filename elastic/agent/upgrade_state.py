@@ -41,7 +41,7 @@ def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: s
     for slot, newest in before.items():
         for incarnation in range(max(0, newest - 63), newest + 1):
             standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended", snapshot))
-    new = (worker_slot.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots))
+    new = (worker_slot.Slot(node, n, spec, before.get(n, -1) + 1) for n in range(slots))
     return AgentUpgradeState(tuple(new), (), {}, standing, frozenset(), 0)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,10 +43,6 @@ class SocketEvents(Protocol):
         ...
 
     def on_word(self, worker_id: str, word: Word) -> None: ...
-    def on_record(self, worker_id: str, line: str) -> None:
-        """Take a step record, as JSON; it is acknowledged to the worker when this returns."""
-        ...
-
     def on_goodbye(self, worker_id: str) -> None: ...
 
 
@@ -68,14 +64,17 @@ class WorkerSocket(AgentServicer):
         job_dir: Path,
         node: str,
         journal: Journal,
-        foreman: SocketEvents,
+        events: SocketEvents,
+        keep: Callable[[str, str], None],
         kept: Mapping[str, Sequence[str]] | None = None,
         path: str = "",
     ) -> None:
-        """kept, path: those of the previous program in this process, whose workers know no other path."""
+        """keep: takes a worker's step record, as JSON; it is acknowledged to the worker when this returns. kept, path:
+        those of the previous program in this process, whose workers know no other path."""
         self._job = job
         self._journal = journal
-        self._foreman = foreman
+        self._events = events
+        self._keep = keep
         self._links: dict[str, WorkerLink] = {}
         self._kept = {
             worker_id: [pb.AgentOrder.FromString(bytes.fromhex(order)) for order in orders]
@@ -172,7 +171,7 @@ class WorkerSocket(AgentServicer):
             hello = word.hello
             if word.WhichOneof("content") != "hello":
                 break
-            if hello.job != self._job or not self._foreman.employs(hello.worker_id):
+            if hello.job != self._job or not self._events.employs(hello.worker_id):
                 raise codec.WireError(f"{hello.worker_id!r:.64} of job {hello.job!r:.64} is no worker of this agent")
             return hello.worker_id
         raise codec.WireError("the first word of a worker must be its hello")
@@ -184,15 +183,15 @@ class WorkerSocket(AgentServicer):
                     word = codec.word_from_wire(message.word)
                     if getattr(word, "worker_id", None) != link.worker_id:
                         raise codec.WireError(f"{link.worker_id} spoke for another worker")
-                    self._foreman.on_word(link.worker_id, word)
+                    self._events.on_word(link.worker_id, word)
                 case "record":
-                    self._foreman.on_record(link.worker_id, message.record.line)
+                    self._keep(link.worker_id, message.record.line)
                     kept = pb.RecordsKept(up_to=message.record.number)
                     link.post(pb.AgentOrder(kept=kept))
                 case "handover":
                     return
                 case "goodbye":
-                    self._foreman.on_goodbye(link.worker_id)
+                    self._events.on_goodbye(link.worker_id)
                     return
                 case _:
                     raise codec.WireError("a worker says hello once and nothing empty")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +39,6 @@ from elastic.protocol.messages import (
     Announce,
     Failed,
     Finished,
-    Order,
     Progress,
     RingUp,
     SlotGivenUp,
@@ -106,22 +106,25 @@ class WorkerManager:
         self._leader = leader
         self._events = events
         self._employed = inherited.workers
-        self._slots = list(inherited.slots)
+        self.slots = list(inherited.slots)
         self._standing = inherited.standing
         self._frozen = set(inherited.frozen)
         self._slot_file = slot_file
         self._slots_refused = False
-        self._accounts = LedgerWriter(ledger, job_dir, journal, leader.say)
-        self._begun_with = 0 if inherited.workers else self._accounts.next_step
+        self._ledger = LedgerWriter(ledger, job_dir, journal, leader.say)
+        self._begun_with = 0 if inherited.workers else self._ledger.next_step
         """Steps on file before this agent had workers; 0 also if it has taken over workers."""
         self._checkpoints = read_settings(job_dir)
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
         starter = Launcher(spec, job_dir / "logs", node, journal, first=not inherited.socket, fork_server=fork_server)
-        self._crew = WorkerProcesses(starter, job_dir / "logs", journal, self)
-        self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
-        self._switchboard = WorkerSocket(spec.name, job_dir, node, journal, self, inherited.orders, inherited.socket)
+        self.processes = WorkerProcesses(starter, job_dir / "logs", journal, self)
+        kill = partial(self.processes.signal, number=signal.SIGKILL)
+        self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, kill)
+        self.socket = WorkerSocket(
+            spec.name, job_dir, node, journal, self, self._ledger.keep, inherited.orders, inherited.socket
+        )
         self._hands_over = False
 
     @property
@@ -131,25 +134,25 @@ class WorkerManager:
 
     async def listen(self) -> None:
         """Begin to hear workers, first of all those that the previous program has handed over."""
-        self._crew.take_over(self._employed)
+        self.processes.take_over(self._employed)
         for worker in self._employed:
             if worker.announced:
                 self._detector.watch(worker.worker_id, time.monotonic())
-        await self._switchboard.listen()
+        await self.socket.listen()
 
     async def start(self) -> None:
         """Start the workers of all slots."""
         if self._spec.ring is RingKind.MPI:
-            await self._mpirun.start([slot.worker_id for slot in self._slots])
-        for number in range(len(self._slots)):
+            await self._mpirun.start([slot.worker_id for slot in self.slots])
+        for number in range(len(self.slots)):
             self._arm(number)
 
     async def end(self) -> None:
         """Start no worker any more, and end all of them, whatever has ended the agent."""
         self.for_all_slots(worker_slot.StopSlot())
-        await self._crew.end()
+        await self.processes.end()
         await self._mpirun.close()
-        await self._switchboard.close()
+        await self.socket.close()
         if dropped := self._stdout.close(wait_s=1.0):
             _log.warning("%d lines of output are in the logs of the workers only", dropped)
 
@@ -160,30 +163,26 @@ class WorkerManager:
         """Why no other program can take over now, or ""."""
         if self._spec.ring is RingKind.MPI:
             return "mpirun holds the ranks of its workers; the job has to end first"
-        if any(slot.phase is worker_slot.SlotPhase.STARTING for slot in self._slots):
+        if any(slot.phase is worker_slot.SlotPhase.STARTING for slot in self.slots):
             return "a worker is just being started"
-        if not self._accounts.settled:
+        if not self._ledger.settled:
             return "the disk is full, and lines of steps.jsonl are in memory only"
         return ""
 
     def heirloom(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
-        slots, frozen, board = tuple(self._slots), frozenset(self._frozen), self._switchboard
-        return AgentUpgradeState(slots, tuple(workers), board.kept, self._standing, frozen, term, board.path)
+        slots, frozen, socket = tuple(self.slots), frozenset(self._frozen), self.socket
+        return AgentUpgradeState(slots, tuple(workers), socket.kept, self._standing, frozen, term, socket.path)
 
     async def hand_over(self, term: int) -> AgentUpgradeState:
         """Stop hearing and starting workers, for the program that takes over. Returns what it gets."""
         self._hands_over = True
-        await self._switchboard.hand_over(HAND_OVER_S)
-        await self._switchboard.close()
-        await self._crew.end_starting()
+        await self.socket.hand_over(HAND_OVER_S)
+        await self.socket.close()
+        await self.processes.end_starting()
         self._stdout.close(wait_s=1.0)
-        return self.heirloom(term, self._crew.hand_over())
+        return self.heirloom(term, self.processes.hand_over())
 
     # ------------------------------------------------------------------------------------------- slots
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        return self._slots
 
     @property
     def has_others(self) -> bool:
@@ -194,28 +193,25 @@ class WorkerManager:
     def is_empty(self) -> bool:
         """Whether no worker is left and none may still start."""
         waiting = (worker_slot.SlotPhase.WAITING, worker_slot.SlotPhase.STARTING)
-        return not any(slot.lives or slot.phase in waiting for slot in self._slots)
+        return not any(slot.lives or slot.phase in waiting for slot in self.slots)
 
     def for_all_slots(self, event: worker_slot.Event) -> None:
-        for number in range(len(self._slots)):
+        for number in range(len(self.slots)):
             self._supervise(number, event)
 
     def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
         """Bring an event about a worker to its slot; dropped if the slot has gone on without the worker."""
-        for number, slot in enumerate(self._slots):
+        for number, slot in enumerate(self.slots):
             if slot.worker_id == worker_id and slot.lives:
                 self._supervise(number, event)
 
     def kill_worker(self, worker_id: str) -> None:
         """Kill a worker for an operator who wants to see the job survive it: what follows is what follows any death."""
         self._journal.write("worker_signalled", worker_id=worker_id, signal=signal.SIGKILL.name)
-        self._crew.signal(worker_id, signal.SIGKILL)
-
-    def kill_all(self) -> None:
-        self._crew.kill_all()
+        self.processes.signal(worker_id, signal.SIGKILL)
 
     def _supervise(self, number: int, event: worker_slot.Event) -> None:
-        self._slots[number], actions = worker_slot.step(self._slots[number], event, time.monotonic())
+        self.slots[number], actions = worker_slot.step(self.slots[number], event, time.monotonic())
         for action in actions:
             match action:
                 case worker_slot.SayTo(WorkerDead() as dead):
@@ -225,7 +221,7 @@ class WorkerManager:
                         self._journal.write("slot_given_up", slot=word.slot, because=word.because)
                     self._leader.say(word)
                 case worker_slot.Signal(sent):
-                    self._signal(self._slots[number], sent)
+                    self._signal(self.slots[number], sent)
                 case worker_slot.TellLeader():
                     self._journal.write("worker_failed", **asdict(action))
                 case worker_slot.Spawn(worker_id, restarted):
@@ -236,7 +232,7 @@ class WorkerManager:
     def _arm(self, number: int) -> None:
         if (timer := self._timers.pop(number, None)) is not None:
             timer.cancel()
-        slot = self._slots[number]
+        slot = self.slots[number]
         if slot.deadline_s < math.inf and not self._hands_over:
             first = slot.deadline_s == -math.inf
             wait_s = 0.0 if first else max(SPAWN_PAUSE_S, slot.deadline_s - time.monotonic())
@@ -248,7 +244,7 @@ class WorkerManager:
         """Those in which it matters how many shards there are: none on one machine, or without an order of the sum."""
         if is_loopback(self._reach.address) or self._spec.reduction is not Reduction.EXACT:
             return None
-        slots = max(1, len(self._slots) - self._spec.spares)
+        slots = max(1, len(self.slots) - self._spec.spares)
         return Worlds(self._spec.min_workers, self._spec.workers_limit, slots)
 
     def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
@@ -258,7 +254,7 @@ class WorkerManager:
             worker_id,
             number,
             restarted=restarted,
-            agent_socket=self._switchboard.path,
+            agent_socket=self.socket.path,
             address=self._reach.address,
             certs=self._reach.certs,
             worlds=self._worlds(),
@@ -268,16 +264,16 @@ class WorkerManager:
             **self._checkpoints.to_environment(),
             **self._mpirun.settings(worker_id),
         }
-        self._crew.start(number, worker_id, settings, restarted=restarted)
+        self.processes.start(number, worker_id, settings, restarted=restarted)
 
     def _signal(self, slot: Slot, number: signal.Signals) -> None:
         self._journal.write("worker_signalled", worker_id=slot.worker_id, signal=number.name)
-        self._crew.signal(slot.worker_id, number)
+        self.processes.signal(slot.worker_id, number)
 
     # --------------------------------------------------------------------------------------- processes
 
     def on_started(self, number: int, worker_id: str, pid: int) -> None:
-        self._slot_file.spawned(number, self._slots[number].incarnation, pid)
+        self._slot_file.spawned(number, self.slots[number].incarnation, pid)
         self._supervise(number, worker_slot.Spawned(pid))
 
     def on_not_started(self, number: int, because: str) -> None:
@@ -291,21 +287,18 @@ class WorkerManager:
         self._say_how_far(worker_id)
         self.supervise_worker(worker_id, worker_slot.Dying(status, self._mpirun.why_lost(worker_id)))
 
-    def _on_rank_lost(self, worker_id: str) -> None:
-        self._crew.signal(worker_id, signal.SIGKILL)
-
     def _say_how_far(self, worker_id: str) -> None:
         """Say how many steps are on file: the worker's last beat may be old, and no other worker may be left."""
-        steps = self._accounts.next_step
+        steps = self._ledger.next_step
         self._leader.say(Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
         if cause := self._mpirun.left(worker_id):
             status = -signal.SIGKILL  # the last words are those of the MPI library, about another process
-        self._switchboard.forget(worker_id)
+        self.socket.forget(worker_id)
         self._detector.forget(worker_id)
         self._frozen.discard(worker_id)
-        self._accounts.keep_left_behind(worker_id)
+        self._ledger.keep_left_behind(worker_id)
         self._say_how_far(worker_id)
         self._events.on_exited(worker_id, status)
         self._supervise(number, worker_slot.Exited(status, last_words() if status else "", cause))
@@ -313,14 +306,14 @@ class WorkerManager:
     # ------------------------------------------------------------------------------------------- words
 
     def employs(self, worker_id: str) -> bool:
-        return worker_id in self._crew
+        return worker_id in self.processes
 
     def on_word(self, worker_id: str, word: Word) -> None:
         match word:
             case Announce():
                 self._detector.watch(worker_id, time.monotonic())
                 self.supervise_worker(worker_id, worker_slot.WorkerJoined())
-                self._crew.announced(worker_id, word.pid)
+                self.processes.announced(worker_id, word.pid)
             case RingUp() | Progress() if word.generation:
                 self._served(worker_id)
             case Failed():
@@ -333,27 +326,18 @@ class WorkerManager:
             self._events.on_announced(worker_id)
 
     def _served(self, worker_id: str) -> None:
-        if any(slot.worker_id == worker_id and not slot.served for slot in self._slots):
+        if any(slot.worker_id == worker_id and not slot.served for slot in self.slots):
             self.supervise_worker(worker_id, worker_slot.Served())
-
-    def on_record(self, worker_id: str, line: str) -> None:
-        self._accounts.keep(worker_id, line)
 
     def on_goodbye(self, worker_id: str) -> None:
         self._detector.forget(worker_id)
-
-    def order(self, worker_id: str, order: Order) -> None:
-        self._switchboard.order(worker_id, order)
-
-    def order_all(self, order: Order) -> None:
-        self._switchboard.order_all(order)
 
     def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
         """Have a given-up worker write its stacks; a frozen one has done so before. then: called afterwards."""
         if worker_id in self._frozen:
             then()
         else:
-            self._crew.show_stacks(worker_id, then)
+            self.processes.show_stacks(worker_id, then)
 
     def end_worker(self, worker_id: str) -> None:
         """End a worker by order of the leader, after it has written its stacks."""
@@ -363,18 +347,18 @@ class WorkerManager:
 
     def look(self) -> None:
         """To be called every beat_s: write what waits for a disk, and examine silent workers."""
-        self._accounts.settle()
+        self._ledger.settle()
         self._settle_slots()
         now_s = time.monotonic()
         for worker_id in self._detector.suspects(now_s):
-            if (seen := self._crew.facts(worker_id)) is not None:
+            if (seen := self.processes.facts(worker_id)) is not None:
                 self._detector.look(worker_id, seen, now_s)
         for worker_id, verdict in self._detector.judge(now_s).items():
             if verdict.health is Health.FROZEN and worker_id not in self._frozen:
                 self._frozen.add(worker_id)
                 because = f"{verdict.because}{self._last_note(worker_id)}"
                 self._journal.write("worker_frozen", worker_id=worker_id, because=because)
-                self._crew.show_stacks(worker_id)
+                self.processes.show_stacks(worker_id)
                 self.supervise_worker(worker_id, worker_slot.FoundFrozen())
                 self._leader.say(WorkerFrozen(worker_id, because))
             elif verdict.health is Health.ALIVE and worker_id in self._frozen:

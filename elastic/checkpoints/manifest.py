@@ -74,10 +74,7 @@ class Manifest:
     @property
     def name(self) -> EntryName:
         """The entry's name. Raises CheckpointCorrupt if it is not valid."""
-        name = EntryName.parse(self.entry)
-        if name is None:
-            raise CheckpointCorrupt(f"{self.entry!r} is no name of a checkpoint")
-        return name
+        return EntryName.of(self.entry)
 
     @property
     def size(self) -> int:

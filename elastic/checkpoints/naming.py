@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from elastic.errors import ConfigError
+from elastic.errors import CheckpointCorrupt, ConfigError
 
 PERIODIC = "_periodic"
 """The series of automatic checkpoints. No name of job.save begins with an underscore."""
@@ -63,6 +63,13 @@ class EntryName:
         """The name in this text; None: the text is no name of an entry."""
         match = _ENTRY.fullmatch(text)
         return None if match is None else cls(int(match[1]), int(match[2]), int(match[3]), match[4])
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The name in this text. Raises CheckpointCorrupt if it is none."""
+        if (name := cls.parse(text)) is None:
+            raise CheckpointCorrupt(f"{text!r} is no name of a checkpoint")
+        return name
 
 
 def part_file(rank: int, world: int) -> str:

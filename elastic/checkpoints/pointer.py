@@ -30,10 +30,7 @@ class Pointer:
     @property
     def name(self) -> EntryName:
         """The entry's name. Raises CheckpointCorrupt if it is not valid."""
-        name = EntryName.parse(self.entry)
-        if name is None:
-            raise CheckpointCorrupt(f"{self.entry!r} is no name of a checkpoint")
-        return name
+        return EntryName.of(self.entry)
 
     def is_newer_than(self, other: Pointer | None) -> bool:
         """Compare by generation first: after a return to an older checkpoint, step numbers repeat."""

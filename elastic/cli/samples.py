@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastic.cli.options import newest_job_dir
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import ledger
+from elastic.records.job_directory import check_job
 
 if TYPE_CHECKING:
     from elastic.records.exactly_once import Epoch
@@ -81,8 +82,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _part(job_dir: Path) -> Path:
-    if not (job_dir / "job.json").exists():
-        raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+    check_job(job_dir)
     return job_dir / "steps.jsonl"
 
 

@@ -107,8 +107,7 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
     """
     from elastic.rendezvous.operator_client import fetch_status
 
-    if not (job_dir / "job.json").exists():
-        raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+    job_directory.check_job(job_dir)
     deadline_s, where = time.monotonic() + wait_s, None
     while True:
         if (result := job_directory.read_json(job_dir / "result.json")) is not None:

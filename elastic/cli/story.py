@@ -128,10 +128,10 @@ def _lines(options: argparse.Namespace) -> tuple[list[Line], dict[str, str]]:
         client = client_of(options)
         return remote_logs.of_job(client, client.job(options.job or "")["job"])
     from elastic.records import journal
+    from elastic.records.job_directory import check_job
 
     for job_dir in options.job_dir:
-        if not (job_dir / "job.json").exists():
-            raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+        check_job(job_dir)
     lines = [line for job_dir in options.job_dir for line in journal.read_all(job_dir)]
     if len(options.job_dir) > 1:
         lines.sort(key=lambda line: float(line["t_wall"]))

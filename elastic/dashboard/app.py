@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
 from importlib import resources
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -62,6 +62,9 @@ FILES: Mapping[str, str] = {
 }
 
 
+Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
 class Dashboard:
     """The dashboard of one job, or of a fleet. Its methods run on the event loop."""
 
@@ -81,15 +84,15 @@ class Dashboard:
                 routes=[
                     Route("/", self._page),
                     Route("/static/{name:path}", _static),
-                    Route("/api/session", self._read(self._session)),
-                    Route("/api/fleet", self._read(self._overview)),
-                    Route("/api/fleet/events", self._read(self._overviews)),
-                    Route("/api/fleet/findings", self._read(self._findings)),
-                    Route("/api/jobs/{job}", self._read(self._document)),
-                    Route("/api/jobs/{job}/events", self._read(self._events)),
-                    Route("/api/jobs/{job}/story", self._read(self._story)),
-                    Route("/api/jobs/{job}/flight", self._read(self._flight)),
-                    Route("/api/jobs/{job}/workers/{worker}/log", self._read(self._log)),
+                    Route("/api/session", self._guarded(self._session)),
+                    Route("/api/fleet", self._guarded(self._overview)),
+                    Route("/api/fleet/events", self._guarded(self._overviews)),
+                    Route("/api/fleet/findings", self._guarded(self._findings)),
+                    Route("/api/jobs/{job}", self._guarded(self._document)),
+                    Route("/api/jobs/{job}/events", self._guarded(self._events)),
+                    Route("/api/jobs/{job}/story", self._guarded(self._story)),
+                    Route("/api/jobs/{job}/flight", self._guarded(self._flight)),
+                    Route("/api/jobs/{job}/workers/{worker}/log", self._guarded(self._log)),
                     Route("/api/jobs/{job}/actions", self._act(self._job_action), methods=["POST"]),
                     Route("/api/nodes/{node}/drain", self._act(self._drain), methods=["POST"]),
                 ]
@@ -118,34 +121,27 @@ class Dashboard:
             page.set_cookie(self._access.cookie, self._access.session, httponly=True, samesite="strict", path="/")
         return page
 
-    def _read(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, answer: Answer, *, acts: bool = False) -> Answer:
         async def guarded(request: Request) -> Response:
-            if (refusal := self._access.of_reader(request.cookies)) is not None:
+            refusal = self._access.of_reader(request.cookies)
+            if acts and refusal is None:
+                refusal = self._access.of_actor(request.headers)
+            if refusal is not None:
                 return _refused(refusal)
             try:
                 return await answer(request)
             except ConfigError as error:
-                return _refused(HttpRefusal(HTTPStatus.NOT_FOUND, str(error)))
+                return _refused(HttpRefusal(HTTPStatus.CONFLICT if acts else HTTPStatus.NOT_FOUND, str(error)))
             except (ElasticError, OSError) as error:
                 return _refused(HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
 
         return guarded
 
-    def _act(
-        self, act: Callable[[Request, Mapping[str, Any]], Awaitable[str]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def guarded(request: Request) -> Response:
-            refusal = self._access.of_reader(request.cookies) or self._access.of_actor(request.headers)
-            if refusal is not None:
-                return _refused(refusal)
-            try:
-                return _json({"said": await act(request, await _body(request))})
-            except ConfigError as error:
-                return _refused(HttpRefusal(HTTPStatus.CONFLICT, str(error)))
-            except (ElasticError, OSError) as error:
-                return _refused(HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
+    def _act(self, act: Callable[[Request, Mapping[str, Any]], Awaitable[str]]) -> Answer:
+        async def answer(request: Request) -> Response:
+            return _json({"said": await act(request, await _body(request))})
 
-        return guarded
+        return self._guarded(answer, acts=True)
 
     # -------------------------------------------------------------------------------------------------- data
 

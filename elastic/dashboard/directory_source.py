@@ -16,7 +16,7 @@ from elastic.dashboard.sources import Action, act_on_worker
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import remote_logs
 from elastic.records import flight_recorder, journal, last_notes, problems
-from elastic.records.job_directory import is_live, is_removed, job_id, read_json, removal
+from elastic.records.job_directory import check_job, is_live, is_removed, job_id, read_json, removal
 from elastic.records.job_follower import JobFiles
 from elastic.records.journal import Line
 from elastic.rendezvous.operator_client import signal_worker
@@ -34,8 +34,7 @@ class DirectorySource:
     """
 
     def __init__(self, job_dir: Path, run: int | None) -> None:
-        if not (job_dir / "job.json").exists():
-            raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+        check_job(job_dir)
         self._dir = job_dir
         self._run = run
         self._files: JobFiles | None = None

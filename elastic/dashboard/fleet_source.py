@@ -7,8 +7,8 @@ which is told when somebody asks for it, has them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from elastic.dashboard.job_history import JobHistory
@@ -17,31 +17,13 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import probes, remote_logs
 from elastic.fleet.client import FleetClient
 from elastic.fleet.findings import Finding, findings
-from elastic.records.job_files import LEDGER, LogPiece
+from elastic.fleet.remote_logs import Read, RemoteTail
+from elastic.records.job_files import LEDGER
 from elastic.records.job_follower import parsed_steps
-from elastic.records.journal import Line, parse
+from elastic.records.journal import Line
 
 LEDGER_BYTES = 1 << 22
 """Most bytes of a ledger that are read when its page is opened, from the end: they go through the fleet's leader."""
-
-Read = Callable[[str, int], LogPiece]
-"""(name, offset) -> a piece of that file."""
-
-
-@dataclass(slots=True)
-class _RemoteTail:
-    """The new whole lines of a file of another machine."""
-
-    offset: int = 0
-    torn: bytes = b""
-
-    def lines(self, read: Read, name: str) -> list[bytes]:
-        found: list[bytes] = []
-        while (piece := read(name, self.offset)).text:
-            self.offset = piece.end
-            *whole, self.torn = (self.torn + piece.text).split(b"\n")
-            found += whole
-        return found
 
 
 class RemoteJob:
@@ -51,7 +33,7 @@ class RemoteJob:
         self._client = client
         self._job = job
         self._may_act = may_act
-        self._tails: dict[tuple[str, str], _RemoteTail] = {}
+        self._tails: dict[tuple[str, str], RemoteTail] = {}
         """(replica or node, file) -> how far it was read."""
         self._nodes: set[str] = set()
         """Which have had workers of the job."""
@@ -107,15 +89,10 @@ class RemoteJob:
 
     def _of_replica(self, address: str) -> Iterator[Line]:
         """The job's journals there, and the lines about it in the replica's own journal."""
+        read = partial(self._client.own_log, address)
         try:
-            for job in (self._job, ""):
-
-                def read(name: str, offset: int, job: str = job) -> LogPiece:
-                    return self._client.own_log(address, job, name, offset)
-
-                names = read("", 0).text.decode().splitlines()
-                for name in (name for name in names if name.startswith(remote_logs.PREFIX)):
-                    yield from self._new_lines(f"{address}/{job}", name, read)
+            for whose, name in remote_logs.journals(read, self._job):
+                yield from self._new_lines(f"{address}/{whose}", whose, name, read)
         except ElasticError:
             return  # it is away; its lines come when it is back
 
@@ -127,28 +104,24 @@ class RemoteJob:
 
     def _of_agent(self, node: str) -> Iterator[Line]:
         try:
-            yield from self._new_lines(node, f"{remote_logs.PREFIX}agent-{node}", self._reader(node))
+            name = f"{remote_logs.PREFIX}agent-{node}"
+            yield from self._new_lines(node, self._job, name, partial(remote_logs.of_node, self._client, node))
         except ElasticError:
             return
 
     def _steps(self, node: str) -> Iterator[dict[str, Any]]:
         try:
-            read = self._reader(node)
+            read = partial(remote_logs.of_node, self._client, node)
             if (node, LEDGER) not in self._tails:
-                size = read(LEDGER, 0).size
-                self._tails[node, LEDGER] = _RemoteTail(max(0, size - LEDGER_BYTES))
-            yield from parsed_steps(self._tails[node, LEDGER].lines(read, LEDGER))
+                size = read(self._job, LEDGER, 0).size
+                self._tails[node, LEDGER] = RemoteTail(max(0, size - LEDGER_BYTES))
+            yield from parsed_steps(self._tails[node, LEDGER].lines(read, self._job, LEDGER))
         except ElasticError:
             return
 
-    def _reader(self, node: str) -> Read:
-        return lambda name, offset: self._client.log(self._job, node, name, offset)
-
-    def _new_lines(self, where: str, name: str, read: Read) -> Iterator[Line]:
-        tail = self._tails.setdefault((where, name), _RemoteTail())
-        for line in filter(None, map(parse, tail.lines(read, name))):
-            if line.get("job") == self._job:
-                yield line
+    def _new_lines(self, where: str, job: str, name: str, read: Read) -> Iterator[Line]:
+        tail = self._tails.setdefault((where, name), RemoteTail())
+        return remote_logs.lines_about(self._job, tail.lines(read, job, name))
 
 
 class FleetClientSource:

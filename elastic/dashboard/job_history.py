@@ -170,44 +170,38 @@ class JobHistory:
 
     def applied(self, steps: Iterable[Mapping[str, Any]], now_s: float) -> None:
         with self._lock:
-            self._applied_steps(steps)
-
-    def _applied_steps(self, steps: Iterable[Mapping[str, Any]]) -> None:
-        shown = [step for step in steps if self._steps.last is None or step["step"] > self._steps.last]
-        self._behind = len(shown) > LIVE_STEPS
-        told = []
-        for step in shown:
-            told.append(self._steps.add(step["step"], dict(_numbers(step.get("scalars", {})))))
-            self._applied += 1
-            self._samples += samples_of(dict(step))
-        if self._behind:
-            self._skip()
-        elif shown:
-            self._put("steps", {"at": [step["step"] for step in shown], "scalars": told})
+            shown = [step for step in steps if self._steps.last is None or step["step"] > self._steps.last]
+            self._behind = len(shown) > LIVE_STEPS
+            told = []
+            for step in shown:
+                told.append(self._steps.add(step["step"], dict(_numbers(step.get("scalars", {})))))
+                self._applied += 1
+                self._samples += samples_of(dict(step))
+            if self._behind:
+                self._skip()
+            elif shown:
+                self._put("steps", {"at": [step["step"] for step in shown], "scalars": told})
 
     def tick(self, now_s: float, now_wall: float) -> None:
         """A point of the rate is made where steps have come; times without steps have none, so that they show as a
         fall to 0."""
         with self._lock:
-            self._tick(now_s, now_wall)
-
-    def _tick(self, now_s: float, now_wall: float) -> None:
-        if self._ended_s is not None:
-            return
-        if self._rated is None or self._behind:
-            # What was applied before the first look has no time.
-            self._rated = None if self._behind else (now_s, self._applied, self._samples)
-            return
-        since_s, steps, samples = self._rated
-        if now_s - since_s < RATE_S:
-            return
-        between_s = now_s - since_s
-        new = {"steps_per_s": self._applied - steps, "samples_per_s": self._samples - samples}
-        rate = {name: count / between_s for name, count in new.items()}
-        self._rated = (now_s, self._applied, self._samples)
-        if self._applied:
-            self._rate.add(now_wall, rate)
-            self._put("rate", {"t": now_wall, **rate})
+            if self._ended_s is not None:
+                return
+            if self._rated is None or self._behind:
+                # What was applied before the first look has no time.
+                self._rated = None if self._behind else (now_s, self._applied, self._samples)
+                return
+            since_s, steps, samples = self._rated
+            if now_s - since_s < RATE_S:
+                return
+            between_s = now_s - since_s
+            new = {"steps_per_s": self._applied - steps, "samples_per_s": self._samples - samples}
+            rate = {name: count / between_s for name, count in new.items()}
+            self._rated = (now_s, self._applied, self._samples)
+            if self._applied:
+                self._rate.add(now_wall, rate)
+                self._put("rate", {"t": now_wall, **rate})
 
     def ended(self, at_wall: float | None) -> None:
         """The job is over since that time, or its last line; None: it goes on."""

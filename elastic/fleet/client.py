@@ -53,7 +53,7 @@ class FleetClient:
         {"job", "larger"}: the job's name, and a sentence if the job is larger than the fleet, else ""."""
         from elastic.wire import codec  # which plain questions do not need
 
-        document = codec.job_to_json(spec).decode()
+        document = codec.to_json(spec).decode()
         submit = pb.Submit(document=document, resume=resume, token=token or secrets.token_hex(8))
         return self._ask(pb.Question(submit=submit))  # every attempt has the same token
 

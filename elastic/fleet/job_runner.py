@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from elastic import file_modes, stop_signals
 from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
@@ -97,11 +96,11 @@ class JobRunner:
         self._token = token
         self._board = board
         self._submission = submission
-        self._slots = slots
+        self.slots = slots
         self.devices = devices
         self._journal = journal
         self._changed = changed
-        self._dir = site.jobs_dir / submission.spec.name
+        self.directory = site.jobs_dir / submission.spec.name
         # This memory outlives each agent of the job: workers that died with an agent have left their state here.
         self._memory = handed.scratch() if handed is not None else None
         if handed is None and submission.spec.snapshot_every != "off":
@@ -123,10 +122,6 @@ class JobRunner:
     @property
     def job(self) -> str:
         return self._submission.spec.name
-
-    @property
-    def slots(self) -> int:
-        return self._slots
 
     @property
     def over(self) -> bool:
@@ -153,13 +148,9 @@ class JobRunner:
         self._finish.set()
         try:
             with acting(self._site.job_user):
-                write_atomically(self._dir / "result.json", result.encode())
+                write_atomically(self.directory / "result.json", result.encode())
         except OSError as error:
             self._journal.write("result_unwritten", job=self.job, because=str(error))
-
-    @property
-    def directory(self) -> Path:
-        return self._dir
 
     def grant(self, token: str) -> None:
         """Let the agent use this token from now on."""
@@ -174,7 +165,7 @@ class JobRunner:
         """Show the node's active notices to the agent."""
         try:
             with acting(self._site.job_user):
-                self._board.show(self._dir)
+                self._board.show(self.directory)
         except OSError as error:
             self._journal.write("notices_untold", job=self.job, because=str(error))
 
@@ -231,7 +222,7 @@ class JobRunner:
         if self._memory is not None:
             self._memory.remove()
         with suppress(OSError), acting(self._site.job_user):  # the token admits nobody any more
-            (self._dir / TOKEN).unlink()
+            (self.directory / TOKEN).unlink()
         await self._end_standby()
         forget(self._site.jobs_dir, self._site.node, self.job)
         self._say("")
@@ -250,7 +241,7 @@ class JobRunner:
         self._agent_is_newer = True
         await self._end_standby()
         refused = await replace_agent(
-            UpgradeRequestFiles(self._dir, self._site.node, self._site.job_user), request, self._keeper
+            UpgradeRequestFiles(self.directory, self._site.node, self._site.job_user), request, self._keeper
         )
         self._agent_is_newer = not refused
         return f"{self.job}: {refused}" if refused else ""
@@ -261,7 +252,7 @@ class JobRunner:
         if inherited:
             keeper = keeper_of(self._keeper) if self._keeper is not None else None
             memory = self._memory.hand_over() if self._memory is not None else None
-        return JobUpgradeState(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
+        return JobUpgradeState(self._submission, self.slots, self.devices, keeper, memory, self.finishing, self._token)
 
     async def _one_life(self, keeper: JobKeeper) -> int:
         """Wait for the end of one agent, and end it if the job leaves. Returns its exit code, or minus the signal."""
@@ -269,7 +260,7 @@ class JobRunner:
         ended = asyncio.Event()
         pidfd = os.pidfd_open(keeper.pid)
         loop.add_reader(pidfd, ended.set)
-        self._journal.write("charge_started", job=self.job, slots=self._slots, devices=self.devices, pid=keeper.pid)
+        self._journal.write("charge_started", job=self.job, slots=self.slots, devices=self.devices, pid=keeper.pid)
         self._agent_is_newer = False
         standing_by = asyncio.create_task(self._stand_by())
         try:
@@ -295,8 +286,8 @@ class JobRunner:
         """Fill the job's directory. Returns how to start an agent in it. Raises ConfigError and OSError."""
         user = self._site.job_user
         if user is not None:
-            file_modes.make_directory(self._dir)
-            user.give(self._dir)
+            file_modes.make_directory(self.directory)
+            user.give(self.directory)
         certs = self._certs()
         with acting(user):
             document = self._fill(certs)
@@ -333,17 +324,18 @@ class JobRunner:
         """Write the files of the job's directory. Returns the content of job.json."""
         spec = self._submission.spec
         for part in ("logs", "journal"):
-            file_modes.make_directory(self._dir / part)
+            file_modes.make_directory(self.directory / part)
         identity = self._submission.identity
         with suppress(FileExistsError):
-            create_atomically(self._dir / "id", identity.encode())
-        found = (self._dir / "id").read_text()
+            create_atomically(self.directory / "id", identity.encode())
+        found = (self.directory / "id").read_text()
         if found != identity:
             raise ConfigError(
-                f"{self._dir.absolute()} belongs to another job of that name, {found:.64}; move that directory aside"
+                f"{self.directory.absolute()} belongs to another job of that name, {found:.64}; move that directory "
+                "aside"
             )
-        document = codec.job_to_json(with_environment(spec, self._site.node))
-        write_atomically(self._dir / "job.json", document, file_modes.SETTINGS)
+        document = codec.to_json(with_environment(spec, self._site.node))
+        write_atomically(self.directory / "job.json", document, file_modes.SETTINGS)
         self._write_certs(certs)
         storage = storage_at(self._submission.checkpoints)
         own(storage, spec.name, identity)
@@ -358,31 +350,33 @@ class JobRunner:
             snapshot_every=spec.snapshot_every,
             interruptions=self._submission.interruptions,
         )
-        write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode(), file_modes.SETTINGS)
+        write_atomically(
+            self.directory / "checkpoints.json", json.dumps(asdict(settings)).encode(), file_modes.SETTINGS
+        )
         return document
 
     def _write_certs(self, certs: Mapping[str, bytes]) -> None:
         if certs:
-            (self._dir / CERTS).mkdir(mode=0o700, exist_ok=True)
+            (self.directory / CERTS).mkdir(mode=0o700, exist_ok=True)
         for name, content in certs.items():
-            write_atomically(self._dir / CERTS / name, content, 0o600)
+            write_atomically(self.directory / CERTS / name, content, 0o600)
 
     def _write_token(self) -> None:
         with acting(self._site.job_user):
-            write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
+            write_atomically(self.directory / TOKEN, self._token.encode(), 0o600)
 
     def _how(self, document: bytes) -> AgentStart:
         """document: the content of job.json."""
         site, spec, user = self._site, self._submission.spec, self._site.job_user
         reach = site.reach
         if user is not None and reach.certs is not None:
-            reach = replace(reach, certs=self._dir / CERTS)
+            reach = replace(reach, certs=self.directory / CERTS)
         options = {
-            "--job-dir": str(self._dir.absolute()),
+            "--job-dir": str(self.directory.absolute()),
             "--node": site.node,
-            "--slots": str(self._slots),
+            "--slots": str(self.slots),
             **reach.words(),
-            "--notices": f"{RELAYED}{self._dir.absolute()}",
+            "--notices": f"{RELAYED}{self.directory.absolute()}",
             "--grace": str(site.grace_s),
             **site.log_words,
         }
@@ -392,7 +386,7 @@ class JobRunner:
         words = tuple(word for option in options.items() for word in option)
         digest = hashlib.sha256(document).hexdigest()
         user_name = user.name if user is not None else ""
-        return AgentStart(str(self._dir.absolute()), words, variables, spec.directory, digest, user_name)
+        return AgentStart(str(self.directory.absolute()), words, variables, spec.directory, digest, user_name)
 
     async def _start(self, how: AgentStart) -> JobKeeper:
         if self._standby is not None and not self._standby.fits(how):
@@ -427,7 +421,7 @@ class JobRunner:
 
     def _last_words(self) -> str:
         try:
-            path = self._dir / "logs" / LOGS[1]
+            path = self.directory / "logs" / LOGS[1]
             with acting(self._site.job_user), open(path, errors="replace", opener=file_modes.regular) as file:
                 lines = file.read().splitlines()
         except OSError:  # the directory may have been moved

@@ -142,7 +142,7 @@ class Daemon:
                 charge.stop()
             for charge in self._charges.values():
                 await charge.ended()
-            self._board.close()
+            self._board.notices.close()
             self._place.end()
         assert self._status is not None
         return self._status

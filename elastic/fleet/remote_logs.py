@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from elastic.errors import ConfigError, ElasticError
 from elastic.protocol.worker_id import node_of
 from elastic.records import job_files
+from elastic.records.job_directory import check_job
 from elastic.records.journal import Line, parse
 
 if TYPE_CHECKING:
@@ -36,8 +38,7 @@ class DirectoryLogs:
     """The logs of one job on this machine. Raises ConfigError if the directory holds no job."""
 
     def __init__(self, job_dir: Path) -> None:
-        if not (job_dir / "job.json").exists():
-            raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+        check_job(job_dir)
         self._dir = job_dir
 
     def names(self) -> list[str]:
@@ -149,11 +150,12 @@ def of_job(client: FleetClient, job: str) -> tuple[list[Line], dict[str, str]]:
     be asked."""
     lines: list[Line] = []
     away: dict[str, str] = {}
-    for whose, read in _readers(client, client.overview(), away):
+    for machine, read in _readers(client, client.overview(), away):
         try:
-            lines += _lines(read, job)
+            for whose, name in journals(read, job):
+                lines += lines_about(job, RemoteTail().lines(read, whose, name))
         except (ConfigError, ElasticError) as error:
-            away[whose] = str(error)
+            away[machine] = str(error)
     return sorted(lines, key=lambda line: float(line["t_wall"])), away
 
 
@@ -162,29 +164,43 @@ def _readers(client: FleetClient, overview: dict[str, Any], away: dict[str, str]
         yield f"replica {address}", partial(client.own_log, address)
     for node in overview["nodes"]:
         if node["up"]:
-            yield f"node {node['node']}", partial(_of_node, client, str(node["node"]))
+            yield f"node {node['node']}", partial(of_node, client, str(node["node"]))
         else:
             away[f"node {node['node']}"] = "is away"
 
 
-def _of_node(client: FleetClient, node: str, job: str, log: str, offset: int) -> Log:
+def of_node(client: FleetClient, node: str, job: str, log: str, offset: int) -> Log:
+    """A piece of a log of that node. Raises ElasticError if it does not answer."""
     piece = client.log(job, node, log, offset)
     if piece.away:
         raise ElasticError("it does not answer")
     return piece
 
 
-def _lines(read: Read, job: str) -> Iterator[Line]:
-    """The lines of the job's own journals there, and the lines about it in journals of several jobs."""
+@dataclass(slots=True)
+class RemoteTail:
+    """The new whole lines of a file of another machine."""
+
+    offset: int = 0
+    torn: bytes = b""
+
+    def lines(self, read: Read, job: str, name: str) -> list[bytes]:
+        found: list[bytes] = []
+        while (piece := read(job, name, self.offset)).text:
+            self.offset = piece.end
+            *whole, self.torn = (self.torn + piece.text).split(b"\n")
+            found += whole
+        return found
+
+
+def journals(read: Read, job: str) -> Iterator[tuple[str, str]]:
+    """(job, name) of the job's own journals there, and, with job "", of journals of several jobs."""
     for whose in (job, ""):
-        names = [name for name in read(whose, "", 0).text.decode().splitlines() if name.startswith(PREFIX)]
-        for name in names:
-            yield from (line for line in _whole(read, whose, name) if line.get("job") == job)
+        for name in read(whose, "", 0).text.decode().splitlines():
+            if name.startswith(PREFIX):
+                yield whose, name
 
 
-def _whole(read: Read, job: str, name: str) -> Iterator[Line]:
-    offset, torn = 0, b""
-    while (piece := read(job, name, offset)).text:
-        offset = piece.end
-        *texts, torn = (torn + piece.text).split(b"\n")
-        yield from (line for text in texts if (line := parse(text)) is not None)
+def lines_about(job: str, texts: Iterable[bytes]) -> Iterator[Line]:
+    """The lines of journals among these that are about the job."""
+    return (line for line in map(parse, texts) if line is not None and line.get("job") == job)

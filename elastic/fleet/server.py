@@ -32,7 +32,7 @@ from elastic.protocol.membership import Resized, State, Stopped
 from elastic.records import retention
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal, journal_path
-from elastic.rendezvous.job_replica import JobReplica, closing, win
+from elastic.rendezvous.job_replica import JobReplica, win
 from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.server import REPLICAS, settle_down, stop_signal
 from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
@@ -157,7 +157,7 @@ class Server:
         """Stand for election as the fleet's leader, and lead whenever elected."""
         desk, etcd = self._desk, self._etcd
         candidate = Candidate(etcd, registry.NAME, self._address, time.monotonic)
-        with closing(StoreThread()) as store:
+        with contextlib.closing(StoreThread()) as store:
             try:
                 while True:
                     term = await win(candidate, store, self._saw, self._journal)
@@ -214,7 +214,7 @@ class Server:
     async def _follow(self) -> None:
         """Read the documents whenever they have changed, and do what they ask of every replica."""
         loop = asyncio.get_running_loop()
-        with closing(StoreThread()) as store:
+        with contextlib.closing(StoreThread()) as store:
             while True:
                 self._changed.clear()
                 self._admission.reads()
@@ -302,10 +302,10 @@ class Server:
         directory = self._directory / "jobs" / job.name
         file_modes.make_directory(directory / "logs")
         spec = replace(job.spec, env=())  # a replica does not need the workers' environment
-        write_atomically(directory / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
+        write_atomically(directory / "job.json", codec.to_json(spec), file_modes.SETTINGS)
         with (
             self._journal_at(directory, job.name, logged=logging.DEBUG) as journal,
-            closing(StoreThread()) as store,
+            contextlib.closing(StoreThread()) as store,
         ):
             ended = partial(self._write_end, store, job.name)
             resume = job.submission.resume
@@ -330,7 +330,7 @@ class Server:
         """Write the end of a job that the documents have as running, though this replica has seen it end: etcd was
         restored from a backup."""
         self._journal.write("end_told_again", job=job, because=told["because"])
-        with closing(StoreThread()) as store:
+        with contextlib.closing(StoreThread()) as store:
             await self._write_end(store, job, told)
 
     async def _enforce(self, job: FleetJob) -> None:

@@ -12,7 +12,7 @@ kubernetes_api.py      one object of its API server, watched
 slurm.py               Slurm: a signal before the time limit
 file.py                a file that appears
 metadata_http.py       one question to a metadata service
-watcher.py             looks at one source from a thread of its own
+watcher.py             looks at each source from a thread of its own
 relay.py               passed on to the agents of the node's jobs: one asks, all leave
 policy.py              what the node does: ``step(stay, event, now_s)``. Pure
 """

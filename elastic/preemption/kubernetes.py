@@ -9,8 +9,8 @@ that, and a taint, set by an autoscaler or by what hears the cloud, long before.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +21,28 @@ from elastic.preemption.notice import Notice
 from elastic.preemption.provider import NoticeSource, Unanswered
 
 
-class _Kubernetes(NoticeSource):
+class Kubernetes(NoticeSource):
+    """notice_in: the notice in what is watched, by the API's own clock. Raises ValueError."""
+
     pause_s = 0.2
     """A change is told by a call that waits for it; so no flood of changes keeps a processor busy."""
 
-    def __init__(self, watched: WatchedObject) -> None:
+    def __init__(
+        self, name: str, watched: WatchedObject, notice_in: Callable[[Mapping[str, Any], datetime], Notice | None]
+    ) -> None:
+        self.name = name
         self._watched = watched
+        self._notice_in = notice_in
 
     def look(self) -> Notice | None:
         seen = self._watched.next()
         try:
-            return self._notice(seen)
+            return self._notice_in(seen, self._watched.now)
         except ValueError as error:
             raise Unanswered(f"{self.name}: {error}") from error
 
     def close(self) -> None:
         self._watched.close()
-
-    @abstractmethod
-    def _notice(self, seen: Mapping[str, Any]) -> Notice | None: ...
-
-
-class KubernetesNode(_Kubernetes):
-    name = "Kubernetes node"
-
-    def _notice(self, seen: Mapping[str, Any]) -> Notice | None:
-        return of_node(seen)
-
-
-class KubernetesPod(_Kubernetes):
-    name = "Kubernetes pod"
-
-    def _notice(self, seen: Mapping[str, Any]) -> Notice | None:
-        return of_pod(seen, self._watched.now)
 
 
 def kubernetes(environment: Mapping[str, str], mounted: Path = MOUNTED) -> list[NoticeSource]:
@@ -70,6 +59,8 @@ def kubernetes(environment: Mapping[str, str], mounted: Path = MOUNTED) -> list[
     except Unanswered as error:
         raise ConfigError(f"--notices k8s: {error}") from error
     return [
-        KubernetesNode(WatchedObject(access, "/api/v1/nodes", environment[NODE])),
-        KubernetesPod(WatchedObject(access, pods, environment[POD])),
+        Kubernetes(
+            "Kubernetes node", WatchedObject(access, "/api/v1/nodes", environment[NODE]), lambda seen, _: of_node(seen)
+        ),
+        Kubernetes("Kubernetes pod", WatchedObject(access, pods, environment[POD]), of_pod),
     ]

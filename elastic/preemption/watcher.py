@@ -1,4 +1,4 @@
-"""Looks at one source of notices from a thread of its own, so that a slow provider delays nobody but itself."""
+"""Looks at each source of notices from a thread of its own, so that a slow provider delays nobody but itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from elastic.preemption.notice import Notice
 from elastic.preemption.provider import NoticeSource, Unanswered
@@ -18,6 +19,8 @@ LONGEST_RETRY_S = 10.0
 """A service that is back may give a notice of 30 s, which must not be slept through."""
 EARLIER_S = 1.0
 """An end that comes nearer by less is not news."""
+
+LAST_WORD_S = 2.0
 
 
 class NoticeWatcher:
@@ -95,28 +98,67 @@ class NoticeWatcher:
             self._wake.clear()
 
 
-def watch_all(
-    sources: Iterable[NoticeSource],
-    heard: Callable[[str, Notice | None], None],
-    troubled: Callable[[str, str], None],
-    journal: Journal,
-) -> list[NoticeWatcher]:
-    """A watcher for each, whose words, as those of NoticeWatcher, are called on the event loop that runs now; its
-    signals are caught there too."""
-    loop = asyncio.get_running_loop()
+class NoticeWatchers:
+    """All watchers of a node, used on the event loop. heard: called there with a source and its notice, or None when it
+    is taken back, once for each change."""
 
-    def from_thread(act: object, *words: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody leaves any more
-            loop.call_soon_threadsafe(act, *words)  # type: ignore[arg-type]
+    def __init__(self, journal: Journal, heard: Callable[[str, Notice | None], None]) -> None:
+        self._journal = journal
+        self._heard = heard
+        self._watchers: list[NoticeWatcher] = []
+        self._current = object()
+        self.told = False
+        """Whether the providers have been told that no worker is on this node any more."""
 
-    watchers = []
-    for source in sources:
-        watcher = NoticeWatcher(source, partial(from_thread, heard), partial(from_thread, troubled))
-        watchers.append(watcher)
-        for number in source.signals:
-            loop.add_signal_handler(number, watcher.signalled)
-        journal.write("notices_watched", source=source.name)
-    return watchers
+    def watch(self, sources: Iterable[NoticeSource]) -> None:
+        """Watch these sources and no others. No source is asked on this thread; their signals are caught here."""
+        for watcher in self._watchers:
+            watcher.close()
+        loop, current = asyncio.get_running_loop(), object()
+        self._watchers, self._current = [], current
+
+        def on_loop(act: Callable[[str, Any], None], source: str, said: object) -> None:
+            if self._current is current:  # an earlier source may have spoken before it was closed
+                act(source, said)
+
+        def from_thread(act: Callable[[str, Any], None], source: str, said: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody leaves any more
+                loop.call_soon_threadsafe(on_loop, act, source, said)
+
+        for source in sources:
+            watcher = NoticeWatcher(source, partial(from_thread, self.heard), partial(from_thread, self.troubled))
+            self._watchers.append(watcher)
+            for number in source.signals:
+                loop.add_signal_handler(number, watcher.signalled)
+            self._journal.write("notices_watched", source=source.name)
+
+    def heard(self, source: str, notice: Notice | None) -> None:
+        """Take the present notice of a source; None: it has none any more."""
+        if notice is None:
+            self._journal.write("notice_over", source=source)
+        else:
+            left_s = notice.seconds_left if notice.leaves else None
+            self._journal.write(
+                "notice", source=source, kind=str(notice.kind), seconds_left=left_s, because=notice.because
+            )
+        self._heard(source, notice)
+
+    def troubled(self, source: str, because: str) -> None:
+        self._journal.write("notices_unreadable", source=source, because=because)
+
+    def left(self) -> None:
+        """No worker is on this node any more: tell the providers."""
+        self.told = True
+        self._journal.write("node_empty")
+        for watcher in self._watchers:
+            watcher.left()
+
+    def close(self) -> None:
+        """Stop watching. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
+        for watcher in self._watchers:
+            watcher.close()
+        for watcher in self._watchers if self.told else ():
+            watcher.join(LAST_WORD_S)
 
 
 def _is_news(before: Notice | None, now: Notice | None) -> bool:

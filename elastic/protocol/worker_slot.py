@@ -225,11 +225,12 @@ Action: TypeAlias = Spawn | Signal | SayTo | TellLeader
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What an agent knows of one slot.
+    """What an agent knows of one slot, whose first worker is due at once.
 
-    quick_deaths: number of workers in a row that died without having taken part in a ring. script_exits: exits caused
-    by the script, over the slot's life. place: where the last of them raised. told_dead: WorkerDead was sent when the
-    death began; a second word could be taken for the loss of a later ring.
+    incarnation: above every incarnation that this slot ever had. quick_deaths: number of workers in a row that died
+    without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. place: where
+    the last of them raised. told_dead: WorkerDead was sent when the death began; a second word could be taken for the
+    loss of a later ring.
     """
 
     node: str
@@ -259,11 +260,6 @@ class Slot:
     def lives(self) -> bool:
         """Whether a process of this slot exists."""
         return self.pid != 0
-
-
-def new(node: str, number: int, spec: JobSpec, incarnation: int) -> Slot:
-    """A slot whose first worker is due at once. incarnation: above every incarnation that this slot ever had."""
-    return Slot(node, number, spec, incarnation)
 
 
 def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ...]]:

@@ -6,10 +6,11 @@ and the samples of an epoch are counted, which also finds a wrong plan.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,10 @@ class Epoch:
         """Whether the plan was followed, in an epoch in progress as far as it is."""
         return self.order != "unknown" and not self.findings
 
+    def find(self, step: int | None, what: str) -> None:
+        """Add a finding; see EpochFinding."""
+        self.findings.append(EpochFinding(self.number, step, what))
+
 
 def prove(lines: Iterable[Line]) -> list[Epoch]:
     """The epochs of a ledger, in order, with their findings. Takes 8 bytes for each sample of one epoch."""
@@ -76,7 +81,7 @@ def _close(epoch: Epoch) -> None:
     """Check an epoch that another one has followed."""
     if not epoch.finished:
         what = f"it ended after {epoch.steps} of {epoch.planned_steps} steps, and the rest of its samples was not used"
-        epoch.findings.append(EpochFinding(epoch.number, None, what))
+        epoch.find(None, what)
 
 
 def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
@@ -88,13 +93,10 @@ def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
     for at, line in enumerate(chain([head], lines)):
         epoch.steps += 1
         if line["step"] != first + at:
-            epoch.findings.append(
-                EpochFinding(number, first + at, f"its line in the ledger is that of step {line['step']}")
-            )
+            epoch.find(first + at, f"its line in the ledger is that of step {line['step']}")
             contents = None
         elif line.get("data") != data:
-            what = "it was planned from other data than the epoch's first step"
-            epoch.findings.append(EpochFinding(number, first + at, what))
+            epoch.find(first + at, "it was planned from other data than the epoch's first step")
             contents = None
         if contents is not None:
             contents.take(at, line["samples"])
@@ -103,14 +105,22 @@ def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
     return epoch
 
 
-class _Contents(Protocol):
-    """Examines the samples of an epoch's steps."""
+class _Contents(ABC):
+    """Examines the samples of an epoch's steps. first: the job's number of its first step."""
 
+    def __init__(self, epoch: Epoch, first: int) -> None:
+        self._epoch, self._first = epoch, first
+
+    @abstractmethod
     def take(self, at: int, given: list[Any]) -> None:
         """Take the next step. at: its number in the epoch. given: what each shard had, as the ledger has it."""
 
+    @abstractmethod
     def end(self) -> None:
         """Note that the last step was taken."""
+
+    def _find(self, at: int, what: str) -> None:
+        self._epoch.find(self._first + at, what)
 
 
 def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Contents | None:
@@ -124,28 +134,29 @@ def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Content
     return _Samples(epoch, first, data)
 
 
-class _Batches:
+class _Batches(_Contents):
     """Checks a stream: step after step each shard had its next batch."""
 
     def __init__(self, epoch: Epoch, first: int, shards: int) -> None:
-        self._epoch, self._first, self._shards = epoch, first, shards
+        super().__init__(epoch, first)
+        self._shards = shards
 
     def take(self, at: int, given: list[Any]) -> None:
         had = [shard.get("batch") for shard in given]
         self._epoch.used += had.count(at)
         if had != [at] * self._shards:
-            what = f"its shards had the batches {had}, each should be {at}"
-            self._epoch.findings.append(EpochFinding(self._epoch.number, self._first + at, what))
+            self._find(at, f"its shards had the batches {had}, each should be {at}")
 
     def end(self) -> None:
         """Do nothing: the number of batches is not known."""
 
 
-class _Sampled:
+class _Sampled(_Contents):
     """Checks a torchrun script: each rank had what its DistributedSampler gives it, compared by hash."""
 
     def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
-        self._epoch, self._first, self._sha256 = epoch, first, data["sha256"]
+        super().__init__(epoch, first)
+        self._sha256 = data["sha256"]
         self._samples: int = data["samples"]
         self._planned: int = data["drawn"]
         self._ranks: list[list[int]] = [[] for _ in range(data["shards"])]
@@ -153,8 +164,7 @@ class _Sampled:
 
     def take(self, at: int, given: list[Any]) -> None:
         if len(given) != len(self._ranks):
-            what = f"it had samples of {len(given)} ranks, there are {len(self._ranks)}"
-            self._epoch.findings.append(EpochFinding(self._epoch.number, self._first + at, what))
+            self._find(at, f"it had samples of {len(given)} ranks, there are {len(self._ranks)}")
         for rank, had in zip(self._ranks, given, strict=False):
             if isinstance(had, list):
                 rank += had
@@ -175,14 +185,14 @@ class _Sampled:
         else:
             epoch.left_out = self._samples - epoch.used
             return
-        epoch.findings.append(EpochFinding(epoch.number, None, what))
+        epoch.find(None, what)
 
 
-class _Samples:
+class _Samples(_Contents):
     """Checks a dataset: each step had the samples of its plan, and no sample came twice."""
 
     def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
-        self._epoch, self._first = epoch, first
+        super().__init__(epoch, first)
         self._plan = SamplePlan(
             length=data["samples"],
             batch_size=data["batch_size"],
@@ -217,9 +227,6 @@ class _Samples:
         elif self._epoch.finished:
             self._epoch.left_out = max(0, self._plan.length - self._epoch.used)
 
-    def _find(self, at: int, what: str) -> None:
-        self._epoch.findings.append(EpochFinding(self._epoch.number, self._first + at, what))
-
 
 def _size(shard: object) -> int:
     return len(shard) if isinstance(shard, list) else int(shard["n"]) if isinstance(shard, dict) else 0
@@ -245,15 +252,11 @@ def _count(epoch: Epoch, first: int, plan: SamplePlan, places: Indices) -> None:
     epoch.used, epoch.repeated = int((counts == 1).sum()), len(padding)
     for sample in samples[counts > 1][:NAMED_MAX]:
         steps = ", ".join(str(first + at // plan.batch_size) for at in np.flatnonzero(planned == sample))
-        epoch.findings.append(
-            EpochFinding(epoch.number, None, f"sample {sample} was used more than once, in steps {steps}")
-        )
+        epoch.find(None, f"sample {sample} was used more than once, in steps {steps}")
     if (counts > 1).sum() > NAMED_MAX:
-        what = f"and {(counts > 1).sum() - NAMED_MAX} more samples were used more than once"
-        epoch.findings.append(EpochFinding(epoch.number, None, what))
+        epoch.find(None, f"and {(counts > 1).sum() - NAMED_MAX} more samples were used more than once")
     if outside := [int(sample) for sample in samples if not 0 <= sample < plan.length]:
-        what = f"the dataset has {plan.length} samples, so there is no {_named(outside)}"
-        epoch.findings.append(EpochFinding(epoch.number, None, what))
+        epoch.find(None, f"the dataset has {plan.length} samples, so there is no {_named(outside)}")
     if epoch.finished:
         epoch.left_out = plan.length - len(planned)
 

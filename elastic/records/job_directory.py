@@ -60,6 +60,12 @@ def jobs_in(parent: Path) -> tuple[list[Path], int]:
     return [job_dir for _, _, job_dir in sorted(started, reverse=True)], sum(live for live, _, _ in started)
 
 
+def check_job(job_dir: Path) -> None:
+    """Raise ConfigError for a directory without a job."""
+    if not (job_dir / "job.json").exists():
+        raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+
+
 def is_live(job_dir: Path) -> bool:
     """Whether an agent, or the `elastic run` above it, holds a lock of this directory."""
     return _is_held(job_dir / "lock") or _is_held(job_dir / "run.lock")
@@ -128,14 +134,14 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
         check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, spec.name) if job_dir is None else job_dir.absolute()
         if job_dir is not None and _make_room(chosen, spec.name, fresh):
-            write_atomically(chosen / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
+            write_atomically(chosen / "job.json", codec.to_json(spec), file_modes.SETTINGS)
             return Claim(chosen, again=True)
         file_modes.make_directory(chosen / "logs")
         file_modes.make_directory(chosen / "journal")
         with suppress(FileExistsError):  # made by a start that was killed, or by another command
             create_atomically(chosen / "id", secrets.token_hex(8).encode())
         # Exclusive: if two commands saw an empty directory, one gets it.
-        create_atomically(chosen / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
+        create_atomically(chosen / "job.json", codec.to_json(spec), file_modes.SETTINGS)
     except FileExistsError:
         raise ConfigError(f"{chosen} was taken by another job just now; give another --job-dir") from None
     except OSError as error:

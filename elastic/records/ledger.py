@@ -75,7 +75,8 @@ class Ledger:
         self._stretches: list[_Stretch] = []
         self._size = 0
         self._waiting: dict[int, Line] = {}
-        self._refused: OSError | None = None
+        self.refused: OSError | None = None
+        """Why the next line could not be written; None: it could."""
         try:
             self._repair()
         except BaseException:
@@ -91,11 +92,6 @@ class Ledger:
     def waiting(self) -> int:
         """Number of lines kept in memory, because an earlier step is missing or the disk does not take them."""
         return len(self._waiting)
-
-    @property
-    def refused(self) -> OSError | None:
-        """Why the next line could not be written; None: it could."""
-        return self._refused
 
     def append(self, line: Line) -> bool:
         """Take a line; False if its step was known already, with the same content.
@@ -115,7 +111,7 @@ class Ledger:
                 )
             return False
         if len(self._waiting) >= WAITING_LIMIT and step != self.next_step:
-            if self._refused is not None:
+            if self.refused is not None:
                 raise LedgerRefused(self._full())
             raise LedgerConflict(
                 f"{self._path}: step {self.next_step} is missing, and {WAITING_LIMIT} later steps have been reported"
@@ -131,22 +127,22 @@ class Ledger:
                 self._put(self._waiting[step])
                 del self._waiting[step]
         except OSError as error:
-            self._refused = error
+            self.refused = error
         else:
-            self._refused = None
+            self.refused = None
 
     def close(self) -> None:
         """Make the file durable and close it. Raises LedgerRefused if lines could not be written."""
         try:
             self.flush()
-            if self._refused is not None:
+            if self.refused is not None:
                 raise LedgerRefused(self._full())
             os.fsync(self._file)
         finally:
             os.close(self._file)
 
     def _full(self) -> str:
-        because = self._refused.strerror if self._refused is not None else ""
+        because = self.refused.strerror if self.refused is not None else ""
         return f"cannot write {self._path} from step {self.next_step} on: {because}; make room and start the job again"
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -79,7 +79,7 @@ class JobReplica:
 
     async def run(self) -> dict[str, object]:
         """Take part until the job is over, or until cancelled. Returns the job's result."""
-        with closing(StoreThread()) as store:
+        with contextlib.closing(StoreThread()) as store:
             try:
                 return await self._stand_and_lead(store)
             finally:
@@ -214,11 +214,3 @@ async def _vacancy(candidate: Candidate, store: StoreThread, revision: int) -> N
         pass
     finally:
         watch.cancel()
-
-
-@contextlib.contextmanager
-def closing(thread: StoreThread) -> Iterator[StoreThread]:
-    try:
-        yield thread
-    finally:
-        thread.close()

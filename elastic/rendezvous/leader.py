@@ -96,7 +96,7 @@ class JobLeader:
         revives: bool = False,
     ) -> None:
         self.term = tenure.term
-        self.group = membership.new(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
+        self.group = membership.Group(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
         self._tenure = tenure
         self._candidate = tenure.candidate
         self._journal = journal

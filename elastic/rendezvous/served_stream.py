@@ -46,12 +46,12 @@ async def serve(
 ) -> None:
     """Serve the stream until one side ends it. hearing: hears the words until there are no more; its WireError is sent
     to the other side. leave: takes the stream off its list. who, fields: the other side, for the journal."""
-    tasks = [
-        asyncio.create_task(hearing),
-        asyncio.create_task(speak(context, stream.outbox)),
-        asyncio.create_task(stream.ended.wait()),
-    ]
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(hearing), asyncio.create_task(stream.ended.wait())]
     try:
+        # Otherwise it goes with the first write. If that is cancelled, gRPC sends it once more with the status, and the
+        # call never ends on the other side (GRPC_CALL_ERROR_TOO_MANY_OPERATIONS).
+        await context.send_initial_metadata(())
+        tasks.append(asyncio.create_task(speak(context, stream.outbox)))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         leave()  # before anything is awaited: gRPC may cancel this call in the same moment

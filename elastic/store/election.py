@@ -99,7 +99,8 @@ class Candidate:
         self._pointer_keys = f"{root}/checkpoints/"
         self._result_key = f"{root}/result"
         self._lease: Lease | None = None
-        self._held_until_s = 0.0
+        self.held_until_s = 0.0
+        """As renew() said last."""
         self._term = 0
         self._top_revision = 0
 
@@ -131,7 +132,7 @@ class Candidate:
         if self._lease is None or not self._store.keep_alive(self._lease, timeout_s=CALL_S):
             asked_s = self._clock()
             self._lease = self._store.lease(self._lease_s, timeout_s=CALL_S)
-        self._held_until_s = asked_s + SAFETY * self._lease.granted_ttl_s
+        self.held_until_s = asked_s + SAFETY * self._lease.granted_ttl_s
 
     def watch_leader(self, from_revision: int, deliver: Callable[[WatchEvent], None]) -> Watch:
         """Deliver whatever happens to the election key from then on."""
@@ -146,13 +147,8 @@ class Candidate:
         if not left_s:
             self._lease = None
             raise LeadershipLost("the lease has expired")
-        self._held_until_s = asked_s + SAFETY * left_s
-        return self._held_until_s
-
-    @property
-    def held_until_s(self) -> float:
-        """As renew() said last."""
-        return self._held_until_s
+        self.held_until_s = asked_s + SAFETY * left_s
+        return self.held_until_s
 
     def resign(self) -> None:
         """Give the key back at once, so that a successor need not wait for the lease."""
@@ -195,7 +191,7 @@ class Candidate:
 
         Raises CompareFailed if another record took the number, LeadershipLost if another replica leads.
         """
-        document, parts = chunks.cut(codec.generation_to_json(generation))
+        document, parts = chunks.cut(codec.to_json(generation))
         for part, content in parts.items():
             self.write((), (Put(f"{self._piece_keys}{part}", content),))
         key = f"{self._generation_keys}{generation.number}"

@@ -23,6 +23,7 @@ from elastic.store.etcd import EtcdStore
 
 PREFIX = "elastic-etcd-"
 KEEPALIVE_S = 1.0
+START_S = 30.0
 STOP_S = 2.0
 """How long etcd may take to stop before it is killed; nothing it holds outlives this process anyway."""
 
@@ -53,10 +54,10 @@ class EmbeddedEtcd:
     directory goes with it; one that a killed process left behind is removed by the next start.
 
     binary: path of the server; by default find_binary().
-    Raises ConfigError if it cannot be started here, StoreUnavailable if it is not healthy within start_s.
+    Raises ConfigError if it cannot be started here, StoreUnavailable if it is not healthy within START_S.
     """
 
-    def __init__(self, *, binary: str | None = None, start_s: float = 30.0) -> None:
+    def __init__(self, *, binary: str | None = None) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("only the main thread may start etcd: it dies with the thread that started it")
         self._binary = binary or find_binary()
@@ -72,7 +73,7 @@ class EmbeddedEtcd:
             self._own.remove()
             raise
         try:
-            self._wait_healthy(start_s)
+            self._wait_healthy()
         except BaseException:
             self.close()
             raise
@@ -143,8 +144,8 @@ class EmbeddedEtcd:
                 process_group=0,  # Ctrl-C is for us to handle; etcd goes last
             )
 
-    def _wait_healthy(self, start_s: float) -> None:
-        deadline_s = time.monotonic() + start_s
+    def _wait_healthy(self) -> None:
+        deadline_s = time.monotonic() + START_S
         with self.connect() as store:
             while True:
                 if -(self.process.poll() or 0) in stop_signals.HELD:
@@ -153,7 +154,7 @@ class EmbeddedEtcd:
                     raise StoreUnavailable(f"etcd ended with status {self.process.returncode}: {self._log_tail()}")
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    raise StoreUnavailable(f"etcd was not healthy within {start_s} s: {self._log_tail()}")
+                    raise StoreUnavailable(f"etcd was not healthy within {START_S:g} s: {self._log_tail()}")
                 try:
                     store.get("health", timeout_s=min(0.5, left_s))
                 except StoreUnavailable:

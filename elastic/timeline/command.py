@@ -14,7 +14,7 @@ from typing import Any
 from elastic.cli.options import EXIT_CODES, job_dirs_here
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import flight_recorder, journal
-from elastic.records.job_directory import is_live, read_json
+from elastic.records.job_directory import check_job, is_live, read_json
 from elastic.timeline import chrome_trace, spans
 
 EXAMPLES = """\
@@ -53,8 +53,7 @@ def add(verbs: Any) -> None:
 def _trace(options: argparse.Namespace) -> int:
     job_dirs = options.job_dir or job_dirs_here()[0][:1]
     for job_dir in job_dirs:
-        if not (job_dir / "job.json").exists():
-            raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+        check_job(job_dir)
     if options.otlp and options.output:
         raise ConfigError("--otlp sends the trace, and --output writes it; give one of them")
     by_dir = {job_dir: journal.read_all(job_dir) for job_dir in job_dirs}

@@ -79,7 +79,7 @@ class Publisher:
             delta = generation_delta.difference(self._records[base], order.generation, order.term)
             content = {"delta": codec.value_to_wire(delta).SerializeToString()}
         else:
-            document = codec.order_to_bytes(order)
+            document = codec.order_to_wire(order).SerializeToString()
             content = {"packed": codec.packed(document)} if len(document) > PACK_BYTES else {"order": document}
         self._serialised[key] = content
         if len(self._serialised) > SERIALISED:

@@ -72,13 +72,8 @@ def word_from_wire(message: pb.Word) -> Word:
     return _open(message, Word, "Word")  # type: ignore[no-any-return]
 
 
-def word_to_bytes(word: Word) -> bytes:
-    """Raises WireError for a value that could not be read back."""
-    return word_to_wire(word).SerializeToString()
-
-
 def word_from_bytes(document: bytes) -> Word:
-    """Raises WireError for what word_to_bytes would not have written."""
+    """Raises WireError for what is no word."""
     try:
         return word_from_wire(pb.Word.FromString(document))
     except DecodeError as error:
@@ -92,13 +87,8 @@ def order_to_wire(order: Order) -> pb.Order:
     return pb.Order(**content)
 
 
-def order_to_bytes(order: Order) -> bytes:
-    """For a leader that tells many agents the same. Raises WireError for a value that could not be read back."""
-    return order_to_wire(order).SerializeToString()
-
-
 def order_from_bytes(document: bytes) -> Order:
-    """Raises WireError for what order_to_bytes would not have written."""
+    """Raises WireError for what is no order."""
     try:
         return order_from_wire(pb.Order.FromString(document))
     except DecodeError as error:
@@ -314,11 +304,6 @@ def _scalar(hint: Any, name: str, value: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------------- JSON
 
 
-def generation_to_json(generation: Generation) -> bytes:
-    """A generation as it is kept in the store: one JSON object, keys sorted."""
-    return to_json(generation)
-
-
 def generation_from_json(document: bytes) -> Generation:
     """Raises WireError for anything but a whole, valid generation."""
     return _whole(from_json(Generation, document))
@@ -334,11 +319,6 @@ def _whole(generation: Generation) -> Generation:
     return generation
 
 
-def job_to_json(spec: JobSpec) -> bytes:
-    """A job's specification as it is kept in its directory."""
-    return to_json(spec)
-
-
 def job_from_json(document: bytes, where: str) -> JobSpec:
     """where: the file's name, for messages. Raises ConfigError naming the field."""
     try:
@@ -348,7 +328,8 @@ def job_from_json(document: bytes, where: str) -> JobSpec:
 
 
 def to_json(value: Any) -> bytes:
-    """A dataclass of plain values, tuples and such dataclasses as one JSON object, keys sorted."""
+    """A dataclass of plain values, tuples and such dataclasses as one JSON object, keys sorted: a generation in the
+    store, a job's specification in its directory."""
     return json.dumps(value, default=_object, sort_keys=True).encode()
 
 

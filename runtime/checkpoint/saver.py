@@ -116,22 +116,18 @@ class Saver:
         self._keep = Keep.parse(settings.keep)
         self._tasks: queue.SimpleQueue[SaverTask | Prune] = queue.SimpleQueue()
         self._idle = threading.Condition()
-        self._pending = 0
+        self.pending = 0
+        """Number of this member's parts that are not written yet."""
         self._unfinished: dict[str, SaverTask] = {}
         """Series -> the task whose own part is written, while parts of others are not."""
         self.standing = EntryProgress()
         self._finishing = False
         self._thread: threading.Thread | None = None
 
-    @property
-    def pending(self) -> int:
-        """Number of this member's parts that are not written yet."""
-        return self._pending
-
     def put(self, task: SaverTask) -> None:
         """Queue a task; returns at once."""
         with self._idle:
-            self._pending += 1
+            self.pending += 1
         if task.series == PERIODIC:
             self.standing.place, self.standing.complete = task.place, False
         if self._thread is None:
@@ -142,7 +138,7 @@ class Saver:
     def await_written(self, within_s: float) -> bool:
         """Wait until this member's parts are written or have failed. Whether that has happened in time."""
         with self._idle:
-            return self._idle.wait_for(lambda: self._pending == 0, within_s)
+            return self._idle.wait_for(lambda: self.pending == 0, within_s)
 
     def finish(self, within_s: float) -> None:
         """Wait until this member's parts are written or have failed, then for others' parts of the script's saves."""
@@ -154,7 +150,7 @@ class Saver:
                 for series in self._asked_for:
                     late = f"the parts of other workers were not there after {OTHERS_S:g} s"
                     self.standing.failures[series] = f"save({series!r}): {late}"
-            self._idle.wait_for(lambda: not self._asked and self._pending == 0, POINTER_S)
+            self._idle.wait_for(lambda: not self._asked and self.pending == 0, POINTER_S)
             self._finishing = False
 
     @property
@@ -183,7 +179,7 @@ class Saver:
                 self._guarded(task, self._write)
             del task
             with self._idle:
-                self._pending -= 1
+                self.pending -= 1
                 self._idle.notify_all()
 
     def _guarded(self, task: SaverTask, act: Callable[[SaverTask], None]) -> None:
@@ -312,7 +308,7 @@ class Saver:
         with self._idle:
             if self._asked.get(prune.series) == prune.name:
                 del self._asked[prune.series]
-            self._pending += holds
+            self.pending += holds
             self._idle.notify_all()
         if holds:
             self._tasks.put(prune)

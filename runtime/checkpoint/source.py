@@ -60,10 +60,7 @@ class ResumeSource:
     def _name(self) -> EntryName | None:
         """The entry that the leader or `elastic run` has named."""
         told = self._session.began or self._settings.resume
-        name = EntryName.parse(told)
-        if told and name is None:
-            raise CheckpointCorrupt(f"{told:.64} is no name of a checkpoint")
-        return name
+        return EntryName.of(told) if told else None
 
     @cached_property
     def _series(self) -> Series:

@@ -108,8 +108,8 @@ class Training:
         self.next_step = 0
         self.data: dict[str, Json] | None = None
         """How the samples of this epoch are planned; None: the script draws its own."""
-        self._data_elsewhere: dict[str, Json] | None = None
-        """The same for the members, or for the run that this one goes on from."""
+        self.data_elsewhere: dict[str, Json] | None = None
+        """How the others, or an earlier run, have planned the samples of the epoch in progress."""
         self.where: Callable[[], dict[str, str]] = dict
         """Further parts of the fingerprint that say where the script is."""
         self.looped = False
@@ -202,7 +202,7 @@ class Training:
             self.values.update_from_json(meta.state, self.carrier.place)
             self._replies, self._shared, self._early = dict(meta.once), dict(meta.shared), dict(meta.early)
             self._epoch_values = dict(meta.values)
-            self._data_elsewhere = meta.data
+            self.data_elsewhere = meta.data
             self._entry = LoopEntry(meta.epoch, meta.step, meta.epoch_start)
         else:
             self._entry = self._resume(manifest) if manifest is not None else LoopEntry()
@@ -235,7 +235,7 @@ class Training:
         self.checkpoints.load(manifest)
         self._replies, self._resuming = dict(moment.once), True
         self._epoch_values = dict(moment.values)
-        self._data_elsewhere = moment.data
+        self.data_elsewhere = moment.data
         return LoopEntry(moment.epoch, moment.step, moment.epoch_start)
 
     def enter_loop(self, loop: Loop) -> LoopEntry:
@@ -280,8 +280,8 @@ class Training:
             raise checks.second_loop(f"a second job.steps() in epoch {self.epoch}")
         entry = self.enter_loop(Loop.BARE) if self.loop is not Loop.EPOCHS else self.enter()
         self.looped = True
-        if self.elsewhere and self._data_elsewhere not in (None, data):
-            raise checks.other_data(data, self._data_elsewhere, resumed=self._resuming)
+        if self.elsewhere and self.data_elsewhere not in (None, data):
+            raise checks.other_data(data, self.data_elsewhere, resumed=self._resuming)
         self.data = data
         self.epoch_start = entry.epoch_start if self.elsewhere else self.next_step
         self._resuming = False
@@ -349,9 +349,7 @@ class Training:
         own: Json = None,
     ) -> Json:
         """Run a call of all workers between passes; its reply is kept for newcomers of this epoch."""
-        self.check_outside_pass(label)
-        if self._leaders is not None:
-            raise checks.inside_leaders(label, self._leaders)
+        self._check_call(label)
         if self._entry is None:
             raise UsageError(
                 f"job.{label} came before the loop, where a replacement that joins later would be alone with it. Call "
@@ -429,9 +427,7 @@ class Training:
         label = f"shared({name})"
         if name in self._shared:
             return deepcopy(self._shared[name])
-        self.check_outside_pass(label)
-        if self._leaders is not None:
-            raise checks.inside_leaders(label, self._leaders)
+        self._check_call(label)
         if self._entry is not None:
             raise UsageError(
                 f"job.{label} came after the loop had begun, where a newcomer would not know its value. Move it before "
@@ -451,11 +447,6 @@ class Training:
             self._shared[name] = reply(self.run(Op(kind, 1, label=label), {}, compute, own))
             self._leaders = None
         return deepcopy(self._shared[name])
-
-    @property
-    def data_elsewhere(self) -> dict[str, Json] | None:
-        """How the others, or an earlier run, have planned the samples of the epoch in progress."""
-        return self._data_elsewhere
 
     @property
     def elsewhere(self) -> bool:
@@ -632,9 +623,7 @@ class Training:
 
     def log(self, values: Mapping[str, float]) -> None:
         """Add values to the record of the step in progress, else the last, else the first. Raises UsageError."""
-        self.check_outside_pass("log()")
-        if self._leaders is not None:
-            raise checks.inside_leaders("log()", self._leaders)
+        self._check_call("log()")
         if self._entry is None:
             raise UsageError(
                 "job.log() came before the loop, where there is no step yet; call it in the loop or after it"
@@ -724,6 +713,12 @@ class Training:
     def watch_losses(self, look: Callable[[torch.Tensor], None]) -> None:
         """Show every loss to `look` before its backward(), until `cleanup` is closed."""
         self.cleanup.enter_context(checks.backward_watched(look))
+
+    def _check_call(self, call: str) -> None:
+        """Raise UsageError inside a pass, and in code that only the leader runs."""
+        self.check_outside_pass(call)
+        if self._leaders is not None:
+            raise checks.inside_leaders(call, self._leaders)
 
     def check_outside_pass(self, call: str) -> None:
         """Raise UsageError inside a pass, where workers run different code at different times."""

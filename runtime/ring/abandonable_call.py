@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
 CHECK_S = 0.02
 """Seconds between two checks whether the result is still wanted."""
@@ -12,41 +13,28 @@ CHECK_S = 0.02
 T = TypeVar("T")
 
 
-class Call(Generic[T]):
-    """Runs `call` in a daemon thread of this name. late: called with the result if that is not wanted any more."""
+def result_of(name: str, call: Callable[[], T], *, unwanted: threading.Event, late: Callable[[T], None]) -> T | None:
+    """The call's result, or None if unwanted before. Raises what the call raises.
 
-    def __init__(self, name: str, call: Callable[[], T], late: Callable[[T], None]) -> None:
-        self._call = call
-        self._late = late
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._unwanted = False
-        self._given: list[T] = []
-        self._raised: BaseException | None = None
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+    The call runs in a daemon thread of this name, which is abandoned if its result is not wanted any more. late: called
+    there with that result.
+    """
+    outcome: Future[T] = Future()
 
-    def result(self, unwanted: threading.Event) -> T | None:
-        """The call's result, or None if unwanted before; then the thread is abandoned. Raises what the call raises."""
-        while not self._done.wait(CHECK_S):
-            if unwanted.is_set():
-                with self._lock:
-                    self._unwanted = not self._done.is_set()
-                if self._unwanted:
-                    return None
-        if self._raised is not None:
-            raise self._raised
-        return self._given[0]
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            given = self._call()
+            given = call()
         except BaseException as error:
-            self._raised = error
-            self._done.set()
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_exception(error)
             return
-        with self._lock:
-            if not self._unwanted:
-                self._given.append(given)
-                self._done.set()
-                return
-        self._late(given)
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_result(given)
+        else:
+            late(given)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    while not wait([outcome], CHECK_S).done:
+        if unwanted.is_set() and outcome.cancel():
+            return None
+    return outcome.result()

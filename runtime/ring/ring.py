@@ -326,12 +326,8 @@ class _Waiting:
     """An operation that exchanges acknowledgements only."""
 
     def __init__(self, op: int, missing: Callable[[], set[str]]) -> None:
-        self._op = op
+        self.op = op
         self._missing = missing
-
-    @property
-    def op(self) -> int:
-        return self._op
 
     def needs(self, peer: str) -> bool:
         return peer in self._missing()

@@ -9,7 +9,7 @@ from elastic.config import RingKind
 from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
 from elastic.protocol.messages import Generation
 from elastic.protocol.worker_state import Event, LinksClosed, RingBuilt, RingFailed
-from runtime.ring.abandonable_call import Call
+from runtime.ring.abandonable_call import result_of
 from runtime.ring.frames import PeerLink
 from runtime.ring.listener import Listener
 from runtime.ring.ring import Peer, Ring
@@ -121,8 +121,8 @@ class Rings:
     def _carry(self, ring: Ring, meeting: Meeting, cancelled: threading.Event) -> None:
         """Connect the members' transports, in a thread of its own: while it waits for a lost member nothing can
         interrupt it, and the generation may be over. Raises BuildFailed and GenerationEnded."""
-        connecting = Call(f"transport-{ring.generation}", lambda: meeting.connect(ring.offer), late=_close)
-        ring.transport = connecting.result(unwanted=cancelled)
+        name = f"transport-{ring.generation}"
+        ring.transport = result_of(name, lambda: meeting.connect(ring.offer), unwanted=cancelled, late=_close)
         ring.because = meeting.because
         if cancelled.is_set():
             meeting.abort()

@@ -62,9 +62,9 @@ class CopyServer:
         self._standing = standing
         self.carrier: Carrier | None = None
         self.meta: JoinMeta | None = None
-        self._window = CopyWindow(standing)
+        self.window = CopyWindow(standing)
         self._log = ResultLog()
-        self._holder = CopyHolder(standing, self._window, self._log, journal)
+        self._holder = CopyHolder(standing, self.window, self._log, journal)
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
         self._no_memory_until_s: dict[str, float] = {}
@@ -84,11 +84,7 @@ class CopyServer:
             for newcomer, number in self._close_behind.values():
                 if number == self._standing.position.reduced - 1:
                     self._standing.post(CopyBegun(newcomer))
-            self._window.open(op, patience_s)
-
-    def close_window(self) -> None:
-        """Cut off connections that still send the state, and wait until no thread reads it."""
-        self._window.close()
+            self.window.open(op, patience_s)
 
     def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
         """Keep the result of an operation that is complete here. Called under the lock."""
@@ -153,8 +149,8 @@ class CopyServer:
         with self._standing.changed:
             # Every attempt captures the state inside a window, whose end waits for the attempt.
             left_s = self._no_memory_until_s.pop(newcomer, 0.0) - time.monotonic()
-            self._standing.changed.wait_for(lambda: self._window.stands_still, max(0.0, left_s))
-            directly = newcomer not in self._too_slow or self._window.stands_still
+            self._standing.changed.wait_for(lambda: self.window.stands_still, max(0.0, left_s))
+            directly = newcomer not in self._too_slow or self.window.stands_still
         if directly and self._send_state(connection, newcomer, follow):
             return
         with self._holder.copy(connection, lambda: self._may_copy(newcomer), self._capture) as held:
@@ -172,7 +168,7 @@ class CopyServer:
         follow: keep the results of its operation and later ones, even if this newcomer does not count as a holder. They
         are also kept if calls before this step's pass may bind the newcomer to another step.
         """
-        standing, window = self._standing, self._window
+        standing, window = self._standing, self.window
 
         def begin(number: int) -> None:
             nonlocal follow
@@ -205,7 +201,7 @@ class CopyServer:
 
     def _help_send(self, connection: CopyConnection, number: int, wanted: str) -> None:
         """Send parts of the state of the operation in progress to a newcomer whose donor is another member."""
-        window = self._window
+        window = self.window
         with window.reading(lambda: self._is_in(number), wait=False) as in_progress:
             if in_progress is None:
                 connection.send({"refused": f"operation {number} is not in progress here"})
@@ -220,7 +216,7 @@ class CopyServer:
 
     def _is_in(self, number: int) -> bool:
         p = self._standing.position
-        return self._window.is_open and p.phase is Phase.COLLECTING and p.reduced == number
+        return self.window.is_open and p.phase is Phase.COLLECTING and p.reduced == number
 
     def _capture(self) -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
         assert self.carrier is not None
@@ -228,7 +224,7 @@ class CopyServer:
 
     def _about(self) -> dict[str, Json]:
         """The operation in progress, and what a newcomer needs for the script's code before it."""
-        op, meta = self._window.op, self.meta
+        op, meta = self.window.op, self.meta
         assert op is not None
         told = meta is not None and meta.step == op.step
         values, early = (meta.state, meta.early_in(op.step)) if meta is not None and told else ({}, {})
@@ -241,7 +237,7 @@ class CopyServer:
         return (
             p.donor
             and wanted
-            and self._window.is_open
+            and self.window.is_open
             and p.phase is Phase.COLLECTING
             and p.carry is None
             and not p.quiesced
@@ -308,9 +304,7 @@ class CopyServer:
     def _limit_bytes(self, connection: CopyConnection, number: int) -> int:
         """The log's limit for a newcomer that holds the state of the operation in progress. If it had followed a donor
         that died, it needs as much as after a copy from here; else its limit was set with its copy."""
-        mine = self._window.reading(
-            lambda: not self._log.is_followed_by(connection) and self._is_in(number), wait=False
-        )
+        mine = self.window.reading(lambda: not self._log.is_followed_by(connection) and self._is_in(number), wait=False)
         with mine as in_progress:
             if in_progress is None or self.carrier is None:
                 return LOG_BYTES_MIN

@@ -58,7 +58,8 @@ class JoinProtocol:
         self._copied_here = False
         """Whether the state was copied in this `join`: then the script's earlier fingerprint is void."""
         self._results: deque[LoggedResult] = deque()
-        self._behind = False
+        self.behind = False
+        """Session.behind."""
         self._bound = False
         """Whether what the script did for its present step holds for no other step."""
         self.astray = False
@@ -93,11 +94,6 @@ class JoinProtocol:
                 self._epoch = meta.epoch
                 return meta
             self._pause()
-
-    @property
-    def behind(self) -> bool:
-        """Session.behind."""
-        return self._behind
 
     def join(
         self, here: Op, fingerprint: dict[str, str], carrier: Carrier, *, bound: bool = False
@@ -359,11 +355,11 @@ class JoinProtocol:
             raise checks.disagreement({MEMBERS: entry.op, me: here}, MEMBERS)
         if fingerprint not in (None, entry.fingerprint):
             raise checks.disagree({MEMBERS: entry.fingerprint, me: fingerprint}, here)
-        self._number, self._counted_in, self._behind = entry.number + 1, None, True
+        self._number, self._counted_in, self.behind = entry.number + 1, None, True
         return entry.result
 
     def _caught_up(self) -> None:
-        self._behind = False
+        self.behind = False
         self._results.clear()
         self._asker.unfollow()
 

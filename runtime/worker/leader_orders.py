@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from elastic.agent.worker import held_signals
+from elastic.agent.worker.client import AgentClient
 from elastic.errors import ExitCode
 from elastic.protocol.messages import (
     Close,
@@ -24,7 +25,6 @@ from elastic.protocol.messages import (
     Quiesce,
     Ready,
     Release,
-    Word,
 )
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
@@ -39,9 +39,7 @@ GENERATIONS_KEPT = 8
 class LeaderOrders:
     """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``standing.changed``."""
 
-    def __init__(
-        self, standing: SharedWorkerState, asker: CopyClient, say: Callable[[Word], None], journal: Journal
-    ) -> None:
+    def __init__(self, standing: SharedWorkerState, asker: CopyClient, client: AgentClient, journal: Journal) -> None:
         self.invited = False
         """Whether the world has a place for this newcomer."""
         self.home = -1
@@ -54,10 +52,9 @@ class LeaderOrders:
         """(series, entry) of a checkpoint -> the function to call with whether the pointer is there."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called when this process is about to end by an order of the leader."""
-        self.close_client: Callable[[], None] = lambda: None
         self._standing = standing
         self._asker = asker
-        self._say = say
+        self._client = client
         self._journal = journal
         self._term = 0
         self._generations: dict[int, Generation] = {}
@@ -105,13 +102,13 @@ class LeaderOrders:
         before = self._standing.position.record
         after = self._standing.post(order)
         if self.ready and after.phase is Phase.FRESH and (newer_leader or before is not after.record):
-            self._say(Ready(after.me, generation.number, self._outdated))
+            self._client.send(Ready(after.me, generation.number, self._outdated))
 
     def copy_outdated(self) -> None:
         """Report that another copy was out of date too early: after a few, training waits for the next."""
         with self._standing.changed:
             self._outdated += 1
-            self._say(Ready(self._standing.position.me, self.newest.number, self._outdated))
+            self._client.send(Ready(self._standing.position.me, self.newest.number, self._outdated))
 
     # -------------------------------------------------------------------------------------------- questions
 
@@ -163,7 +160,7 @@ class LeaderOrders:
     def exit(self, code: int) -> NoReturn:
         self.before_exit()
         self._journal.write("exit", code=int(code))
-        self.close_client()
+        self._client.close()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from elastic.agent.worker.client import AgentClient
 from elastic.config import Compression, Overlap, Reduction, Timing
 from elastic.errors import RingBroken, StateLost
 from elastic.protocol import worker_state
-from elastic.protocol.messages import Ready, Word
+from elastic.protocol.messages import Ready
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
 from runtime.reduction.early_sums import EarlySums
@@ -48,6 +49,7 @@ class OperationLoop:
     _donor: CopyServer
     _asker: CopyClient
     _admission: JoinProtocol
+    _client: AgentClient
     _gauge: ProgressReporter
     _journal: Journal
     _timing: Timing
@@ -64,10 +66,6 @@ class OperationLoop:
         self._fresh_generation = 0
         self._before_leaving: Callable[[], None] = lambda: None
         self.may_part = True
-
-    def _say(self, word: Word) -> None:
-        """Send a word to the agent, which passes it on to the leader."""
-        raise NotImplementedError
 
     def _say_progress(self) -> None:
         raise NotImplementedError
@@ -91,7 +89,7 @@ class OperationLoop:
         if not self.behind:
             with self._standing.changed:
                 self._orders.ready = True
-                self._say(Ready(self.worker_id, self._orders.newest.number))
+                self._client.send(Ready(self.worker_id, self._orders.newest.number))
         carrier = self._donor.carrier
         assert carrier is not None
         op, result = self._admission.join(here, fingerprint, carrier, bound=bound)
@@ -156,7 +154,7 @@ class OperationLoop:
         if result is None:
             return None
         self._gauge.after(self._task.op)
-        self._donor.close_window()
+        self._donor.window.close()
         if self._standing.position.leaving:
             self._depart()
         if self.generation != self._fresh_generation:

@@ -143,11 +143,6 @@ class SharedWorkerState:
         with self.changed:
             return [self._held[node] for node in self.position.roots]
 
-    def drop_all(self) -> None:
-        """Drop all partial sums, because the operation is complete."""
-        with self.changed:
-            self._held.clear()
-
     # ----------------------------------------------------------------------------------------------- results
 
     def result_buffer(self, groups: dict[str, int]) -> dict[str, torch.Tensor]:
@@ -163,11 +158,12 @@ class SharedWorkerState:
         }
 
     def keep(self, result: Partial, *, shared: bool = False) -> None:
-        """Keep a result. shared: another object holds its tensors for longer; then they are not reused."""
+        """Keep a result, and drop all partial sums: the operation is complete. shared: another object holds its tensors
+        for longer; then they are not reused."""
         with self.changed:
             self._free_result()
             self.result, self._shared = result, shared
-            self.drop_all()
+            self._held.clear()
 
     def give_back(self, flats: dict[str, torch.Tensor]) -> None:
         """Take back a result buffer that was not filled, because the exchange was broken off."""

@@ -33,7 +33,6 @@ from elastic.protocol.messages import (
     Generation,
     Kind,
     Unreadable,
-    Word,
 )
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.worker_id import node_of
@@ -90,7 +89,7 @@ class WorkerSession(OperationLoop):
             told.address,
             job=self.job,
             me=self.worker_id,
-            token_of=self._token_of,
+            token_of=lambda generation: self._orders.token_of(generation),
             serve_copy=self._serve_copy,
             seal=seal,
             on_refused=lambda because, caller: refusals.say(because, at="worker", peer=caller),
@@ -100,11 +99,12 @@ class WorkerSession(OperationLoop):
         if kind is RingKind.MPI:
             meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
-        self._standing = SharedWorkerState(self.worker_id, self._rings, self._say, self._journal, self.sums_on)
+        self._client = AgentClient(told.agent_socket, job=self.job, worker_id=self.worker_id, job_dir=self._job_dir)
+        self._standing = SharedWorkerState(self.worker_id, self._rings, self._client.send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = CopyServer(self._standing, self._journal)
         self._asker = CopyClient(self.job, self.worker_id, seal)
-        self._orders = LeaderOrders(self._standing, self._asker, self._say, self._journal)
+        self._orders = LeaderOrders(self._standing, self._asker, self._client, self._journal)
         self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0
         self._gauge = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
@@ -116,15 +116,7 @@ class WorkerSession(OperationLoop):
         self._announce = Announce(
             self.worker_id, told.node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
         )
-        self._client = AgentClient(
-            told.agent_socket,
-            self._orders.deliver,
-            self._on_lost,
-            job=self.job,
-            worker_id=self.worker_id,
-            job_dir=self._job_dir,
-        )
-        self._orders.close_client = self._client.close
+        self._client.connect(self._orders.deliver, self._on_lost)
 
     def _flight_note(self) -> FlightNoter:
         try:
@@ -238,9 +230,6 @@ class WorkerSession(OperationLoop):
 
     # --------------------------------------------------------------------------------------------- its agent
 
-    def _say(self, word: Word) -> None:
-        self._client.send(word)
-
     def _on_lost(self, because: str) -> None:
         """Journal that the stream to the agent has ended. If the agent is gone, the kernel ends this process too."""
         self._journal.write("agent_lost", because=because)
@@ -262,9 +251,6 @@ class WorkerSession(OperationLoop):
     def publish(self, meta: JoinMeta) -> None:
         with self._standing.changed:
             self._donor.meta = meta
-
-    def _token_of(self, generation: int) -> str | None:
-        return self._orders.token_of(generation)
 
     def _serve_copy(self, sock: socket.socket, hello: Hello) -> None:
         """Runs on a thread of the listener: the hello's token has proved that the asker knows that generation."""

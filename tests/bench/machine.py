@@ -39,7 +39,7 @@ class Drill:
 
     def __init__(self, members: int) -> None:
         spec = JobSpec(name="drill", command=("train",), workers=members, min_workers=1)
-        self._group: Group = membership.new(spec, seed="drill")
+        self._group: Group = membership.Group(spec, seed="drill")
         self._now_s = 0.0
         self._committing: Generation | None = None
         self.workers = [f"n{number:06}.0.0" for number in range(members)]
@@ -61,7 +61,7 @@ class Drill:
             raise AssertionError(f"not running: {self._group.because}")
         if self._group.running.ids != tuple(left):
             raise AssertionError("the survivors are not who goes on")
-        self._group = membership.new(self._group.spec, seed="drill")
+        self._group = membership.Group(self._group.spec, seed="drill")
         assert self._committing is not None
         self._part("elect again", [Elected(2, (self._committing,))])
         self._part("adopt", (event for rank, worker in enumerate(left, start=1) for event in _arrival(worker, rank, 2)))

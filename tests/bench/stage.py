@@ -106,7 +106,7 @@ class Stage:
         timing = Timing(join_window_s=JOIN_S)
         self.spec = JobSpec(name=f"scale-{size}", command=("train",), workers=size, min_workers=1, timing=timing)
         self.dir = directory
-        (directory / "job.json").write_bytes(codec.job_to_json(self.spec))
+        (directory / "job.json").write_bytes(codec.to_json(self.spec))
         self.journals = Journals(directory / "journal")
         self._etcd = etcd
         self.replicas: list[subprocess.Popen[bytes]] = []

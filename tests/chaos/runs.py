@@ -58,7 +58,7 @@ def undisturbed_fixed(home: Path, epochs: int) -> Undisturbed:
         overlap=Overlap.ON,
         max_restarts=campaign.RESTARTS,
     )
-    asked = Campaign(home, (), WORKERS, "kill", 0, None, job=codec.job_to_json(job).decode())
+    asked = Campaign(home, (), WORKERS, "kill", 0, None, job=codec.to_json(job).decode())
     return Undisturbed(home, asked.command, campaign.quiet_run(asked), job=asked.job)
 
 

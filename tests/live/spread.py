@@ -90,7 +90,7 @@ class Spread:
 
     def _make(self, directory: Path) -> None:
         (directory / "logs").mkdir(parents=True)
-        (directory / "job.json").write_bytes(codec.job_to_json(self.spec))
+        (directory / "job.json").write_bytes(codec.to_json(self.spec))
         settings = Settings(
             root=str(self.home / "checkpoints"),
             every="1000000 steps",

@@ -40,7 +40,7 @@ class Cluster:
         self.spec = JobSpec(**{"name": name, "command": command, "workers": 2, "fork": False, **changes})
         self.processes: list[subprocess.Popen[bytes]] = []
         job_dir.mkdir()
-        (job_dir / "job.json").write_bytes(codec.job_to_json(self.spec))
+        (job_dir / "job.json").write_bytes(codec.to_json(self.spec))
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", *arguments, "--job-dir", str(self.dir)]

@@ -67,7 +67,7 @@ def test_the_record_of_ten_thousand_members_is_committed_though_etcd_takes_no_su
     members = tuple(Member(f"n{rank:05}.0.0", f"n{rank:05}", "10.0.0.1", 4000, rank) for rank in range(10_000))
     shares = tuple(Share(member.worker_id, ((rank, rank + 1),), ()) for rank, member in enumerate(members))
     record = Generation(1, Kind.FORM, 1, members, Plan(units=10_000, shares=shares), "all are here")
-    assert len(codec.generation_to_json(record)) > 1.5 * 2**20
+    assert len(codec.to_json(record)) > 1.5 * 2**20
     with etcd.connect() as store:
         leader = Candidate(store, f"large-{next(PREFIXES)}", "here:1", time.monotonic, lease_s=PATIENCE_S)
         assert isinstance(leader.stand(), Won) and leader.chain() == ()

@@ -130,7 +130,7 @@ class Agent:
         self._asleep: list[Callable[[], None]] = []
         self._led_s, self._orphaned = self.clock.now_s, False
         count = slots + world.spec.spares
-        self.places = [worker_slot.new(node, number, world.spec, 0) for number in range(count)]
+        self.places = [worker_slot.Slot(node, number, world.spec, 0) for number in range(count)]
         self._timers = [0] * count
         for number in range(count):
             self._arm(number)

@@ -32,6 +32,7 @@ from elastic.protocol.membership.partitions import end, silence
 from elastic.protocol.messages import Generation, Kind, Order, Pointed
 from elastic.protocol.worker_id import node_of
 from elastic.wire.broadcast import Publisher
+from tests.membership_step import step
 
 if TYPE_CHECKING:
     from tests.sim.agent import Stream
@@ -52,7 +53,7 @@ class Leader:
         self.term = world.records.elect()
         self.host = f"leader {self.term}"
         self.clock = world.new_timepiece()
-        self.group = membership.new(world.spec, seed="simulated", revives=world.scene.revives)
+        self.group = membership.Group(world.spec, seed="simulated", revives=world.scene.revives)
         self.alive = True
         self.paused = False
         self.cut_off = False
@@ -190,7 +191,7 @@ class Leader:
             self.world.events += len(letters)
         else:
             seen = self.group.workers
-            self.group, actions = membership.step(self.group, letters[0], self.clock.now_s)
+            self.group, actions = step(self.group, letters[0], self.clock.now_s)
             self.world.stepped("membership", before, letters[0], self.group.state)
             for worker in seen.keys() & self.group.workers.keys():
                 if (was := seen[worker].stage) is not (now := self.group.workers[worker].stage):

@@ -58,11 +58,11 @@ class AdoptedWorker:
 class WorkerProcesses:
     """Used on the event loop, by the main thread."""
 
-    def __init__(self, starter: Launcher, logs: Path, journal: Journal, boss: ProcessEvents) -> None:
+    def __init__(self, starter: Launcher, logs: Path, journal: Journal, events: ProcessEvents) -> None:
         self._starter = starter
         self._logs = logs
         self._journal = journal
-        self._boss = boss
+        self._events = events
         self._numbers: dict[str, int] = {}
         self._processes: dict[str, WorkerProcess] = {}
         self._lifelines: dict[str, DeathWatch] = {}
@@ -87,17 +87,17 @@ class WorkerProcesses:
                 start="cold" if cold else "forked",
                 because=cold,
             )
-            self._boss.on_started(number, worker_id, worker.pid)
+            self._events.on_started(number, worker_id, worker.pid)
 
         def failed(because: str) -> None:
             line.close()
-            self._boss.on_not_started(number, because)
+            self._events.on_not_started(number, because)
 
         self._starter.start(
             Start(
                 settings={**settings, death_watch.DEATH_WATCH_VARIABLE: line.path},
                 log=self._log(worker_id),
-                on_line=lambda text: self._boss.on_line(worker_id, text),
+                on_line=lambda text: self._events.on_line(worker_id, text),
                 on_exit=lambda status: self._exited(number, worker_id, status),
                 started=started,
                 failed=failed,
@@ -110,7 +110,7 @@ class WorkerProcesses:
             worker = WorkerProcess(
                 one.pid,
                 Outlets.of_running(self._log(one.worker_id), one.out),
-                lambda text, worker_id=one.worker_id: self._boss.on_line(worker_id, text),  # type: ignore[misc]
+                lambda text, worker_id=one.worker_id: self._events.on_line(worker_id, text),  # type: ignore[misc]
                 lambda status, one=one: self._exited(one.number, one.worker_id, status),  # type: ignore[misc]
                 one.begun.encode("latin-1"),
             )
@@ -187,7 +187,7 @@ class WorkerProcesses:
             status = worker_process.ending_status(worker.pid)
             because = describe(status)
             self._journal.write("worker_dying", worker_id=worker_id, pid=worker.pid, because=because)
-            self._boss.on_dying(worker_id, status)
+            self._events.on_dying(worker_id, status)
 
     def _exited(self, number: int, worker_id: str, status: int) -> None:
         worker = self._processes.pop(worker_id)
@@ -196,4 +196,4 @@ class WorkerProcesses:
         pid, because = self._announced.pop(worker_id, worker.pid), describe(status)
         self._journal.write("worker_exited", worker_id=worker_id, pid=pid, because=because)
         self._exits.set()
-        self._boss.on_exit(number, worker_id, status, worker.last_words)
+        self._events.on_exit(number, worker_id, status, worker.last_words)

@@ -45,26 +45,9 @@ class AgentUnreachable(ElasticError):
 
 
 class AgentClient:
-    """The worker's end of the stream.
+    """The worker's end of the stream."""
 
-    deliver: called on the reader's thread with every order, in order; it must not block. on_lost: called once, from the
-    same thread, when the stream ends before close(); nothing arrives after it. Raises AgentUnreachable if the agent
-    does not answer within CONNECT_S.
-    """
-
-    def __init__(
-        self,
-        socket_path: str,
-        deliver: Callable[[Order], None],
-        on_lost: Callable[[str], None],
-        *,
-        job: str,
-        worker_id: str,
-        job_dir: Path,
-    ) -> None:
-        self._worker_id = worker_id
-        self._deliver = deliver
-        self._on_lost = on_lost
+    def __init__(self, socket_path: str, *, job: str, worker_id: str, job_dir: Path) -> None:
         self._backlog = StepSpool(spill_path(job_dir, worker_id))
         self._changed = threading.Condition()
         self._words: deque[Word] = deque()
@@ -75,11 +58,22 @@ class AgentClient:
         self._address = f"unix:{socket_path}"
         self._hello = pb.WorkerHello(job=job, worker_id=worker_id, pid=os.getpid())
         self._channel = grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+
+    def connect(self, deliver: Callable[[Order], None], on_lost: Callable[[str], None]) -> None:
+        """Send what is queued, and hear orders.
+
+        deliver: called on the reader's thread with every order, in order; it must not block. on_lost: called once, from
+        the same thread, when the stream ends before close(); nothing arrives after it. Raises AgentUnreachable if the
+        agent does not answer within CONNECT_S.
+        """
+        self._deliver = deliver
+        self._on_lost = on_lost
         try:
             grpc.channel_ready_future(self._channel).result(CONNECT_S)
         except grpc.FutureTimeoutError:
             self._channel.close()
-            raise AgentUnreachable(f"no agent answers on {socket_path} within {CONNECT_S:.0f} s") from None
+            because = f"no agent answers on {self._address.removeprefix('unix:')} within {CONNECT_S:.0f} s"
+            raise AgentUnreachable(because) from None
         self._stream = AgentStub(self._channel).Serve(self._outgoing())
         self._reader = threading.Thread(target=self._read, name="agent-client", daemon=True)
         self._reader.start()

@@ -203,7 +203,7 @@ class _Children:
         self._short_lives = 0
 
     def __enter__(self) -> Self:
-        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._signals.drain)
         self._watch_exit(self._etcd.process, self._etcd_ended)
         self._start_rendezvous()
         slots = ("--job-dir", str(self._dir), "--node", NODE, "--slots", str(self._spec.workers))
@@ -318,9 +318,6 @@ class _Children:
             os.close(key.fileobj)
 
     # What happens meanwhile
-
-    def _woken(self) -> None:
-        self._signals.drain()
 
     def _gathered(self, facts: dict[str, Any]) -> None:
         self._facts = facts

@@ -64,8 +64,8 @@ from elastic.protocol.membership.events import (
     Stopped,
     Tell,
 )
-from elastic.protocol.membership.group import Group, State, WorkerView, new
-from elastic.protocol.membership.state_machine import advance, deadline_s, step
+from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.state_machine import advance, deadline_s
 from elastic.protocol.membership.status import status
 
 __all__ = [
@@ -87,10 +87,7 @@ __all__ = [
     "State",
     "Stopped",
     "Tell",
-    "WorkerView",
     "advance",
     "deadline_s",
-    "new",
     "status",
-    "step",
 ]

@@ -180,11 +180,11 @@ class Silence:
 
 @dataclass(slots=True)
 class Group:
-    """The state of a job's membership, owned by one loop. `step` returns a new group and leaves the old unchanged;
-    `advance` changes the group itself."""
+    """The state of a job's membership, owned by one loop. `advance` changes it."""
 
     spec: JobSpec
     seed: str
+    """Unguessable; tokens of generations are derived from it."""
     term: int = 0
     state: State = State.FORMING
     because: str = "waiting for workers"
@@ -298,6 +298,12 @@ class Group:
     def began(self) -> str:
         """The snapshot or checkpoint from which the job last began, or "": its first step."""
         return self.top.entry if self.top is not None and self.top.entry else self.resumed
+
+    @property
+    def raised(self) -> Failed | None:
+        """The last exception of the script that has ended a worker of the present world; None: the job has survived all
+        that there were."""
+        return next((word for word in reversed(self.errors.values()) if self.lists(word.worker_id)), None)
 
     @property
     def base(self) -> Generation | None:
@@ -454,11 +460,6 @@ class Group:
     def proof_ends_s(self) -> float:
         """By then a ring without a leader has parked, so nobody waits any longer for proof that it stands."""
         return self.quiesced_s + self.spec.timing.orphan_limit_s + self.spec.timing.orphan_margin_s
-
-
-def new(spec: JobSpec, seed: str, *, revives: bool = False, resumed: str = "") -> Group:
-    """seed: unguessable; tokens of generations are derived from it. revives, resumed: see Group."""
-    return Group(spec=spec, seed=seed, revives=revives, resumed=resumed)
 
 
 def slot_of(worker_id: str) -> str:

@@ -137,7 +137,7 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
             said += f"; {newer}" if newer else ""
             said += f"; {kept_badly(damaged)}" if (damaged := g.unreadable.get(g.began)) else ""
             if not go_back(g, said, now_s, do):
-                become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
+                become_closed(g, 1 if g.raised else 4, _with_error(g, said), now_s, do)
         case LossPlan(members, plan):
             if outcome.dropped:
                 do.append(Note("dropped_unreachable", {"workers": list(outcome.dropped)}))
@@ -176,6 +176,5 @@ def _gone(g: Group) -> str:
                      for because, workers in few)  # fmt: skip
 
 
-def _with_errors(g: Group, because: str) -> str:
-    raised = next(reversed(g.errors.values()), None)
-    return f"the script raised {raised.place}; {because}\n{raised.message}" if raised is not None else because
+def _with_error(g: Group, because: str) -> str:
+    return f"the script raised {g.raised.place}; {because}\n{g.raised.message}" if g.raised is not None else because

@@ -35,9 +35,9 @@ from elastic.protocol.recovery_plan import KeptState, newest_kept
 
 
 def can_go_back(g: Group) -> bool:
-    """Whether the job may go on from what is kept: not if nothing is replaced, the script failed, or the job is to
-    end."""
-    return g.revives and g.spec.replace and not g.errors and not g.stopping
+    """Whether the job may go on from what is kept: not if nothing is replaced, the script has ended a member, or the
+    job is to end."""
+    return g.revives and g.spec.replace and g.raised is None and not g.stopping
 
 
 def _loses_nothing(g: Group) -> bool:

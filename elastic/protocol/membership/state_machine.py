@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from copy import copy
-from dataclasses import fields
 
 from elastic.errors import ExitCode
 from elastic.protocol.membership.closing import failed, finished, slot_given_up
@@ -79,15 +77,10 @@ from elastic.protocol.messages import (
 )
 
 
-def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action, ...]]:
-    """Apply one event at ``now_s`` (the leader's monotonic clock). Old words are ignored, not errors."""
-    g = _copied(group)
-    return g, advance(g, (event,), now_s)
-
-
 def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ...]:
-    """Apply several events to the group itself, for an owner that needs no earlier group. Spares are invited once, at
-    the end. In a job of thousands of workers a copy of the group for every few words would be most of the work."""
+    """Apply events at ``now_s`` (the leader's monotonic clock) to the group itself: in a job of thousands of workers a
+    copy of the group for every few words would be most of the work. Spares are invited once, at the end. Old words are
+    ignored, not errors."""
     actions: list[Action] = []
     freed = False
     for event in events:
@@ -99,14 +92,6 @@ def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ..
     if freed and g.state is not State.CLOSED:  # progress alone frees no place
         invite_spares(g, now_s, actions)
     return tuple(actions)
-
-
-def _copied(group: Group) -> Group:
-    g = copy(group)
-    for spec in fields(group):
-        if isinstance(value := getattr(group, spec.name), dict | set):  # what is changed in place
-            setattr(g, spec.name, copy(value))
-    return g
 
 
 def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:

@@ -48,7 +48,7 @@ class LargeJob(DirectorySource):
 
 def write(job_dir: Path) -> None:
     (job_dir / "logs").mkdir(parents=True)
-    (job_dir / "job.json").write_bytes(codec.job_to_json(JobSpec(name="large", command=("x",), workers=MEMBERS)))
+    (job_dir / "job.json").write_bytes(codec.to_json(JobSpec(name="large", command=("x",), workers=MEMBERS)))
     with Journal(journal_path(job_dir, "leader"), "large", "leader", "n") as journal:
         for number in range(3):
             ids = [f"node-{rank // 8}.{rank % 8}.0" for rank in range(MEMBERS - 40 * (number == 1))]

@@ -42,12 +42,11 @@ class PaperWorker:
         self.orders: queue.Queue[Order | str] = queue.Queue()
         self.client = AgentClient(
             os.environ["ELASTIC_AGENT_SOCKET"],
-            self.orders.put,
-            self.orders.put,
             job=os.environ["ELASTIC_JOB"],
             worker_id=self.me,
             job_dir=self.job_dir,
         )
+        self.client.connect(self.orders.put, self.orders.put)
         self.term = 0
         self.promise = 0
         self.entered = 0

@@ -54,6 +54,7 @@ for epoch in job.epochs(args.epochs):
             step.log(loss=loss)
             time.sleep(args.pause_s)
         for parameter in model.parameters():
+            assert parameter.grad is not None
             parameter.grad /= scale(step.index)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

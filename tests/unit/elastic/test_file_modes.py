@@ -140,4 +140,4 @@ def test_a_fleet_wants_an_absolute_path() -> None:
 
 def test_the_file_is_part_of_a_jobs_document() -> None:
     there = spec(env_from="/a")
-    assert codec.job_from_json(codec.job_to_json(there), "job.json") == there
+    assert codec.job_from_json(codec.to_json(there), "job.json") == there

@@ -31,7 +31,7 @@ def job_in(home: Path, script: str = "import torch\n") -> JobSpec:
     (home / "train.py").write_text(script)
     (home / "logs").mkdir()
     spec = JobSpec(name="train", command=(sys.executable, str(home / "train.py")), workers=1)
-    (home / "job.json").write_bytes(codec.job_to_json(spec))
+    (home / "job.json").write_bytes(codec.to_json(spec))
     return spec
 
 
@@ -66,6 +66,6 @@ def test_where_no_worker_can_be_forked_nothing_is_started(tmp_path: Path, how: s
     if how != "no job":
         spec = job_in(tmp_path)
         spec = replace(spec, fork=how != "cold", command=("sh", "x") if how == "another program" else spec.command)
-        (tmp_path / "job.json").write_bytes(codec.job_to_json(spec))
+        (tmp_path / "job.json").write_bytes(codec.to_json(spec))
     words = [*words, "--handover", "7"] if how == "a hand-over" else words[:2] if how == "no node" else words
     assert start_early(words) is None

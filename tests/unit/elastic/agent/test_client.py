@@ -44,19 +44,12 @@ def test_a_worker_says_that_it_has_finished_behind_its_last_steps(tmp_path: Path
         add_AgentServicer_to_server(agent, server)
         server.add_insecure_port(f"unix:{tmp_path}/a.sock")
         server.start()
-        client = AgentClient(
-            f"{tmp_path}/a.sock",
-            lambda order: None,
-            lambda because: None,
-            job="job",
-            worker_id="a.0.0",
-            job_dir=tmp_path,
-        )
-        with client._changed:  # so that all of it is there before the first is sent
-            client.record({"step": 1})
-            client.send(Progress("a.0.0", 1, 2, 2))
-            client.record({"step": 2})
-            client.send(Finished("a.0.0", 1, "digest"))
+        client = AgentClient(f"{tmp_path}/a.sock", job="job", worker_id="a.0.0", job_dir=tmp_path)
+        client.record({"step": 1})
+        client.send(Progress("a.0.0", 1, 2, 2))
+        client.record({"step": 2})
+        client.send(Finished("a.0.0", 1, "digest"))
+        client.connect(lambda order: None, lambda because: None)
         heard = [agent.heard.get(timeout=WAIT_S) for _ in range(4)]
         client.close()
         server.stop(grace=None)

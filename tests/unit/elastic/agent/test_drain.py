@@ -31,8 +31,9 @@ class Host:
         self.said: list[Word] = []
         self.orders: list[Order] = []
         self.signals: list[str] = []
+        self.socket = self
         for number in range(2):
-            slot = worker_slot.new("a", number, SPEC, 0)
+            slot = worker_slot.Slot("a", number, SPEC, 0)
             for event in (worker_slot.Due(), worker_slot.Spawned(100 + number), worker_slot.WorkerJoined()):
                 slot, _ = worker_slot.step(slot, event, 0.0)
             self.slots.append(worker_slot.step(slot, worker_slot.Served(), 0.0)[0])
@@ -81,7 +82,7 @@ def notice(left_s: float) -> Notice:
 
 def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_left(play: Play) -> None:
     def scene(host: Host, departure: NodeDrain) -> None:
-        departure.heard("EC2", notice(100.0))
+        departure.notices.heard("EC2", notice(100.0))
         wishes = [word for word in host.said if isinstance(word, DrainWish)]
         assert [(wish.worker_id, wish.because) for wish in wishes] == [("a.0.0", "spot"), ("a.1.0", "spot")]
         assert all(90_000 < wish.left_ms <= 100_000 for wish in wishes)
@@ -102,7 +103,7 @@ def test_a_node_that_stays_wishes_nothing(play: Play) -> None:
 
 def test_a_worker_that_announces_itself_on_a_leaving_node_is_told(play: Play) -> None:
     def scene(host: Host, departure: NodeDrain) -> None:
-        departure.heard("EC2", notice(100.0))
+        departure.notices.heard("EC2", notice(100.0))
         host.said.clear()
         departure.announced("a.1.0")
         assert [word.worker_id for word in host.said if isinstance(word, DrainWish)] == ["a.1.0"]
@@ -112,9 +113,9 @@ def test_a_worker_that_announces_itself_on_a_leaving_node_is_told(play: Play) ->
 
 def test_a_notice_that_is_taken_back_is_taken_back_for_each_worker(play: Play) -> None:
     def scene(host: Host, departure: NodeDrain) -> None:
-        departure.heard("EC2", notice(100.0))
+        departure.notices.heard("EC2", notice(100.0))
         host.said.clear()
-        departure.heard("EC2", None)
+        departure.notices.heard("EC2", None)
         assert host.said == [DrainOver("a.0.0"), DrainOver("a.1.0")]
         assert not any(slot.node_leaves for slot in host.slots)
 
@@ -128,7 +129,7 @@ def test_members_are_ended_in_the_end_only_if_others_go_on(tmp_path: Path, other
         host.has_others = others
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
             departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
-            departure.heard("EC2", notice(0.0))
+            departure.notices.heard("EC2", notice(0.0))
             await asyncio.sleep(0.01)
             departure.close()
         assert sorted(set(host.signals)) == ended

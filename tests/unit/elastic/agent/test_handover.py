@@ -51,11 +51,11 @@ from elastic.protocol.messages import (
 )
 from elastic.records.journal import Journal
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.codec import job_to_json, to_json
+from elastic.wire.codec import to_json
 
 SPEC = JobSpec(name="job", command=("train",), workers=2)
-RUNNING = replace(worker_slot.new("a", 0, SPEC, 3), phase=worker_slot.SlotPhase.RUNNING, pid=7, joined=True)
-WAITING = replace(worker_slot.new("a", 1, SPEC, 0), deadline_s=12.5)
+RUNNING = replace(worker_slot.Slot("a", 0, SPEC, 3), phase=worker_slot.SlotPhase.RUNNING, pid=7, joined=True)
+WAITING = replace(worker_slot.Slot("a", 1, SPEC, 0), deadline_s=12.5)
 EMPLOYED = AdoptedWorker(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline=12, announced=8)
 REQUEST = UpgradeRequest("/bin/python", "/site", "token")
 
@@ -199,12 +199,12 @@ def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: P
     journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
 
     async def story() -> None:
-        old = WorkerSocket("job", deep, "a", journal, cast(Any, None))
+        old = WorkerSocket("job", deep, "a", journal, cast(Any, None), cast(Any, None))
         await old.listen()
         assert len(old.path) < 100
         await old.hand_over(1.0)
         await old.close()
-        new = WorkerSocket("job", deep, "a", journal, cast(Any, None), old.kept, old.path)
+        new = WorkerSocket("job", deep, "a", journal, cast(Any, None), cast(Any, None), old.kept, old.path)
         await new.listen()
         assert new.path == old.path and Path(new.path).is_socket()
         await new.close()
@@ -215,7 +215,7 @@ def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: P
 
 
 def test_a_program_is_tried_before_anything_is_given_up(tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_bytes(job_to_json(SPEC))
+    (tmp_path / "job.json").write_bytes(to_json(SPEC))
     words = ["--job-dir", str(tmp_path), "--node", "a", "--slots", "1", "--handover", "9"]
     trial = Trial(options.TRIAL, words)
     state = upgrade_state.write(AgentUpgradeState((RUNNING,), (EMPLOYED,), {}, standing(), frozenset(), 1, "/a.sock"))

@@ -18,7 +18,7 @@ from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet.client import FleetClient
 from elastic.records.job_directory import JobLock
-from elastic.wire.codec import job_to_json
+from elastic.wire.codec import to_json
 
 
 def test_ctrl_c_ends_any_command_with_130_and_no_traceback(
@@ -52,7 +52,7 @@ def test_what_the_system_refuses_is_one_paragraph(tmp_path: Path, capsys: pytest
 
 
 def test_the_directory_of_a_job_of_a_fleet_is_asked_for_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_bytes(job_to_json(JobSpec(name="train-1", command=("train",), workers=1)))
+    (tmp_path / "job.json").write_bytes(to_json(JobSpec(name="train-1", command=("train",), workers=1)))
     with pytest.raises(ConfigError, match="of a job of several machines; ask for it with --rendezvous"):
         job_status(tmp_path, wait_s=0.0)
 

@@ -133,7 +133,7 @@ class Browser:
 def write_job(job_dir: Path) -> None:
     (job_dir / "logs").mkdir(parents=True)
     (job_dir / "id").write_text("0" * 16)
-    (job_dir / "job.json").write_bytes(codec.job_to_json(JobSpec(name="j", command=("x",), workers=2)))
+    (job_dir / "job.json").write_bytes(codec.to_json(JobSpec(name="j", command=("x",), workers=2)))
     with Journal(journal_path(job_dir, "leader"), "j", "leader", "n") as journal:
         journal.write("worker_started", worker_id="n.0.0")
         journal.write("committed", 1, kind="form", members=["n.0.0"], because="all are there")

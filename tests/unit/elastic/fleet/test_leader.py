@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_
 
         async def submit(name: str, least: int) -> Any:
             spec = JobSpec(name=name, command=("t",), workers=least, min_workers=least, checkpoint_dir="/shared")
-            submitted = pb.Submit(document=codec.job_to_json(spec).decode())
+            submitted = pb.Submit(document=codec.to_json(spec).decode())
             return json.loads((await desk.Ask(pb.Question(submit=submitted), HERE)).document)
 
         async def overview() -> dict[str, Any]:
@@ -398,7 +399,7 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
         desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
         desk.office = leading.office
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
-        submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")
+        submit = pb.Submit(document=codec.to_json(spec).decode(), token="t1")
         answers = [await desk.Ask(pb.Question(submit=submit), HERE) for _ in range(2)]
         assert [json.loads(answer.document) for answer in answers] == [{"job": "train-1", "larger": ""}] * 2
         assert [job.name for job in registry.read(leading.store)[0].jobs] == ["train-1"]
@@ -512,7 +513,7 @@ def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp
             assert not answer.refused
             return json.loads(answer.document)
 
-        document = codec.job_to_json(spec).decode()
+        document = codec.to_json(spec).decode()
         await ask(submit=pb.Submit(document=document))
         await duties(a, {"train-1": 2})
         await ask(scale=pb.Scale(job="train-1", workers=1))
@@ -563,7 +564,9 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> N
                 call.cancel()
                 await asyncio.sleep(0)
 
-        call = asyncio.create_task(desk.Attend(words(), SimpleNamespace(write=write)))
+        call = asyncio.create_task(
+            desk.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
+        )
         with pytest.raises(asyncio.CancelledError):
             await call
         assert leading.office.sessions == {}

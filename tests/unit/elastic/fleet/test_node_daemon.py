@@ -144,7 +144,7 @@ def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again
         await asyncio.sleep(0)
         assert charge.finishing and not charge._leave.is_set()
         # Where an agent looks that nobody answers: replicas which were started again know nothing of the job.
-        assert json.loads((charge._dir / "result.json").read_bytes())["exit_code"] == 0
+        assert json.loads((charge.directory / "result.json").read_bytes())["exit_code"] == 0
         node.gate.touch()
         await charge.ended()
         assert node.ends() == ["the agent of the job exited with 0"], "no signal ended it"
@@ -294,7 +294,7 @@ def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path:
         node.told(node.duty("train-1"))
         charge = node.charge("train-1")
         await node.until((tmp_path / "gate.up").exists)
-        memory = Path(json.loads((charge._dir / "checkpoints.json").read_bytes())["memory"])
+        memory = Path(json.loads((charge.directory / "checkpoints.json").read_bytes())["memory"])
         (memory / "state").write_text("state")
         (tmp_path / "gate.up").unlink()
         assert charge._keeper is not None
@@ -514,7 +514,7 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         assert "begins nothing new: taken back" in node.troubles()["late-3"]
         agents[0].left()
         node.told(*jobs)
-        assert not node.daemon._board._told, "the other job is still there"
+        assert not node.daemon._board.notices.told, "the other job is still there"
         agents[1].left()
         node.told(*jobs)
         assert await asyncio.to_thread(provider.empty.wait, PATIENCE_S)
@@ -523,8 +523,8 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         provider.says = Notice(NoticeKind.RECLAIM, 90.0, "taken back")
         await node.until(lambda: all([agent.look() for agent in agents]))
         node.told(*jobs)
-        assert not node.daemon._board._told, "they had left because of an earlier notice, and came back"
-        node.daemon._board.close()
+        assert not node.daemon._board.notices.told, "they had left because of an earlier notice, and came back"
+        node.daemon._board.notices.close()
 
     play(tmp_path, story)
 
@@ -561,13 +561,13 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
             board.show(tmp_path)
             return relay.NoticeRelay(tmp_path).look()
 
-        board.heard("advice", Notice(NoticeKind.ADVICE, math.inf, "maybe"))
+        board.notices.heard("advice", Notice(NoticeKind.ADVICE, math.inf, "maybe"))
         assert heard() == Notice(NoticeKind.ADVICE, math.inf, "maybe") and board.because == ""
-        board.heard("slow", Notice(NoticeKind.MAINTENANCE, 900.0, "tonight"))
-        board.heard("fast", Notice(NoticeKind.RECLAIM, 30.0, "now"))
+        board.notices.heard("slow", Notice(NoticeKind.MAINTENANCE, 900.0, "tonight"))
+        board.notices.heard("fast", Notice(NoticeKind.RECLAIM, 30.0, "now"))
         assert (urgent := heard()) is not None and urgent.because == "now"
-        board.heard("fast", None)
-        board.heard("slow", None)
+        board.notices.heard("fast", None)
+        board.notices.heard("slow", None)
         told = [outbox.get_nowait().leaves for _ in range(outbox.qsize())]
         reasons = ["", "tonight", "tonight", "tonight", ""]
         assert [(word.because, word.notice) for word in told] == [(because, True) for because in reasons]
@@ -597,7 +597,7 @@ def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> No
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         node = Node(tmp_path, f"127.0.0.1:{port}")
-        node.daemon._board.heard("cloud", Notice(NoticeKind.RECLAIM, 30.0, "taken back"))
+        node.daemon._board.notices.heard("cloud", Notice(NoticeKind.RECLAIM, 30.0, "taken back"))
         node.daemon._signalled(signal.SIGTERM)
         attending = asyncio.create_task(node.daemon._attendance.always())
         try:
@@ -669,14 +669,14 @@ def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Pat
         old.says = Notice(NoticeKind.RECLAIM, 90.0, "taken back")
         board.watch([old])
         await node.until(lambda: board.because == "taken back")
-        (watcher,) = board._watchers
+        (watcher,) = board.notices._watchers
         board.watch([new])
         assert board.because == ""
         watcher._heard("provider", old.says)  # on its way when it was closed
         new.says = Notice(NoticeKind.RECLAIM, 90.0, "of the new source")
         await node.until(lambda: board.because)
         assert board.because == "of the new source"
-        board.close()
+        board.notices.close()
 
     play(tmp_path, story)
 

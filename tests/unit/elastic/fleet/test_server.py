@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ def test_a_replica_that_the_store_refuses_stands_again(tmp_path: Path, monkeypat
 
     async def story(server: Server, path: Path) -> None:
         candidate = Candidate(store, registry.NAME, "here:1", lambda: 0.0)
-        with job_replica.closing(StoreThread()) as thread:
+        with closing(StoreThread()) as thread:
             assert await job_replica.win(candidate, thread, lambda leader: None, server._journal) > 0
         assert "not_elected" in events(path)
 

@@ -30,7 +30,7 @@ class Lead:
     """What ReplicaMetrics reads of a JobLeader: its group, a real one."""
 
     def __init__(self) -> None:
-        self.group = membership.new(JobSpec(name="a", command=("x",), workers=5), seed="s")
+        self.group = membership.Group(JobSpec(name="a", command=("x",), workers=5), seed="s")
 
 
 def test_the_fleets_leader_shows_the_fleet_and_a_replica_that_leads_no_more_shows_none_of_it() -> None:

@@ -64,6 +64,7 @@ from elastic.protocol.messages import (
     WorkerFrozen,
 )
 from elastic.protocol.reduction_tree import Node
+from tests.membership_step import step
 from tests.unit.trace import arguments, check
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios" / "membership").glob("*.txt"))
@@ -82,7 +83,7 @@ class Job:
     """`NOW_S event arguments`, with a store that keeps what is committed. Workers a and a.0.1 run on node na."""
 
     def __init__(self) -> None:
-        self.group = membership.new(JobSpec(name="job", command=("train",), workers=1), seed="seed")
+        self.group = membership.Group(JobSpec(name="job", command=("train",), workers=1), seed="seed")
         self.store: list[Generation] = []
 
     def feed(self, line: str) -> list[str]:
@@ -101,17 +102,17 @@ class Job:
                 timing=Timing(join_window_s=20.0),
             )
             resumed = f"step-{numbers['resumed']:012d}.0.g1-01234567" if "resumed" in numbers else ""
-            self.group = membership.new(spec, seed="seed", revives=bool(numbers.get("revives")), resumed=resumed)
+            self.group = membership.Group(spec, seed="seed", revives=bool(numbers.get("revives")), resumed=resumed)
             return []
         if name == "announce" and node_of(words[0]) not in self.group.slots:
-            self.group, _ = membership.step(self.group, AgentUp(node_of(words[0]), 1), float(now_s))
+            self.group, _ = step(self.group, AgentUp(node_of(words[0]), 1), float(now_s))
         if name == "elected":
             before = self.group
-            self.group = membership.new(before.spec, seed="seed", revives=before.revives, resumed=before.resumed)
+            self.group = membership.Group(before.spec, seed="seed", revives=before.revives, resumed=before.resumed)
         if name == "committed":
             assert self.group.committing is not None
             self.store = [*(self.store if self.group.committing.kind is Kind.PLANNED else []), self.group.committing]
-        self.group, actions = membership.step(self.group, self._event(name, words), float(now_s))
+        self.group, actions = step(self.group, self._event(name, words), float(now_s))
         return [said for action in actions if (said := tell(action))]
 
     def _event(self, name: str, words: list[str]) -> Event:
@@ -284,21 +285,21 @@ def run(*lines: str) -> tuple[Group, list[str]]:
 def test_a_step_leaves_the_group_it_was_given_as_it_was() -> None:
     before, _ = run("0 job workers=2", "0 elected 1", "0 announce a")
     copy_of_workers = dict(before.workers)
-    after, _ = membership.step(before, WorkerDead("a", "signal 9"), 1.0)
+    after, _ = step(before, WorkerDead("a", "signal 9"), 1.0)
     assert before.workers == copy_of_workers and "a" not in after.workers
 
 
 def test_a_closed_group_answers_nothing() -> None:
     group, _ = run("0 job workers=2", "0 elected 1", "20 tick")
     assert group.state is membership.State.CLOSED
-    assert membership.step(group, Announce("a", "na", 0, 1, "host", 1, "same"), 21.0)[1] == ()
+    assert step(group, Announce("a", "na", 0, 1, "host", 1, "same"), 21.0)[1] == ()
 
 
 def test_the_token_of_a_generation_cannot_be_told_from_its_number() -> None:
     first, _ = run("0 job workers=1", "0 elected 1", "0 announce a")
     assert first.committing is not None and "seed" not in first.committing.token
-    other, _ = membership.step(membership.new(first.spec, seed="other"), Elected(1), 0.0)
-    other, _ = membership.step(other, Announce("a", "na", 0, 1, "host", 1, "same"), 0.0)
+    other, _ = step(membership.Group(first.spec, seed="other"), Elected(1), 0.0)
+    other, _ = step(other, Announce("a", "na", 0, 1, "host", 1, "same"), 0.0)
     assert other.committing is not None and other.committing.token != first.committing.token
 
 
@@ -314,7 +315,7 @@ def test_status_names_the_members_in_rank_order() -> None:
     assert isinstance(members, list)
     assert [(m["worker_id"], m["rank"]) for m in members] == [("a", 0), ("b", 1)]
     assert (status["waiting"], status["spares"]) == ([], ["c"])
-    group, _ = membership.step(group, WorkerDead("a", "signal 9"), 1.0)
+    group, _ = step(group, WorkerDead("a", "signal 9"), 1.0)
     status = membership.status(group)
     assert (status["waiting"], status["spares"]) == ([], ["c"]), "a place is given when the ring has settled"
 
@@ -330,15 +331,15 @@ def test_status_says_what_carries_the_gradients_and_why_not_what_was_asked_for()
     group.spec = replace(group.spec, ring=RingKind.MPI)
     assert membership.status(group)["ring"] == {"asked": "mpi", "over": "", "because": ""}
     because = "a started after mpirun, and has no rank"
-    group, _ = membership.step(group, Progress("b", 1, 0, over="tcp", over_because=because), 1.0)
+    group, _ = step(group, Progress("b", 1, 0, over="tcp", over_because=because), 1.0)
     assert membership.status(group)["ring"] == {"asked": "mpi", "over": "tcp", "because": because}
-    group, _ = membership.step(group, Progress("b", 1, 0), 2.0)
+    group, _ = step(group, Progress("b", 1, 0), 2.0)
     assert membership.status(group)["ring"] == {"asked": "mpi", "over": "", "because": ""}, "it is broken"
 
 
 def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
     """Said one by one, the wishes of the only node's workers would make them leave one by one."""
-    group = membership.new(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
     events: list[Event] = [Elected(1)]
     events += [Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in (0, 1)]
     events += [Committed(1), *(RingUp(f"n.{slot}.0", 1) for slot in (0, 1))]
@@ -346,7 +347,7 @@ def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
     events += [DrainOver("n.0.0"), DrainOver("n.1.0")]
     commits = []
     for event in events:
-        group, actions = membership.step(group, event, 0.0)
+        group, actions = step(group, event, 0.0)
         commits += [action for action in actions if isinstance(action, Commit)]
     assert len(commits) == 1 and group.drains == {}
 
@@ -354,13 +355,13 @@ def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
 def test_a_spare_fills_a_place_and_never_adds_one() -> None:
     """Two workers of a node and its spare, in a world that may grow: it grows by what another node brings."""
     spec = JobSpec(name="job", command=("train",), workers=2, max_workers=4, spares=1)
-    group = membership.new(spec, seed="seed")
+    group = membership.Group(spec, seed="seed")
     told: list[tuple[str, ...]] = []
 
     def feed(*events: Event) -> None:
         nonlocal group
         for event in events:
-            group, actions = membership.step(group, event, 0.0)
+            group, actions = step(group, event, 0.0)
             tells = [action for action in actions if isinstance(action, Tell)]
             told.extend(tell.to for tell in tells if isinstance(tell.order, Invite))
 
@@ -376,26 +377,26 @@ def test_a_spare_fills_a_place_and_never_adds_one() -> None:
 
 def test_a_job_that_is_to_be_smaller_forms_with_as_many_and_leaves_places_empty() -> None:
     """Three nodes with a spare each; before it has begun, and after one of its nodes has gone."""
-    group = membership.new(JobSpec(name="job", command=("train",), workers=3, spares=1), seed="seed")
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=3, spares=1), seed="seed")
     events: list[Event] = [Elected(1)]
     for node in "ab":
         events += [AgentUp(node, 1), *(Announce(f"{node}.{s}.0", node, s, 1, "host", 1, "same") for s in (0, 1))]
     for event in events:
-        group, _ = membership.step(group, event, 0.0)
+        group, _ = step(group, event, 0.0)
     assert group.committing is None, "three are awaited"
-    group, actions = membership.step(group, Resized(2), 0.0)
+    group, actions = step(group, Resized(2), 0.0)
     assert group.committing is not None and group.committing.ids == ("a.0.0", "b.0.0")
     assert group.committing.because == "2 of 2 workers are here"
     for event in (Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1)):
-        group, _ = membership.step(group, event, 0.0)
+        group, _ = step(group, event, 0.0)
     assert (group.state, group.spares, group.places) == (State.RUNNING, {"a.1.0", "b.1.0"}, 0), "a spare adds no place"
-    group, actions = membership.step(group, Resized(3), 0.0)
+    group, actions = step(group, Resized(3), 0.0)
     invited = [action.to for action in actions if isinstance(action, Tell) and isinstance(action.order, Invite)]
     assert invited == [("a.1.0",)], "now there is one more"
 
 
 def test_a_founder_that_was_a_newcomer_before_a_loss_keeps_its_home() -> None:
-    group = membership.new(JobSpec(name="job", command=("train",), workers=3), seed="seed")
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=3), seed="seed")
     for slot, home in enumerate((-1, 0, -1)):
         member = Member(f"n.{slot}.0", "n", "host", 1, slot, home)
         group.workers[member.worker_id] = WorkerView(member, slot=slot, pid=1, numerics="same")
@@ -408,18 +409,18 @@ def test_a_set_up_that_is_only_slow_gets_its_time_from_a_longer_pause_limit() ->
     limits_s = ((600.0, 600.0), (600.0, 60.0), (600.0, 3600.0))
     timings = [Timing(orphan_limit_s=orphan_s, pause_limit_s=pause_s) for orphan_s, pause_s in limits_s]
     specs = [JobSpec(name="job", command=("train",), workers=1, timing=timing) for timing in timings]
-    assert [membership.new(spec, seed="seed").set_up_s for spec in specs] == [300.0, 300.0, 1800.0]
+    assert [membership.Group(spec, seed="seed").set_up_s for spec in specs] == [300.0, 300.0, 1800.0]
 
 
 def formed(*slots: int, window_over: bool = False) -> tuple[str, ...]:
     """The first generation of two workers and a spare on one node, which come in this order; empty: none yet."""
-    group = membership.new(JobSpec(name="job", command=("train",), workers=2, spares=1), seed="seed")
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2, spares=1), seed="seed")
     events: list[Event] = [Elected(1), AgentUp("n", 2)]
     events += [Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in slots]
     for event in events:
-        group, _ = membership.step(group, event, 0.0)
+        group, _ = step(group, event, 0.0)
     if window_over:
-        group, _ = membership.step(group, GroupTick(), group.spec.timing.join_window_s)
+        group, _ = step(group, GroupTick(), group.spec.timing.join_window_s)
     return group.committing.ids if group.committing else ()
 
 
@@ -431,9 +432,9 @@ def test_a_job_begins_with_the_first_slots_of_a_node_because_devices_go_by_them(
 
 def test_a_process_that_is_still_starting_may_be_a_spare() -> None:
     spec = JobSpec(name="job", command=("train",), workers=4, min_workers=3, spares=1)
-    group = membership.new(spec, seed="seed")
+    group = membership.Group(spec, seed="seed")
     for event in (Elected(1), AgentUp("n", 2), Announce("n.0.0", "n", 0, 1, "host", 1, "same")):
-        group, _ = membership.step(group, event, 0.0)
+        group, _ = step(group, event, 0.0)
     assert group.starting == {"n": 2}
 
 
@@ -445,10 +446,10 @@ def test_letters_taken_at_once_do_what_they_do_one_by_one() -> None:
     events += [Committed(1), *(RingUp(worker, 1) for worker in "abc"), WorkerDead("b", "signal 9")]
     reports = [Report(worker, 1, 1, 1, has_state=True, reduced=4, kept=3) for worker in "ac"]
     events += [*reports, Committed(2), RingUp("c", 2), RingUp("a", 2), Progress("a", 2, 5)]
-    one_by_one = at_once = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
+    one_by_one = at_once = membership.Group(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
     before, done = repr(at_once), list[Action]()
     for event in events:
-        one_by_one, actions = membership.step(one_by_one, event, 1.0)
+        one_by_one, actions = step(one_by_one, event, 1.0)
         done += actions
     assert repr(at_once) == before, "the old one is as it was"
     actions = membership.advance(at_once, events, 1.0)
@@ -457,13 +458,13 @@ def test_letters_taken_at_once_do_what_they_do_one_by_one() -> None:
 
 def test_a_member_that_takes_its_ring_back_holds_up_the_others_again() -> None:
     """Its agent lost the stream while the ring was built, and announces it as it is now."""
-    group = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
+    group = membership.Group(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
     announced = [Announce(worker, f"n{worker}", 0, 1, "host", 1, "same") for worker in "abc"]
     building = replace(announced[0], entered=1, ring=RingState.BUILDING)
     membership.advance(group, [Elected(1), *announced, Committed(1), RingUp("a", 1), RingUp("b", 1)], 1.0)
     membership.advance(group, [building, RingUp("c", 1)], 2.0)
     assert group.state is State.REBUILDING
-    group, _ = membership.step(group, RingUp("a", 1), 3.0)
+    group, _ = step(group, RingUp("a", 1), 3.0)
     assert group.state is State.RUNNING
 
 
@@ -472,7 +473,7 @@ def adopted(workers: int) -> Group:
     members = tuple(Member(f"n{rank:05}.0.0", f"n{rank:05}", "host", 1, rank) for rank in range(workers))
     spec = JobSpec(name="job", command=("train",), workers=workers)
     record = Generation(1, Kind.FORM, 1, members, Plan(), "all are here")
-    return membership.step(membership.new(spec, seed="seed"), Elected(1, (record,)), 0.0)[0]
+    return step(membership.Group(spec, seed="seed"), Elected(1, (record,)), 0.0)[0]
 
 
 def lost(actions: tuple[Action, ...]) -> list[Action]:
@@ -483,9 +484,9 @@ def lost(actions: tuple[Action, ...]) -> list[Action]:
 def test_many_agents_are_given_longer_to_find_another_leader(workers: int, given_up_s: float) -> None:
     group = adopted(workers)
     assert membership.deadline_s(group) == given_up_s
-    group, actions = membership.step(group, GroupTick(), given_up_s - 0.1)
+    group, actions = step(group, GroupTick(), given_up_s - 0.1)
     assert not lost(actions)
-    assert len(lost(membership.step(group, GroupTick(), given_up_s)[1])) == workers
+    assert len(lost(step(group, GroupTick(), given_up_s)[1])) == workers
 
 
 def test_a_member_is_not_stuck_because_thousands_are_heard_before_it() -> None:
@@ -493,10 +494,10 @@ def test_a_member_is_not_stuck_because_thousands_are_heard_before_it() -> None:
     group, patience_s = adopted(2), Timing().progress_s
     come_s = patience_s + 5.0
     for node in ("n00000", "n00001"):
-        group, _ = membership.step(group, AgentUp(node, 1), come_s)
-    group, actions = membership.step(group, GroupTick(), come_s + patience_s - 0.1)
+        group, _ = step(group, AgentUp(node, 1), come_s)
+    group, actions = step(group, GroupTick(), come_s + patience_s - 0.1)
     assert not actions
-    _, actions = membership.step(group, GroupTick(), come_s + patience_s)
+    _, actions = step(group, GroupTick(), come_s + patience_s)
     assert {action.order for action in actions if isinstance(action, Tell)} == {
         Kill(1, worker) for worker in ("n00000.0.0", "n00001.0.0")
     }

@@ -31,6 +31,7 @@ from elastic.protocol.messages import (
     WorkerDead,
 )
 from elastic.protocol.recovery_plan import default_sizes
+from tests.membership_step import step
 
 STEADY_S = 30.0
 SHARDS = 8
@@ -44,7 +45,7 @@ class Job:
 
     def __init__(self, workers: int = 3, spares: int = 0, **spec: Any) -> None:
         self.spec = JobSpec(name="job", command=("train",), workers=workers, spares=spares, **spec)
-        self.group = membership.new(self.spec, seed="seed")
+        self.group = membership.Group(self.spec, seed="seed")
         self.now_s = 0.0
         self.done: list[Action] = []
         self.committed: list[Generation] = []
@@ -73,7 +74,7 @@ class Job:
 
     def feed(self, *events: Event) -> None:
         for event in events:
-            self.group, actions = membership.step(self.group, event, self.now_s)
+            self.group, actions = step(self.group, event, self.now_s)
             self.done += actions
             for action in actions:
                 if isinstance(action, Commit):

@@ -25,7 +25,7 @@ class Life:
     """A slot driven by hand. tell() returns what is to be done, as short words."""
 
     def __init__(self, job: JobSpec | None = None) -> None:
-        self.slot = sv.new("a", 0, job or spec(), 0)
+        self.slot = sv.Slot("a", 0, job or spec(), 0)
         self.said: list[SlotGivenUp | WorkerDead] = []
         self.told: list[sv.TellLeader] = []
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -272,7 +273,9 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(journal: Journal, *,
         async with LeaseKeeper(candidate, won.term) as tenure:
             reign = JobLeader(SPEC, tenure, journal, thread)
             service.leads["job"] = JobEntry(journal, reign)
-            call = asyncio.create_task(service.Attend(words(), SimpleNamespace(write=write)))
+            call = asyncio.create_task(
+                service.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
+            )
             with pytest.raises(asyncio.CancelledError):
                 await call
             told = [await asyncio.wait_for(reign._mailbox.get(), 30) for _ in range(2)]

@@ -86,23 +86,23 @@ def test_a_delta_is_read_or_refused(data: bytes, packed: bytes) -> None:
 
 
 @quick
-@given(mutated(values(Generation, "").map(codec.generation_to_json)) | json_bytes())
+@given(mutated(values(Generation, "").map(codec.to_json)) | json_bytes())
 @example(DEEP)
 def test_a_generation_of_the_store_is_read_or_refused(data: bytes) -> None:
     try:
         found = codec.generation_from_json(data)
     except codec.WireError:
         return
-    assert codec.generation_from_json(codec.generation_to_json(found)) == found
+    assert codec.generation_from_json(codec.to_json(found)) == found
 
 
 JOB = JobSpec(name="job", command=("python", "train.py"), workers=2, env=("A=b",))
 
 
 @quick
-@given(mutated(st.just(codec.job_to_json(JOB))) | json_bytes() | documents(json.loads(codec.job_to_json(JOB))))
+@given(mutated(st.just(codec.to_json(JOB))) | json_bytes() | documents(json.loads(codec.to_json(JOB))))
 @example(DEEP)
-@example(codec.job_to_json(JOB).replace(b'"beat_s": 0.25', b'"beat_s": 1' + b"0" * 400))
+@example(codec.to_json(JOB).replace(b'"beat_s": 0.25', b'"beat_s": 1' + b"0" * 400))
 def test_a_job_of_a_directory_is_read_or_refused(data: bytes) -> None:
     try:
         found = codec.job_from_json(data, "job.json")

@@ -11,10 +11,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
+from elastic.agent.worker.client import AgentClient
 from elastic.errors import Disagree, JoinMissed, NoMemory
 from elastic.protocol import worker_state
 from elastic.protocol.messages import (
@@ -106,7 +109,8 @@ class Worker:
         self.carrier.register(model=self.model)
         self.carrier.freeze()
         self.asker = CopyClient(JOB, name)
-        self.orders = LeaderOrders(self.standing, self.asker, self.words.append, journal)
+        client = cast(AgentClient, SimpleNamespace(send=self.words.append))
+        self.orders = LeaderOrders(self.standing, self.asker, client, journal)
         self.admission = JoinProtocol(self.standing, self.orders, self.asker, journal)
 
     def _serve(self, sock: socket.socket, hello: Hello) -> None:
@@ -158,7 +162,7 @@ class Worker:
             self.standing.post(worker_state.ReadHeader())
             self.standing.post(worker_state.Obtained(generation, tuple((number,) for number in carried)))
             self.donor.keep(self.standing.position.kept, self.op, {}, result)
-        self.donor.close_window()
+        self.donor.window.close()
 
     def await_position(self, holds: Callable[[worker_state.WorkerState], bool]) -> None:
         with self.standing.changed:
