@@ -229,6 +229,8 @@ class OptimizerGuard:
         self._open: str | None = None
         self._allow: frozenset[str] = frozenset()
         self._known: set[int] = set()
+        """Addresses of gradients that an optimizer has seen since the last pass began."""
+        self._installed: Callable[[int], bool] | None = None
         self._left_over: set[torch.nn.Parameter] = set()
         self._handles: list[RemovableHandle] = []
 
@@ -250,7 +252,8 @@ class OptimizerGuard:
         for (name, parameter, grad), nonzero in zip(graded, some, strict=True):
             if not nonzero:
                 continue
-            if grad.layout == torch.strided and grad.data_ptr() in self._known:
+            address = grad.data_ptr() if grad.layout == torch.strided else None
+            if address is not None and (address in self._known or (self._installed and self._installed(address))):
                 self._left_over.add(parameter)
             elif "StrayGradient" not in allow:
                 raise StrayGradient(
@@ -258,12 +261,11 @@ class OptimizerGuard:
                     "the inner loop counts: move it there, or call optimizer.zero_grad() before the inner loop."
                 )
         self._known.clear()
-        self._open = where
+        self._installed, self._open = None, where
 
-    def end_pass(self) -> None:
-        """The reduced gradients are in place, so optimizers may step."""
-        self._open = None
-        self._known.update(_addresses(parameter for _, parameter in self._parameters))
+    def end_pass(self, installed: Callable[[int], bool]) -> None:
+        """The reduced gradients are in place, so optimizers may step. installed: whether one is at an address."""
+        self._installed, self._open = installed, None
 
     def close(self) -> None:
         """Remove the hooks from the optimizers."""
@@ -290,7 +292,8 @@ class OptimizerGuard:
                 )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._known.update(_addresses(_parameters_of(optimizer)))
+        for group in optimizer.param_groups:
+            self._known.update(_addresses(group["params"]))
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
@@ -300,8 +303,10 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parame
 
 def _addresses(parameters: Iterable[torch.nn.Parameter]) -> list[int]:
     """The addresses of the gradients. No references: zero_grad() must be able to free the memory."""
-    gradients = [parameter.grad for parameter in parameters]
-    return [grad.data_ptr() for grad in gradients if grad is not None and grad.layout is torch.strided]
+    strided = torch.strided
+    return [
+        grad.data_ptr() for parameter in parameters if (grad := parameter.grad) is not None and grad.layout is strided
+    ]
 
 
 @contextmanager

@@ -211,14 +211,13 @@ class Pass(Iterator[Any]):
         training, place = self._training, self._running.place
         if self._number == 0:
             training.settle()
-        training.begin_pass(self._where, self._running.work.allow)
+        self._harvest = training.begin_pass(self._where, self._running.work.allow)
         if self._running.work.loader is not None:
             self._running.work.loader.begin_step(place.epoch, place.position)
         first = place.index == 0 or training.session.joining
         self._snapshot = training.carrier.watch()
         if first or place.index % CHECKSUM_STEPS == 0:
             self._checksums = training.carrier.watch(full=True)
-        self._harvest = training.harvest()
         self._harvest.begin_pass(training.seed, place.index, self._number)
         self._phase = "rehearsing"
         shards = self._running.work.shards

@@ -667,25 +667,27 @@ class Training:
             self._strays_due = False
             self._strays.check(f"step {self.next_step - 1}")
 
-    def begin_pass(self, where: str, allow: frozenset[str]) -> None:
-        """Check that a pass may begin, and which gradients it finds."""
+    def begin_pass(self, where: str, allow: frozenset[str]) -> Harvest:
+        """Check that a pass may begin, and which gradients it finds. Returns its Harvest."""
         if self.open_pass is not None:
             raise checks.left_pass(self.open_pass)
         if self._leaders is not None:
             raise checks.inside_leaders("steps()", self._leaders)
         checks.check_threads(self.threads)
         self.carrier.check_kinds()
-        self._guard.begin_pass(where, self.carrier.parameters(), allow)
+        harvest = self.harvest()
+        self._guard.begin_pass(where, harvest.parameters, allow)
         self._attributes.begin_pass()
         self.open_pass = where
         self.values.lock()
+        return harvest
 
     def end_pass(self, where: str, allow: frozenset[str]) -> None:
         """End a pass: the result is installed, and user code may change everything again. Raises Unregistered."""
         changed = self._attributes.end_pass()
         if changed and "Unregistered" not in allow and not self.checkpoints.restore_hooks:
             raise checks.changed_attribute(where, changed)
-        self._guard.end_pass()
+        self._guard.end_pass(self._harvest.installed)
         self.session.may_part = self.session.may_part and not self.checkpoints.takes_any
         self.values.unlock()
         self.open_pass = None

@@ -1,8 +1,8 @@
 """Memory for large flat tensors, reused once nothing refers to it any more.
 
 Fresh memory of some tens of megabytes costs several times more in page faults than the sum that is written into it.
-torch and Python count the references: a flat is made from a numpy array of its own, which lives exactly as long as the
-last tensor, slice, array or memoryview of that flat in any thread.
+torch counts the references to a storage: every tensor, slice, array or memoryview of a flat, in any thread, is one or
+holds one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import weakref
-from collections import deque
+import sys
+import threading
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -59,13 +58,30 @@ KEPT_MAX = 16
 
 
 class _Memory:
-    """Memory of one flat tensor after another. parts: views of it, made once. lease: tells when the tensor is gone."""
+    """Memory of one flat tensor after another. parts: views of it, made once."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.address = tensor.data_ptr()
         self.parts: list[torch.Tensor] = []
-        self.lease: weakref.ref[object] | None = None
+        self._views = 0
+        """How many of the parts refer to the storage; torch gives an empty part one of its own."""
+        self._storage = tensor.untyped_storage()
+        self._unused = self._references()
+
+    def _references(self) -> tuple[int, int]:
+        """Counts of references to the storage's Python object, and to the storage but for the parts."""
+        uses = torch._C._storage_Use_Count(self._storage._cdata)
+        return sys.getrefcount(self._storage), uses - self._views
+
+    def divide(self, like: list[torch.Tensor]) -> None:
+        """Make the parts."""
+        parts = list(torch._C._nn.unflatten_dense_tensors(self.tensor, like))
+        self._views = sum(part.untyped_storage()._cdata == self._storage._cdata for part in parts)
+        self.parts = parts
+
+    def free(self) -> bool:
+        """Whether nothing but this object refers to the memory. Then nothing else can begin to."""
+        return self._references() == self._unused
 
 
 class Flats:
@@ -89,34 +105,29 @@ class Flats:
         self._like = list(like)
         self._device = device
         self._pinned = pinned
-        self._free: deque[_Memory] = deque(maxlen=KEPT_MAX)
-        self._lent: dict[int, _Memory] = {}
+        self._kept: dict[int, _Memory] = {}
         """By address."""
+        self._taking = threading.Lock()
 
     def take(self) -> torch.Tensor:
-        """A tensor of shape (elements,). Its memory is reused automatically; at most KEPT_MAX free ones are kept."""
+        """A tensor of shape (elements,). The memory of at most KEPT_MAX of them is kept, and reused automatically."""
         if self._device.type != "cpu":
             return torch.empty(self._elements, dtype=self._dtype, device=self._device)
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = _Memory(torch.empty(self._elements, dtype=self._dtype, pin_memory=self._pinned))
-        self._lent[memory.address] = memory
-        numpys = torch.int16 if self._dtype is torch.bfloat16 else self._dtype
-        lease = memory.tensor.view(numpys).numpy()
-        memory.lease = weakref.ref(lease, partial(self._return, memory))
-        return torch.from_numpy(lease).view(self._dtype)
-
-    def _return(self, memory: _Memory, lease: object) -> None:
-        self._lent.pop(memory.address, None)
-        self._free.append(memory)
+        with self._taking:
+            for memory in self._kept.values():
+                if memory.free():
+                    return memory.tensor.detach()
+            tensor = torch.empty(self._elements, dtype=self._dtype, pin_memory=self._pinned)
+            if len(self._kept) < KEPT_MAX:
+                self._kept[tensor.data_ptr()] = _Memory(tensor)
+            return tensor.detach()
 
     def parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of the parts of such a tensor, for use while the caller holds it: they do not keep its memory from
-        being used again. Making them takes longer than a copy into them, if they are small."""
-        memory = self._lent.get(flat.data_ptr())
-        if memory is None:  # a flat tensor of another member, or on a GPU
+        being used again, their `data` does. Making them takes longer than a copy into them, if they are small."""
+        memory = self._kept.get(flat.data_ptr())
+        if memory is None:  # a flat tensor of another member, on a GPU, or one more than are kept
             return list(torch._C._nn.unflatten_dense_tensors(flat, self._like))
         if not memory.parts:
-            memory.parts = list(torch._C._nn.unflatten_dense_tensors(memory.tensor, self._like))
+            memory.divide(self._like)
         return memory.parts

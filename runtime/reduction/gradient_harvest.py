@@ -64,14 +64,16 @@ class Harvest:
         ring of CPUs carries the gradients of GPUs. fixed: leaves and results are integers with these exponents.
         compression: if fixed is None, what they are rounded to. Raises NotCarried for a dtype that is not summed.
         """
-        self._names = [name for name, _ in parameters]
+        self.parameters = parameters
         self._parameters = [parameter for _, parameter in parameters]
         self._floats = list(float_buffers)
         self._integers = list(int_buffers)
         self._modes = modes or Modes()
         self._groups: dict[str, FlatGroup] = {}
         for i, (name, parameter) in enumerate(parameters):
-            self._group(name, parameter.dtype).parameters.append((i, parameter))
+            group = self._group(name, parameter.dtype)
+            group.numbers.append(i)
+            group.parameters.append(parameter)
         for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
             self._group(buffer.name, buffer.live.dtype).buffers.append(buffer)
         self._device = device
@@ -88,6 +90,10 @@ class Harvest:
             self._converts = NarrowLeaves(compression, self._groups, device)
         self._early = EarlyLeaf(self._groups, self.groups(), self._flats, self._converts)
         self._at = (0, 0, 0)
+        self._installed: list[range] = []
+        """The addresses in the flat tensors of the last `install`."""
+        self._installed_alone: set[int] = set()
+        """Those of its gradients that are in none of them."""
 
     def _group(self, name: str, dtype: torch.dtype) -> FlatGroup:
         wide = _GROUP_DTYPES.get(str(dtype).removeprefix("torch."))
@@ -121,6 +127,7 @@ class Harvest:
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
         """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
         self._at = (seed, step, pass_no)
+        self._installed, self._installed_alone = [], set()
         if self._converts is not None:
             self._converts.begin(pass_no)
         self._modes.begin()
@@ -212,6 +219,10 @@ class Harvest:
             self._install_integers(result.note)
         self._end()
 
+    def installed(self, address: int) -> bool:
+        """Whether the last `install` has put a gradient at this address."""
+        return address in self._installed_alone or any(address in flat for flat in self._installed)
+
     def leave_out(self) -> None:
         """Instead of `install`: leave no gradients, and the buffers with which the pass began."""
         self._restore()
@@ -219,7 +230,7 @@ class Harvest:
         self._end()
 
     def _loosen(self, name: str, group: FlatGroup, shard: int, weight: float) -> Loose:
-        gradients = [parameter.grad for _, parameter in group.parameters if parameter.grad is not None]
+        gradients = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
         if weight != 1:
             torch._foreach_mul_(gradients, weight)
         rest = torch.empty(group.elements - group.gradients, dtype=group.dtype)
@@ -232,19 +243,17 @@ class Harvest:
             flat.zero_()
             return 0
         *targets, rest = parts
-        strided = torch.strided
-        sources = [
-            gradient if gradient.layout is strided else gradient.to_dense()
-            for _, parameter in group.parameters
-            if (gradient := parameter.grad) is not None
-        ]
+        sources = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
         has_grad = group.bits
         if len(sources) < len(targets):
-            present = [parameter.grad is not None for _, parameter in group.parameters]
+            present = [parameter.grad is not None for parameter in group.parameters]
             torch._foreach_zero_([target for target, here in zip(targets, present, strict=True) if not here])
             targets = list(compress(targets, present))
-            has_grad = sum(1 << i for i, _ in compress(group.parameters, present))
-        self._copy(targets, sources)
+            has_grad = sum(1 << i for i in compress(group.numbers, present))
+        try:
+            self._copy(targets, sources)
+        except RuntimeError:  # not all are dense; to ask each gradient would take a tenth of the time of the copy
+            self._copy(targets, [gradient.to_dense() for gradient in sources])
         if weight != 1:
             flat[: group.gradients].mul_(weight)
         self._fill_buffers(group, rest, shard, weight)
@@ -283,29 +292,28 @@ class Harvest:
         for name, group in self._groups.items():
             flat = self._here(result, name)
             if not math.isfinite(flat[: group.gradients].sum().item()):
-                parts = zip(group.parameters, group.gradient_parts(flat), strict=True)
-                found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
+                parts = zip(group.numbers, group.gradient_parts(flat), strict=True)
+                found += [self.parameters[i][0] for i, part in parts if not bool(part.isfinite().all())]
         return found
 
     def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
         group = self._groups[name]
         flat = self._flats[name].take()
+        self._installed.append(range(flat.data_ptr(), flat.data_ptr() + flat.nbytes))
         if gradients == "mean":
             torch.div(self._here(result, name), _divisor(result, flat), out=flat)
         else:
             flat.copy_(result.flats[name])
-        for (i, parameter), part in zip(group.parameters, group.gradient_parts(flat), strict=True):
+        dtype, device = flat.dtype, flat.get_device()
+        for i, parameter, part in zip(group.numbers, group.parameters, self._flats[name].parts(flat), strict=False):
             if not result.has_grad >> i & 1:
                 parameter.grad = None
-            elif (
-                parameter.dtype is part.dtype
-                and parameter.get_device() == part.get_device()
-                and parameter.is_contiguous()
-            ):
-                parameter.grad = part.detach()
+            elif parameter.dtype is dtype and parameter.get_device() == device and parameter.is_contiguous():
+                parameter.grad = part.data  # sooner made than detach()
             else:
                 # With the parameter's strides: optimizers are slow on a gradient with other strides.
                 parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(part)
+                self._installed_alone.add(parameter.grad.data_ptr())
 
     def _install_buffers(self, name: str, result: Partial) -> None:
         group = self._groups[name]

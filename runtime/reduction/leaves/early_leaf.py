@@ -118,10 +118,10 @@ class EarlyLeaf:
 
 
 def _buckets(name: str, group: FlatGroup, align: int) -> Iterable[_Bucket]:
-    sizes = [parameter.numel() for _, parameter in group.parameters]
+    sizes = [parameter.numel() for parameter in group.parameters]
     for lo, hi in cuts_of(sizes, align):
         pieces, begin = [], 0
-        for (_, parameter), size in zip(group.parameters, sizes, strict=True):
+        for parameter, size in zip(group.parameters, sizes, strict=True):
             first, end = max(lo, begin), min(hi, begin + size)
             if first < end:
                 pieces.append(_Piece(parameter, first - begin, end - begin, first))

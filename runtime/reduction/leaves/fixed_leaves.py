@@ -156,7 +156,7 @@ class FixedPoint:
         """(bit in Partial.nonfinite, values) of each parameter and "mean" buffer."""
         following = sum(len(group.parameters) for group in self._groups.values())
         for name, group in self._groups.items():
-            for (i, _), part in zip(group.parameters, group.gradient_parts(floats[name]), strict=True):
+            for i, part in zip(group.numbers, group.gradient_parts(floats[name]), strict=True):
                 yield 1 << i, part
             if group.buffers:
                 parts, _ = group.buffer_parts(floats[name][group.gradients :])

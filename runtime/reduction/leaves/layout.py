@@ -18,17 +18,18 @@ smaller parameters it takes longer to find out whether the gradients may stay wh
 
 @dataclass
 class FlatGroup:
-    """The layout of one flat tensor, complete when one of its numbers is asked for. parameters: with their index among
+    """The layout of one flat tensor, complete when one of its numbers is asked for. numbers: of the parameters, among
     all. buffers: "mean" before "first"."""
 
     dtype: torch.dtype
-    parameters: list[tuple[int, nn.Parameter]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    parameters: list[nn.Parameter] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
 
     @cached_property
     def gradients(self) -> int:
         """Number of elements that are gradients; they come first."""
-        return sum(parameter.numel() for _, parameter in self.parameters)
+        return sum(parameter.numel() for parameter in self.parameters)
 
     @cached_property
     def weighted(self) -> int:
@@ -44,12 +45,12 @@ class FlatGroup:
     def like(self) -> list[torch.Tensor]:
         """Tensors with the shapes of a flat tensor's parts: each parameter, and what follows the gradients."""
         rest = torch.empty(self.elements - self.gradients, dtype=self.dtype)
-        return [*(parameter for _, parameter in self.parameters), rest]
+        return [*self.parameters, rest]
 
     @cached_property
     def bits(self) -> int:
         """Partial.has_grad if each of the group's parameters has a gradient."""
-        return sum(1 << i for i, _ in self.parameters)
+        return sum(1 << i for i in self.numbers)
 
     def may_stay_loose(self) -> bool:
         """Whether the gradients are best added without a copy, and can be: all exist, in this dtype, and are not
@@ -61,7 +62,7 @@ class FlatGroup:
             and parameter.grad.device.type == "cpu"
             and not parameter.grad.requires_grad
             and owns_its_gradient(parameter)
-            for _, parameter in self.parameters
+            for parameter in self.parameters
         )
 
     def gradient_parts(self, flat: torch.Tensor) -> list[torch.Tensor]:

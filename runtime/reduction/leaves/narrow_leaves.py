@@ -93,7 +93,7 @@ class NarrowLeaves:
     def _named_parts(self, floats: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(bit in Partial.nonfinite, gradient) of each parameter."""
         assert self._wide is not None
-        for (i, _), part in zip(self._wide.parameters, self._wide.gradient_parts(floats), strict=True):
+        for i, part in zip(self._wide.numbers, self._wide.gradient_parts(floats), strict=True):
             yield 1 << i, part
 
     def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:

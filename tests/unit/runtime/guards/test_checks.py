@@ -372,6 +372,18 @@ def test_accumulating_over_steps_is_a_stray_gradient(setup: Setup) -> None:
                 setup.optimizer.zero_grad()
 
 
+def test_so_is_accumulating_in_gradients_that_are_no_part_of_a_flat_tensor() -> None:
+    with one_thread(), make_job() as job, pytest.raises(StrayGradient, match="raise the loader's batch_size"):
+        model = nn.Linear(2, 1).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        job.register(model=model, optimizer=optimizer)
+        for step in job.steps(shards=2, total=3):
+            for _ in step:
+                model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+            if step.index % 2 == 1:
+                optimizer.step()
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_before_the_inner_loop_is_as_good(setup: Setup, set_to_none: bool) -> None:
     for step in steps(setup):

@@ -75,6 +75,23 @@ def test_views_of_the_parts_are_made_once_and_keep_no_memory_from_being_used_aga
     assert flats.parts(flats.take()) is not parts
 
 
+@pytest.mark.parametrize("shapes", [[(2, 2), (2,)], [(6,), (0,)], [(0, 3), (6,), (0,)]])
+def test_memory_with_parts_is_left_alone_while_the_tensor_or_a_gradient_made_of_a_part_is_there(
+    shapes: list[tuple[int, ...]],
+) -> None:
+    flats = Flats(torch.float32, 6, like=[torch.zeros(shape) for shape in shapes])
+    parameter = torch.nn.Parameter(torch.zeros(max(shapes)))
+    flat = flats.take()
+    address = flat.data_ptr()
+    parts = flats.parts(flat)
+    assert flats.take().data_ptr() != address
+    parameter.grad = parts[shapes.index(max(shapes))].detach()
+    del flat
+    assert flats.take().data_ptr() != address
+    parameter.grad = None
+    assert flats.take().data_ptr() == address
+
+
 def test_another_members_flat_tensor_has_parts_too() -> None:
     flats = Flats(torch.float32, 6, like=[torch.zeros(2, 2), torch.zeros(2)])
     first, second = flats.parts(torch.arange(6.0))
@@ -86,7 +103,7 @@ def test_free_memory_is_bounded() -> None:
     held = [flats.take() for _ in range(2 * KEPT_MAX)]
     assert len({flat.data_ptr() for flat in held}) == 2 * KEPT_MAX
     del held
-    assert len(flats._free) == KEPT_MAX
+    assert len(flats._kept) == KEPT_MAX
 
 
 def test_no_elements_are_no_special_case() -> None:
