@@ -195,6 +195,10 @@ class Slurm:
         going = ("PENDING", "RUNNING", "COMPLETING")
         return self.until(f"the end of {job}", lambda: s if (s := self.job(job)["JobState"]) not in going else None)
 
+    def completes(self, job: str) -> None:
+        """Wait for its end, which must be a good one."""
+        assert (state := self.end(job)) == "COMPLETED", f"{job} is {state}\n{self.story()}"
+
     def until(self, what: str, reached: Callable[[], T | None], deadline_s: float = DEADLINE_S) -> T:
         deadline = time.monotonic() + deadline_s
         while not (value := reached()):

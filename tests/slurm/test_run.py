@@ -34,7 +34,7 @@ def test_a_preempted_job_goes_on_from_the_very_step(slurm: Slurm, training: Trai
     slurm.until("the other job runs", lambda: slurm.job(urgent)["JobState"] != "PENDING")
     training.pace(0.0)
     slurm.run_again(job)
-    assert slurm.end(job) == "COMPLETED"
+    slurm.completes(job)
     training.check(done)
 
 
@@ -48,7 +48,7 @@ def test_a_cancelled_job_goes_on_from_the_very_step_when_it_is_submitted_again(
     assert training.exit_code == ExitCode.DRAINED
     done = len(training.steps)
     training.pace(0.0)
-    assert slurm.end(slurm.submit(training.command(), WHOLE, environment=training.environment)) == "COMPLETED"
+    slurm.completes(slurm.submit(training.command(), WHOLE, environment=training.environment))
     training.check(done)
 
 
@@ -64,5 +64,5 @@ def test_a_job_at_its_time_limit_puts_itself_into_the_queue_and_goes_on(slurm: S
     done = len(training.steps)
     training.pace(0.0)
     slurm.run_again(job)
-    assert slurm.end(job) == "COMPLETED"
+    slurm.completes(job)
     training.check(done)
