@@ -18,7 +18,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-k8s test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-k8s test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,10 +61,15 @@ $(CLOUD_INIT): | $(VENV)/.stamp
 # Three parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
 test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target unit live-f-q live-a-e live-s-z live-r lint sim-short
+	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target unit-runtime live-f-q live-a-e unit-others live-s-z live-r lint sim-short
 
-unit: setup ## unit tests
-	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit
+unit: unit-runtime unit-others ## unit tests
+
+unit-runtime: setup
+	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit/runtime
+
+unit-others: setup
+	$(BOUND) 20m $(PYTEST) -m 'not long' --ignore=tests/unit/runtime tests/unit
 
 sim-short: setup ## simulated tests: a few hundred whole jobs in virtual time
 	$(BOUND) 20m $(PYTEST) tests/sim
