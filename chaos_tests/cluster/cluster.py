@@ -45,8 +45,8 @@ class Cluster:
     """Context manager, for the main thread; whatever it started is gone afterwards, and etcd's data with it.
 
     home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
-    which cannot be cut off from each other. slots: of each node.
-    environment: of the nodes, and so of the jobs, besides this process's own.
+    which cannot be cut off from each other. slots: of each node. environment: of
+    the nodes, and so of the jobs, besides this process's own.
     certs: replicas, nodes, operators and etcd show each other certificates. clouds: node -> the metadata service which
     says whether its machine is about to go. mark: of all processes; see processes.py.
     """
@@ -132,9 +132,8 @@ class Cluster:
         """Start the daemon of a node, with options of `elastic agent`."""
         words = ("--rendezvous", ",".join(self.client.replicas), "--node", name, "--jobs-dir", str(self.home / name))
         where = (
+            *("--address", self.hosts.add(name)),
             *("--label", f"{NODE_LABEL}={name}", "--slots", str(self._slots)),
-            "--address",
-            self.hosts.add(name),
             *self._insecure,
             *self._shown(name, Role.AGENT),
         )

@@ -33,14 +33,12 @@ from elastic.wire import codec
 
 ETCD_MEMBERS = 3
 REPLICAS = 2
-URGENT, URGENT_S = "urgent", 60.0
-"""The name of a job that takes a slot of this one, and after how many seconds it ends by itself, if nobody ends it."""
+URGENT, URGENT_S, URGENT_ENDS_S = "urgent", 60.0, 20.0
+"""The name of a job that takes a node of this one, after how many seconds it ends by itself, and most seconds in which
+it has to end when it is stopped."""
 NODES_MAX = len(string.ascii_lowercase)
 CLOUDS: tuple[type[MetadataService], ...] = (Ec2, Gce, AzureHost)
 """The machines of the job belong to these clouds in turn."""
-
-
-URGENT_ENDS_S = 20.0
 
 
 def node_names(workers: int, slots: int = 1) -> tuple[str, ...]:

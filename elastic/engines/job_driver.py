@@ -104,8 +104,8 @@ class JobDriver:
         self.fleet.close()
 
     def _before(self) -> tuple[str, EntryName | None]:
-        """Of the job of this name that an earlier call has begun, whose fleet is gone: its identity, and its newest
-        checkpoint. "": there is none."""
+        """Return the identity and the newest checkpoint of the job that an earlier call has begun under this name, and
+        whose fleet is gone. The identity is "" if there is no such job."""
         url = f"{self._spec.checkpoint_dir.rstrip('/')}/{self._spec.name}-1"  # each fleet begins with the number 1
         identity = str(owner_of(storage_at(url)).get("job_id", ""))
         return identity, newest_at(url, identity) if identity else None

@@ -149,6 +149,30 @@ def test_all_nodes_are_lost_and_the_job_goes_on_from_its_checkpoint_when_others_
     assert result.checkpoint is not None and Path(result.checkpoint).exists()
 
 
+def test_no_node_comes_in_time_and_the_job_goes_on_under_another_number(
+    course: Course, mark: str, quiet: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def goes_on() -> bool:
+        said.append(capfd.readouterr().err)
+        return "goes on as train-" in "".join(said)
+
+    with nodes(2) as cluster:
+        training = fitting(trainer(course, workers=(1, 2), checkpoint_every="20 steps", timing=SOON_ORPHANS))
+        course.await_world(2)
+        course.until("a checkpoint", lambda: list(course.home.glob("checkpoints/*/_periodic/step-*/manifest.json")))
+        begun = len(course.worlds)
+        for node in cluster.nodes:
+            cluster.remove(node)
+        course.until("the job that goes on", goes_on)
+        course.pace(0.0)
+        cluster.add()
+        result = training.result(DEADLINE_S)
+    assert result.digest == quiet and result.steps == STEPS
+    assert min(step for step, _ in course.worlds[begun:]) > 0, "it did not begin again"
+
+
 def test_the_head_is_started_again_on_what_redis_has_and_training_does_not_notice(
     course: Course, mark: str, quiet: str, redis: None
 ) -> None:
