@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -33,8 +33,19 @@ class ShardRandom:
 
 
 @cache
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
+def _seed_devices() -> Callable[[int], object]:
+    """Seeds the generators of the accelerator that is here. torch.manual_seed seeds those of every kind that torch
+    knows, and formats the caller's stack for each kind that is not here, which takes longer than the seeding."""
+    if not torch.accelerator.is_available():
+        return torch.default_generator.manual_seed
+    kind = torch.accelerator.current_accelerator()
+    here = getattr(torch.get_device_module(kind), "manual_seed_all", torch.manual_seed)
+
+    def seed(value: int) -> None:
+        torch.default_generator.manual_seed(value)
+        here(value)
+
+    return seed
 
 
 def seed_all(*position: object) -> int:
@@ -42,11 +53,7 @@ def seed_all(*position: object) -> int:
     text = ",".join(map(str, position))
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"shard seed").digest()
     derived = int.from_bytes(digest, "little") >> 1
-    if _has_accelerator():
-        torch.manual_seed(derived)
-    else:
-        # Without a device, torch.manual_seed formats the caller's stack each time, for an error message.
-        torch.default_generator.manual_seed(derived)
+    _seed_devices()(derived)
     np.random.seed(derived & 0xFFFFFFFF)
     random.seed(derived)
     return derived

@@ -143,9 +143,8 @@ class Harvest:
 
     def before(self, shard: int) -> int:
         """Reset everything that a shard may read to the start of the pass, and seed its random numbers. Returns the
-        seed."""
+        seed. There is no gradient: `begin_pass`, `leaf` and `drop_shard` leave none."""
         self._restore()
-        self._clear_gradients()
         return seed_shard(*self._at, shard)
 
     def has_gradient(self) -> bool:
@@ -177,8 +176,8 @@ class Harvest:
                     leaf.loose[name] = self._loosen(name, group, shard, weight)
                     leaf.has_grad |= group.bits
                 else:
-                    leaf.flats[name] = flat = self._flats[name].take()
-                    leaf.has_grad |= self._fill(group, flat, self._flats[name].parts(flat), shard, weight)
+                    leaf.flats[name], has_grad = self._pack(name, group, shard, weight)
+                    leaf.has_grad |= has_grad
             if self._converts is not None:
                 self._converts.encode(leaf)
         leaf.note = self._changed_integers() if weight else None
@@ -237,14 +236,19 @@ class Harvest:
         self._fill_buffers(group, rest, shard, weight)
         return Loose([*gradients, rest], self._flats[name])
 
-    def _fill(self, group: FlatGroup, flat: torch.Tensor, parts: list[torch.Tensor], shard: int, weight: float) -> int:
-        """Fill a flat tensor. Returns which parameters have a gradient, as in Partial.has_grad."""
+    def _pack(self, name: str, group: FlatGroup, shard: int, weight: float) -> tuple[torch.Tensor, int]:
+        """A filled flat tensor, and which parameters have a gradient, as in Partial.has_grad."""
         if weight == 0:
-            flat.zero_()
-            return 0
-        *targets, rest = parts
+            return self._flats[name].take().zero_(), 0
         sources = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
         has_grad = group.bits
+        if (whole := self._concatenate(group, sources)) is not None:
+            if weight != 1:
+                whole[: group.gradients].mul_(weight)
+            self._fill_buffers(group, whole[group.gradients :], shard, weight)
+            return whole, has_grad
+        flat = self._flats[name].take()
+        *targets, rest = self._flats[name].parts(flat)
         if len(sources) < len(targets):
             present = [parameter.grad is not None for parameter in group.parameters]
             torch._foreach_zero_([target for target, here in zip(targets, present, strict=True) if not here])
@@ -257,7 +261,19 @@ class Harvest:
         if weight != 1:
             flat[: group.gradients].mul_(weight)
         self._fill_buffers(group, rest, shard, weight)
-        return has_grad
+        return flat, has_grad
+
+    def _concatenate(self, group: FlatGroup, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+        """A flat tensor of a GPU with these gradients of all its parameters. Their places in it are not made: the GPU
+        would wait for that, as memory of a GPU is not kept and so has no places yet. None: it has to be filled."""
+        if self._device.type == "cpu" or len(gradients) < len(group.parameters):
+            return None
+        rest = torch.empty(group.elements - group.gradients, dtype=group.dtype, device=self._device)
+        try:
+            whole = torch._C._nn.flatten_dense_tensors([*gradients, rest])
+        except RuntimeError:  # not all are dense, or on this device
+            return None
+        return whole if whole.dtype is group.dtype else None
 
     def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         if targets:

@@ -267,7 +267,7 @@ class ProcessGroupTransport:
         while not done():
             self._check()
             self._aborted.wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            pause_s = min(1.1 * pause_s, _PAUSE_MAX_S)  # so it is late by a tenth of the time at most
 
     def _drain(self) -> None:
         """Wait until nothing reads or writes the tensors of the broken attempt.

@@ -1,11 +1,11 @@
-"""NCCL where a GPU is: `make test-gpu`. Several members share one GPU, which is right for bits and wrong for times.
-
-Nothing here has been run yet: no machine with a GPU was to be had when it was written.
-"""
+"""NCCL where a GPU is: `make test-gpu`. Several members share one GPU, which is right for bits and wrong for times."""
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,31 +23,63 @@ from tests.unit.rings import rings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here: nothing of this was tried")
 
-TRAINER = Path(__file__).parent / "trainer.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+TRAINER = SCRIPTS / "trainer.py"
 SITE = Path(__file__).parent / "site"
 ELEMENTS = 16 << 20
 ROUNDS = 20
 
+Result = tuple[str, list[dict[str, object]]]
 
-def quiet(home: Path, ring: str) -> tuple[str, list[dict[str, object]]]:
+
+def quiet(home: Path, *options: str) -> Result:
     """The digest and the ledger of a run of one worker without faults."""
-    with Job(home, "--workers", "1", "--ring", ring, "--quiet", str(TRAINER), name=f"quiet-{ring}") as job:
+    words = ("--workers", "1", *options, "--quiet", str(TRAINER))
+    with Job(home, *words, name=f"quiet{''.join(options)}") as job:
         assert job.wait() == 0
         return job.result["digest"], ledger.read(job.dir / "steps.jsonl")
 
 
-def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run(tmp_path: Path) -> None:
-    digest, steps = quiet(tmp_path, "nccl")
-    with Job(tmp_path, "--workers", "3", "--ring", "nccl", "--quiet", str(TRAINER), site=SITE) as job:
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--overlap", "on"),
+        ("--reduction", "fixed"),
+        ("--reduction", "fixed", "--overlap", "on"),
+        ("--compression", "bf16"),
+        ("--compression", "int8"),
+    ],
+    ids=" ".join,
+)
+def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run(options: tuple[str, ...], tmp_path: Path) -> None:
+    digest, steps = quiet(tmp_path, "--ring", "nccl", *options)
+    with Job(tmp_path, "--workers", "3", "--ring", "nccl", *options, "--quiet", str(TRAINER), site=SITE) as job:
         job.pace(0.05)
         job.shut("end")
         kill_and_freeze(job)
+        assert {line["over"] for line in job.events("ring_up")} == {"nccl"}
         assert job.result["digest"] == digest
         assert ledger.compare(steps, job.steps()) is None
+        assert not list(job.events("overlap_given_up"))
 
 
-def test_sums_on_the_gpu_have_the_bits_of_sums_on_the_cpu(tmp_path: Path) -> None:
-    assert quiet(tmp_path, "nccl") == quiet(tmp_path, "tcp")
+@pytest.mark.parametrize("reduction", ["exact", "fixed"])
+def test_sums_on_the_gpu_have_the_bits_of_sums_on_the_cpu(reduction: str, tmp_path: Path) -> None:
+    options = ("--reduction", reduction)
+    assert quiet(tmp_path, "--ring", "nccl", *options) == quiet(tmp_path, "--ring", "tcp", *options)
+
+
+def test_a_script_for_torchrun_survives_the_loss_of_rank_0(tmp_path: Path) -> None:
+    words = ("--ranks", "4", str(SCRIPTS / "torchrun.py"), "4")
+    with Job(tmp_path, "--workers", "1", *words, name="quiet") as job:
+        assert job.wait() == 0, job.output
+        wanted = json.loads((job.dir / "result.json").read_text())["digest"]
+    with Job(tmp_path, "--workers", "3", *words, environment={"NAP": "0.15"}) as job:
+        job.await_steps(3)
+        job.send(str(job.status()["members"][0]["worker_id"]))
+        assert job.wait() == 0, job.output
+        assert json.loads((job.dir / "result.json").read_text())["digest"] == wanted
 
 
 def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,3 +115,25 @@ def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         for what, ms in times_ms.items():
             print(f"\n{what} of {ELEMENTS * 4 >> 20} MiB by one rank: median {statistics.median(ms):.2f} ms")
+
+
+def test_what_a_step_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints the median step of scripts/gpt.py: alone, under DDP, and under `elastic run`; nothing is compared."""
+    lines = {}
+    for way in ("plain", "ddp"):
+        words = [sys.executable, str(SCRIPTS / "gpt.py"), way]
+        lines[way] = subprocess.run(words, capture_output=True, text=True, check=True, timeout=200).stdout
+    for ring, options in (
+        ("nccl", ()),
+        ("nccl", ("--overlap", "on")),
+        ("nccl", ("--reduction", "fixed")),
+        ("nccl", ("--reduction", "fixed", "--overlap", "on")),
+        ("tcp", ()),
+    ):
+        words = ["--workers", "1", "--ring", ring, *options]
+        with Job(tmp_path, *words, str(SCRIPTS / "gpt.py"), "elastic", name="".join(words)) as job:
+            assert job.wait() == 0, job.output
+            lines[" ".join(words)] = job.output
+    with capsys.disabled():
+        for way, output in lines.items():
+            print(f"\n{way}: {next(line for line in output.splitlines() if 'step ' in line)}", end="")

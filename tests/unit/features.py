@@ -161,7 +161,11 @@ def embedding_sparse(job: Job) -> None:
 def tied_weights(job: Job) -> None:
     tied = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11, bias=False))
     tied.get_submodule("1").weight = tied.get_submodule("0").weight
-    train(job, tied, data=token_loader(job), loss_of=lambda ids, _: F.cross_entropy(tied(ids[:, :-1]).mT, ids[:, 1:]))
+
+    def loss_of(ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(tied(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    train(job, tied, data=token_loader(job), loss_of=loss_of)
 
 
 @feature
@@ -274,7 +278,7 @@ def dictionaries_in_job_state(job: Job) -> None:
 @feature
 def tensors_in_job_state(job: Job) -> None:
     model = mlp()
-    job.state.setdefault(means=[torch.zeros(6)])
+    job.state.setdefault(means=[torch.zeros(6, device=job.device)])
 
     def after(step: int, metrics: dict[str, float]) -> None:
         weight: torch.Tensor = model.get_parameter("0.weight").detach()
@@ -390,14 +394,14 @@ def gan(job: Job) -> None:
     for step in job.steps(loader(job), total=STEPS):
         of_d.zero_grad()
         for x, _ in step:
-            fake = g(torch.randn(len(x), 3)).detach()
+            fake = g(torch.randn(len(x), 3, device=job.device)).detach()
             loss: Any = F.softplus(-d(x)).mean() + F.softplus(d(fake)).mean()
             loss.backward()
             step.log(d=loss)
         of_d.step()
         of_g.zero_grad()
         for x, _ in step:
-            loss = F.softplus(-d(g(torch.randn(len(x), 3)))).mean()
+            loss = F.softplus(-d(g(torch.randn(len(x), 3, device=job.device)))).mean()
             loss.backward()
             step.log(g=loss)
         of_g.step()
@@ -676,8 +680,8 @@ def random_in_the_loop(job: Job) -> None:
     job.register(model=model, optimizer=optimizer)
     for step in job.steps(shards=SHARDS, total=STEPS):
         for shard in step:
-            x = torch.randn(8, 6) * random.random() + np.random.rand()
-            x += torch.rand(6, generator=shard.generator) + shard.numpy.random()
+            x = torch.randn(8, 6, device=job.device) * random.random() + np.random.rand()
+            x += torch.rand(6, generator=shard.generator).to(job.device) + shard.numpy.random()
             model(x).square().mean().backward()
         with torch.no_grad():
             model.weight.add_(torch.randn_like(model.weight) * 1e-3)
@@ -692,7 +696,7 @@ def random_once_an_epoch(job: Job) -> None:
     job.register(model=model, optimizer=optimizer)
     data = loader(job)
     for _ in job.epochs(2):
-        noise = torch.randn(6) * random.random()
+        noise = torch.randn(6, device=job.device) * random.random()
         for step in job.steps(data):
             for x, y in step:
                 cross_entropy(model(x + noise), y).backward()
@@ -761,7 +765,7 @@ def state_read_once_an_epoch(job: Job) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     job.register(model=model, optimizer=optimizer)
-    job.state.setdefault(p=0.1, mean=torch.zeros(6), epochs=0)
+    job.state.setdefault(p=0.1, mean=torch.zeros(6, device=job.device), epochs=0)
     data = loader(job)
     for _ in job.epochs(2):
         scale, mean = 1.0 + job.state.p, job.state.mean.clone()
@@ -832,8 +836,9 @@ def ragged_batches_with_weigh(job: Job) -> None:
     job.register(model=model, optimizer=optimizer)
     for step in job.steps(token_loader(job), total=STEPS):
         for ids, _ in step:
-            kept = torch.arange(4) < (ids[:, :1] % 4 + 1)
-            losses = F.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:], reduction="none")
+            kept = torch.arange(4, device=job.device) < (ids[:, :1] % 4 + 1)
+            scores = model(ids[:, :-1]).flatten(0, 1)
+            losses = F.cross_entropy(scores, ids[:, 1:].flatten(), reduction="none").view(kept.shape)
             loss: Any = losses[kept].mean()
             loss.backward()
             step.weigh(int(kept.sum()))

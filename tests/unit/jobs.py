@@ -41,10 +41,10 @@ class Recorded(SingleSession):
         self.closed_with = digest
 
 
-def make_job(session: Session | None = None, seed: int = 0) -> Job:
+def make_job(session: Session | None = None, seed: int = 0, device: str = "cpu") -> Job:
     """A job on this session, as elastic.join() would make it, without its hooks into the interpreter."""
     torch.manual_seed(seed)
-    return Job(session or Recorded(), seed=seed, threads=torch.get_num_threads(), device=torch.device("cpu"))
+    return Job(session or Recorded(), seed=seed, threads=torch.get_num_threads(), device=torch.device(device))
 
 
 def cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> Any:
