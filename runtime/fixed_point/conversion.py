@@ -1,7 +1,8 @@
 """Floats to integers and back: each block of elements has an exponent k, and x becomes round(x * 2**k), half to even.
 
-kernel.c does it in one walk through memory, if a compiler was there when the project was installed; else torch does it,
-with the same bits. A scale is a power of two, so the product has no rounding of its own.
+On a CPU kernel.c does it in one walk through memory, if a compiler was there when the project was installed; on a GPU
+gpu_kernel.py does, if Triton is there. Else torch does it, with the same bits. A scale is a power of two, so a product
+has no rounding of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import warnings
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -42,7 +45,10 @@ def encode(values: Tensor, exponents: Tensor, block: int, out: Tensor) -> Tensor
     raw, mantissa, bias = _BITS[values.dtype]
     scale = _power(exponents, torch.float32 if out.dtype is torch.int32 else torch.float64)
     native = kernel() if values.device.type == "cpu" else None
-    if native is not None:
+    if (on_gpu := _gpu_kernel(values, block)) is not None:
+        bits = torch.empty(len(exponents), dtype=raw, device=values.device)
+        on_gpu.encode(values, scale, block, out, bits)
+    elif native is not None:
         bits = torch.empty(len(exponents), dtype=raw)
         call = getattr(native, f"encode_{_name(values)}_{_name(out)}")
         call(_address(values), *_sizes(values, block), _address(scale), _address(out), _address(bits))
@@ -61,6 +67,9 @@ def decode(total: Tensor, exponents: Tensor, block: int, out: Tensor) -> None:
     """Fill out with total * 2**-k, rounded to float64 and then to out's dtype. Shapes and dtypes: as for encode."""
     scale = _power(-exponents, torch.float64)
     native = kernel() if total.device.type == "cpu" else None
+    if (on_gpu := _gpu_kernel(total, block)) is not None:
+        on_gpu.decode(total, scale, block, out)
+        return
     if native is not None:
         call = getattr(native, f"decode_{_name(total)}_{_name(out)}")
         call(_address(total), *_sizes(total, block), _address(scale), _address(out))
@@ -94,6 +103,30 @@ def kernel() -> ctypes.CDLL | None:
     """The compiled kernel.c; None: torch does its work."""
     path = library()
     return ctypes.CDLL(str(path)) if path.exists() else None
+
+
+def _gpu_kernel(values: Tensor, block: int) -> ModuleType | None:
+    """gpu_kernel.py, if it can convert these values."""
+    if not values.is_cuda or not len(values):
+        return None
+    found = _triton(values.device)
+    return found if found is not None and found.fits(block) else None
+
+
+@functools.cache
+def _triton(device: torch.device) -> ModuleType | None:
+    """gpu_kernel.py; None: torch does its work, several times slower, because Triton or its compiler is missing."""
+    try:
+        from runtime.fixed_point import gpu_kernel
+
+        one = torch.ones(1, device=device)
+        gpu_kernel.encode(one, one, 1, one.to(torch.int32), one.view(torch.int32))
+    except ImportError:
+        return None
+    except Exception as error:  # what Triton raises when it finds no C compiler, or no library, is of many types
+        warnings.warn(f"Triton compiles nothing here, so torch converts gradients, more slowly: {error}", stacklevel=2)
+        return None
+    return gpu_kernel
 
 
 def compiled() -> bool:

@@ -107,18 +107,16 @@ class FixedPoint:
 
     def _convert(self, floats: Mapping[str, Tensor], integers: Mapping[str, Tensor]) -> bool:
         """Returns whether there is an infinity or a NaN."""
-        found = False
         for section in self._sections:
             values = floats[section.group][section.lo : section.hi]
             tops = encode(values, self._exponents[section.name], section.block, section.integers(integers))
             section.tops(integers).copy_(tops)
-            found = found or bool((tops == NONFINITE).any())
         for name, firsts, flags in self._verbatims(integers):
             group, flat = self._groups[name], floats[name]
             values = flat[group.weighted : group.elements - len(group.buffers)]
             firsts.copy_(values.view(torch.int32 if values.dtype is torch.float32 else torch.int64))
             flags.copy_(flat[group.elements - len(group.buffers) :])
-        return found
+        return bool((integers["int16"] == NONFINITE).any())
 
     def _gradients(self, group: str) -> _Section:
         return next(section for section in self._sections if section.name == f"{group} gradients")
