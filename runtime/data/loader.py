@@ -7,11 +7,9 @@ same samples in every worker, with or without loader processes.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -19,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from elastic.errors import ConfigError
 from elastic.protocol.sampling import SamplePlan, Tail, Weights, hash_of
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
+from runtime.data.random_state import seed_generators
 
 _STREAM = (
     ", or read it from front to back: job.stream(open, shards=...), open(shard, epoch, skip) -> iterator of batches"
@@ -143,10 +142,7 @@ class Loader:
 def seed_fetch(seed: int, epoch: int, step: int, shard: int) -> None:
     """Seed torch, numpy and random for the loading of one shard."""
     digest = hashlib.blake2b(f"{seed},{epoch},{step},{shard}".encode(), digest_size=8, person=b"fetch").digest()
-    value = int.from_bytes(digest, "little")
-    torch.manual_seed(value)
-    np.random.seed(value & 0xFFFFFFFF)
-    random.seed(value)
+    seed_generators(int.from_bytes(digest, "little"))
 
 
 def check_map_style(dataset: Any, call: str, instead: str = "") -> None:

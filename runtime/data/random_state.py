@@ -53,10 +53,15 @@ def seed_all(*position: object) -> int:
     text = ",".join(map(str, position))
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"shard seed").digest()
     derived = int.from_bytes(digest, "little") >> 1
-    _seed_devices()(derived)
-    np.random.seed(derived & 0xFFFFFFFF)
-    random.seed(derived)
+    seed_generators(derived)
     return derived
+
+
+def seed_generators(value: int) -> None:
+    """Seed torch (all devices), numpy and random with a number of 64 bits at most."""
+    _seed_devices()(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    random.seed(value)
 
 
 def seed_shard(seed: int, step: int, pass_no: int, shard: int, part: int = 0) -> int:
