@@ -5,13 +5,16 @@ passes before had in this block, with headroom for larger ones. Members add up t
 each of them knows after the pass whether a leaf was too large for its integers. Then all of them compute the pass
 again, with exponents that fit it.
 
-Where a block's values become smaller, its exponent follows slowly, because they may become larger again: a word that
-is rare has no gradient in most steps.
+Where a block's values become smaller, its exponent follows slowly, because they may become larger again. It also leaves
+room for the largest values of the other blocks of its parameter: in an embedding the row of a rare word has small
+gradients, or none, in most steps, and then one as large as those of the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,6 +26,9 @@ NARROW_UNITS_MAX = 64
 """With more shards a step, int32 would leave a shard less than 21 bits below the largest value of its block."""
 FALL = 16
 """In how many passes with smaller values an exponent falls by 1; references are counted in such parts of 1."""
+
+ROOM = 2
+"""See `exponents`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class BlockExponents:
 
     def learn(self, name: str, tops: Tensor) -> None:
         """Take in the largest tops of a pass."""
-        self._references[name] = followed(self.of(name, len(tops)), tops)
+        self._references[name] = followed(self.of(name, len(tops)).to(tops.device), tops)
 
 
 def followed(references: Tensor, tops: Tensor) -> Tensor:
@@ -90,10 +96,35 @@ def followed(references: Tensor, tops: Tensor) -> Tensor:
     return torch.where(tops == NOTHING, references, fallen).clamp_(min=NOTHING).to(torch.int16)
 
 
-def exponents(references: Tensor, of: Range, units: int) -> Tensor:
-    """The exponent of each block, int16. A block without a reference gets that of the block with the largest values."""
-    tops = (references.to(torch.int32) + FALL - 1) >> FALL.bit_length() - 1
-    tops = torch.where(references == NOTHING, tops.amax() if len(tops) else tops, tops)
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Which parameter the values of each block are of. of: int64, one number a block; `count` where they are of several
+    parameters."""
+
+    of: Tensor
+    count: int
+
+    @staticmethod
+    def find(sizes: Sequence[int], block: int, device: torch.device) -> Owners:
+        """Of parameters with so many elements, one after the other, in blocks of so many."""
+        ends = torch.tensor(list(accumulate(sizes)))
+        firsts = torch.arange(0, sum(sizes), block)
+        lasts = (firsts + block).clamp_(max=sum(sizes)) - 1
+        first, last = (torch.searchsorted(ends, at, right=True) for at in (firsts, lasts))
+        return Owners(torch.where(first == last, first, len(sizes)).to(device), len(sizes))
+
+
+def exponents(references: Tensor, of: Range, units: int, owners: Owners | None = None) -> Tensor:
+    """The exponent of each block, int16: values as large as those of the passes before fit with headroom, and values
+    2**ROOM times as large as the largest ones of the block's parameter fit. A block without any reference gets that of
+    the block with the largest values."""
+    tops = torch.where(references == NOTHING, NOTHING, (references.to(torch.int32) + FALL - 1) >> FALL.bit_length() - 1)
+    if owners is not None:
+        largest = tops.new_full((owners.count + 1,), NOTHING).scatter_reduce_(0, owners.of, tops, "amax")
+        largest[-1] = NOTHING
+        near = largest[owners.of]
+        tops = torch.where(near == NOTHING, tops, torch.maximum(tops, near - of.headroom + ROOM))
+    tops = torch.where(tops == NOTHING, tops.amax() if len(tops) else tops, tops)
     return (of.per_leaf(units) - of.headroom - tops).clamp_(max=of.highest).to(torch.int16)
 
 

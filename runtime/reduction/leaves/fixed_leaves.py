@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.fixed_point.conversion import NONFINITE, decode, encode
-from runtime.fixed_point.exponents import INT32, INT64, BlockExponents, Range, exponents, overflowed
+from runtime.fixed_point.exponents import INT32, INT64, BlockExponents, Owners, Range, exponents, overflowed
 from runtime.reduction.flat_pool import Flats
 from runtime.reduction.leaves.layout import FlatGroup
 from runtime.reduction.partial_sum import Partial
@@ -42,6 +42,7 @@ class _Section:
     block: int
     at: int
     tops_at: int
+    owners: Owners | None
 
     @property
     def blocks(self) -> int:
@@ -71,7 +72,8 @@ class FixedPoint:
         self.sizes = {"int16": 0}
         for name, group in groups.items():
             narrow = name == "float32" and not state.wide
-            self._add(name, "gradients", 0, group.gradients, INT32 if narrow else INT64, BLOCK)
+            owners = Owners.find([parameter.numel() for parameter in group.parameters], BLOCK, device)
+            self._add(name, "gradients", 0, group.gradients, INT32 if narrow else INT64, BLOCK, owners)
             self._add(name, "buffers", group.gradients, group.weighted, INT64, BUFFER_BLOCK)
             if group.buffers:
                 self._verbatim[name] = self.sizes.setdefault("int64", 0)
@@ -82,12 +84,14 @@ class FixedPoint:
         self._pass = ""
         self._exponents: dict[str, Tensor] = {}
 
-    def _add(self, group: str, what: str, lo: int, hi: int, of: Range, block: int) -> None:
+    def _add(
+        self, group: str, what: str, lo: int, hi: int, of: Range, block: int, owners: Owners | None = None
+    ) -> None:
         if lo == hi:
             return
         dtype = str(of.dtype).removeprefix("torch.")
         at = self.sizes.setdefault(dtype, 0)
-        section = _Section(f"{group} {what}", group, lo, hi, of, block, at, self.sizes["int16"])
+        section = _Section(f"{group} {what}", group, lo, hi, of, block, at, self.sizes["int16"], owners)
         self._sections.append(section)
         self.sizes[dtype] += hi - lo
         self.sizes["int16"] += section.blocks
@@ -97,7 +101,7 @@ class FixedPoint:
         self._pass = f"pass {pass_no}"
         for section in self._sections:
             references = self._state.of(f"{self._pass}: {section.name}", section.blocks).to(self._device)
-            self._exponents[section.name] = exponents(references, section.range, self._state.units)
+            self._exponents[section.name] = exponents(references, section.range, self._state.units, section.owners)
 
     def encode(self, leaf: Partial) -> None:
         floats, leaf.flats = leaf.flats, {name: pool.take() for name, pool in self._pools.items()}
@@ -176,7 +180,7 @@ class FixedPoint:
 
     def _learn(self, result: Partial) -> None:
         for section in self._sections:
-            self._state.learn(f"{self._pass}: {section.name}", section.tops(result.flats).cpu())
+            self._state.learn(f"{self._pass}: {section.name}", section.tops(result.flats))
 
     def decode(self, result: Partial, pools: Mapping[str, Flats]) -> Partial:
         """See LeafFormat. Learns the exponents of the next pass."""

@@ -11,7 +11,9 @@ from runtime.fixed_point.exponents import (
     INT32,
     INT64,
     NARROW_UNITS_MAX,
+    ROOM,
     BlockExponents,
+    Owners,
     Range,
     exponents,
     followed,
@@ -56,6 +58,23 @@ def test_a_block_of_zeros_keeps_its_reference() -> None:
 def test_a_block_without_a_reference_gets_the_exponent_of_the_largest_values() -> None:
     chosen = exponents(short(NOTHING, 5 * FALL, -3 * FALL), INT32, 8)
     assert chosen[0] == chosen[1] < chosen[2]
+
+
+def test_a_block_has_room_for_the_largest_values_of_its_parameter() -> None:
+    """Two parameters of three blocks and of two, with a block between them that has values of both."""
+    owners = Owners.find([25, 20], 8, torch.device("cpu"))
+    assert owners.of.tolist() == [0, 0, 0, 2, 1, 1]
+    references = short(10 * FALL, -20 * FALL, NOTHING, 15 * FALL, 5 * FALL, 4 * FALL)
+    chosen = exponents(references, INT32, 8, owners)
+    assert not overflowed(chosen, short(*(ROOM + top for top in (10, 10, 10, 15, 5, 5))), INT32, 8)
+    less = INT32.headroom - ROOM
+    assert (chosen - chosen[0]).tolist() == [0, less, less, -5, 5, 5 + less]
+
+
+def test_a_parameter_without_any_reference_gets_the_exponent_of_the_largest_values() -> None:
+    owners = Owners.find([8, 8], 8, torch.device("cpu"))
+    chosen = exponents(short(NOTHING, 5 * FALL), INT32, 8, owners)
+    assert chosen[0] == chosen[1]
 
 
 def test_without_any_reference_the_exponents_are_the_highest_and_all_but_tiny_values_are_too_large() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,28 @@ def test_only_the_first_pass_and_one_with_a_far_larger_gradient_are_computed_aga
     digest_of(session, script(grown))
     assert session.repeated == [(0, "again 1"), (LARGE_AT, "again 1")]
     assert len(session.records) == STEPS
+
+
+def test_a_word_that_comes_for_the_first_time_does_not_make_the_pass_be_computed_again() -> None:
+    """All rows of the embedding have small gradients in every step, and those of the step's words far larger ones."""
+
+    def words(job: Job) -> nn.Module:
+        embedding = nn.Embedding(SHARDS * STEPS, 256)
+        model = nn.Sequential(embedding, nn.Linear(256, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        job.register(model=model, optimizer=optimizer)
+        for step in job.steps(shards=SHARDS, total=STEPS):
+            for shard in step:
+                word = torch.tensor([SHARDS * step.index + shard.index])
+                loss: Any = cross_entropy(model(word), word % 2) + 1e-5 * embedding.weight.square().sum()
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    session = Noted("fixed")
+    digest_of(session, words)
+    assert session.repeated == [(0, "again 1")]
 
 
 @pytest.mark.parametrize("kills", [{}, {"w0": (LARGE_AT + 2, 0)}, {"w0": (LARGE_AT + 3, 1)}, {"w1": (LARGE_AT + 3, 0)}])
