@@ -183,6 +183,9 @@ def _on_the_host(weights: ArrayLike | torch.Tensor) -> ArrayLike:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in its lists, tuples and dicts moved to the device; other leaves stay."""
     match batch:
+        case torch.Tensor() if device.type == "cuda" and batch.layout is torch.strided and batch.device.type == "cpu":
+            # From other memory the host waits until the GPU has come to the copy, and the GPU then for the host.
+            return batch.pin_memory().to(device, non_blocking=True)
         case torch.Tensor():
             return batch.to(device)
         case str() | bytes():
