@@ -115,8 +115,8 @@ test-k8s: setup etcd ## jobs on a real control plane of Kubernetes, which this b
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/k8s
 
 # Not a part of `test`: without a GPU it skips everything and says so.
-test-gpu: setup ## NCCL on one GPU: kill, freeze, join, and what one rank costs; without a GPU it tries nothing
-	$(BOUND) 20m $(PYTEST) $(LONG) -s tests/gpu
+test-gpu: setup ## NCCL on one GPU: kills, freezes, joins, every feature script, and what a step costs; without a GPU it tries nothing
+	$(BOUND) 40m $(PYTEST) $(LONG) -s tests/gpu
 
 test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
 	$(BOUND) 60m $(PYTEST) $(LONG) tests/chaos

@@ -20,6 +20,7 @@ from elastic.protocol.membership.transitions import (
     give_home,
     heard_to_be,
     told,
+    with_its_home,
 )
 from elastic.protocol.messages import Announce, Close, Kill, Kind, Member, Plan, Publish, Quiesce, RingState
 
@@ -70,12 +71,15 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     if seen.stage is Stage.REFUSED:
         do.append(Tell((word.worker_id,), Kill(g.term, word.worker_id)))  # the first order may have been lost
         return
+    if listed is None and (other := with_its_home(g, seen)):
+        turn_out(g, word.worker_id, f"{other} has got its RANK from another leader", now_s, do)
+        return
     if g.state is State.FORMING and word.entered and g.chain:
         become_quiescing(g, f"{word.worker_id} holds the state after all", now_s, do)
         return
     if g.state is State.FORMING:
         if g.lost and word.invited:
-            turn_out(g, word.worker_id, now_s, do)  # it was invited before the loss; nobody has been since
+            turn_out(g, word.worker_id, g.lost, now_s, do)  # it was invited before the loss; nobody has been since
         form(g, now_s, do)
         return
     if listed is None:

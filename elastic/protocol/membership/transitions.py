@@ -14,7 +14,7 @@ from typing import Any
 from elastic.config import Reduction
 from elastic.protocol import shard_assignment
 from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
-from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
+from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView, slot_of
 from elastic.protocol.messages import (
     Close,
     Fence,
@@ -144,11 +144,25 @@ def give_home(g: Group, worker: str, do: list[Action]) -> None:
     seen = g.workers[worker]
     home = seen.member.home
     if home < 0:
-        gone = {*g.dead, *g.given_up, *g.drains, *g.workers.at(*_AWAY)}
+        gone = _gone(g)
         taken = {other.member.home for name, other in g.workers.items() if name not in gone}
         home = next(number for number in itertools.count() if number not in taken)
         g.workers[worker] = seen._replace(member=replace(seen.member, home=home))
     do.append(Tell((worker,), Home(g.term, worker, home)))
+
+
+def with_its_home(g: Group, seen: WorkerView) -> str:
+    """Another worker, of another slot, with the number that a newcomer brings from an earlier leader, or ""."""
+    me, home = seen.member.worker_id, seen.member.home
+    if home < 0:
+        return ""
+    gone = _gone(g)
+    others = (name for name, other in g.workers.items() if other.member.home == home and name not in gone)
+    return next((name for name in others if slot_of(name) != slot_of(me)), "")
+
+
+def _gone(g: Group) -> set[str]:
+    return {*g.dead, *g.given_up, *g.drains, *g.workers.at(*_AWAY)}
 
 
 def publish(g: Group, record: Generation, do: list[Action]) -> None:
