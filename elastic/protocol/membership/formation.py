@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from elastic.protocol.membership.events import Action, Elected, Note, Tell
-from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
+from elastic.protocol.membership.group import ARCS, Group, Leaver, Stage, State, WorkerView
 from elastic.protocol.membership.partitions import not_found_yet
 from elastic.protocol.membership.planned_changes import plan_change, settle, take_effect
 from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
@@ -38,6 +39,11 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
             g.youngest = max(g.youngest, member.seniority)
             g.workers[member.worker_id] = WorkerView(member, slot=-1, pid=0, numerics="", stage=Stage.NAMED)
             g.silent_nodes[member.node] = absent
+    of: dict[int, Member] = {}
+    for member in sorted(g.top.members, key=lambda member: member.seniority):
+        if member.home >= 0 and (older := of.get(member.home)):  # it had to leave when the other one got its number
+            g.drains[older.worker_id] = Leaver(f"{member.worker_id} has its RANK", math.inf, demoted=True)
+        of[member.home] = member
     g.planned_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
 

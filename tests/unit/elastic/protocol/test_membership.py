@@ -385,6 +385,18 @@ def test_a_newcomer_whose_number_another_leader_has_given_away_begins_again() ->
     assert group.workers["c.0.1"].member.home == 2
 
 
+def test_a_leader_that_finds_two_members_with_one_number_lets_the_older_one_leave() -> None:
+    """The leader before had demoted it, and did not live to let it go."""
+    members = tuple(Member(f"{node}.0.0", node, "host", 1, rank, home) for rank, (node, home) in enumerate(_HOMES))
+    record = Generation(4, Kind.PLANNED, 4, members, Plan(0, 0, ()), "c.0.0 joins")
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    group, _ = step(group, Elected(2, (record,)), 0.0)
+    assert {name: leaver.demoted for name, leaver in group.drains.items()} == {"b.0.0": True}
+
+
+_HOMES = [("a", 1), ("b", 0), ("c", 0), ("d", 2)]
+
+
 def test_a_spare_fills_a_place_and_never_adds_one() -> None:
     """Two workers of a node and its spare, in a world that may grow: it grows by what another node brings."""
     spec = JobSpec(name="job", command=("train",), workers=2, max_workers=4, spares=1)
