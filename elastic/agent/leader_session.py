@@ -47,27 +47,21 @@ class LeaderSessionEvents(Protocol):
 
     def on_leader(self) -> None:
         """A leader is about to be told all standing words."""
-        ...
 
     def on_order(self, to: list[str], order: Order) -> None:
         """An order came from a leader of the newest term seen."""
-        ...
 
     def on_orphaned(self, term: int) -> None:
         """There was no leader for orphan_limit_s; called once until there is a leader again."""
-        ...
 
     def on_drain(self, left_s: float, because: str) -> None:
         """An operator wants this node empty."""
-        ...
 
     def on_drain_over(self) -> None:
         """The operator no longer wants this node empty."""
-        ...
 
     def on_worker_signal(self, worker_id: str, *, kill: bool) -> None:
         """An operator wants a worker killed, or the stacks of its threads in its log."""
-        ...
 
     def on_end(self, ended: Ended) -> None: ...
 

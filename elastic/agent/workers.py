@@ -69,15 +69,12 @@ class WorkerEvents(Protocol):
 
     def on_announced(self, worker_id: str) -> None:
         """The leader has been told that the worker has announced itself."""
-        ...
 
     def on_exited(self, worker_id: str, status: int) -> None:
         """A worker's process has ended with this status."""
-        ...
 
     def on_step(self) -> None:
         """A slot has taken an event, and all its actions are done."""
-        ...
 
 
 class WorkerManager:

@@ -44,16 +44,13 @@ class FleetSessionEvents(Protocol):
     @property
     def done(self) -> bool:
         """Whether the daemon ends, and no job runs here any more."""
-        ...
 
     def on_welcome(self) -> None:
         """A leader listens that has heard nothing of this node yet."""
-        ...
 
     def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
         """The leader has sent its orders. duties: all jobs that are to run here. over: job -> its result, a JSON
         object."""
-        ...
 
 
 class FleetLeaderSession:

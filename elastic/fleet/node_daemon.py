@@ -67,11 +67,9 @@ class SettingsFile(Protocol):
     @property
     def fixed(self) -> Mapping[str, Any]:
         """The settings that cannot change while the agent runs, as JSON has them."""
-        ...
 
     def reread(self) -> Reread:
         """Read the file again. Raises ConfigError, and then nothing has changed."""
-        ...
 
 
 class Daemon:

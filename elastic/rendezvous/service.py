@@ -73,7 +73,6 @@ class AttendanceCheck(Protocol):
 
     async def objection(self, job: str, node: str, token: str, peer: str) -> str:
         """Why this agent may not attend, or "". A refusal is journalled. peer: the agent's address. Raises NotKnown."""
-        ...
 
 
 class RendezvousService(RendezvousServicer):

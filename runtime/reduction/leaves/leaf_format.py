@@ -17,34 +17,26 @@ class LeafFormat(Protocol):
     @property
     def align(self) -> int:
         """At multiples of so many gradients of a group a part of them may begin."""
-        ...
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """Name of a dtype -> elements of a leaf's flat tensor."""
-        ...
 
     def begin(self, pass_no: int) -> None:
         """A pass begins, or begins anew because a leaf did not fit."""
-        ...
 
     def encode(self, leaf: Partial) -> None:
         """Replace the floats of a leaf, all in its flats."""
-        ...
 
     def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
         """Where a group's gradients lo..hi-1 lie: (name of the dtype, first element, the one behind the last)."""
-        ...
 
     def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
         """A group's gradients from lo on, a multiple of `align`: name of the dtype -> tensor of that place."""
-        ...
 
     def misfits(self, result: Partial) -> bool:
         """Whether a leaf was too large, so that the result means nothing, and the pass has to be computed again. All
         members get the same answer."""
-        ...
 
     def decode(self, result: Partial, pools: Mapping[str, Flats]) -> Partial:
         """The result in floats, in flat tensors of these pools. The result is not changed."""
-        ...
