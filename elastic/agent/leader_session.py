@@ -28,7 +28,7 @@ from elastic.rendezvous.reach import Reach
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.broadcast import Reader
-from elastic.wire.elastic_pb2_grpc import RendezvousStub
+from elastic.wire.services import RendezvousStub
 
 PART_S = 1.0
 """How long, in seconds, a stopping agent waits until its leader has heard that the workers are gone."""

@@ -22,7 +22,7 @@ from elastic.security.channels import ChannelFactory
 from elastic.security.job_user import acting
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetStub
+from elastic.wire.services import FleetStub
 
 GOODBYE_S = 1.0
 

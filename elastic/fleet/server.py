@@ -41,7 +41,7 @@ from elastic.store.election import Candidate
 from elastic.store.etcd import EtcdStore
 from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import codec
-from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
+from elastic.wire.services import add_to_server
 
 if TYPE_CHECKING:
     from elastic.metrics.replica import ReplicaMetrics  # most replicas show none
@@ -114,8 +114,8 @@ class Server:
             self._refusals = doorman.refusals
             self._desk = FleetService(self._service, journal, doorman.shown, self._directory, self._look)
             server = doorman.server(SERVER_OPTIONS)
-            add_RendezvousServicer_to_server(self._service, server)
-            add_FleetServicer_to_server(self._desk, server)
+            add_to_server("Rendezvous", self._service, server)
+            add_to_server("Fleet", self._desk, server)
             self._address = doorman.bind(server, self._listen)
             await server.start()
             document = {"address": self._address, "pid": os.getpid()}

@@ -29,7 +29,6 @@ from elastic.security.roles import Caller
 from elastic.store.election import LeadershipLost
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetServicer
 
 SLOTS_LIMIT = 1024
 """Most slots of one node; more is a mistake."""
@@ -42,7 +41,7 @@ class QuestionRefused(Exception):
     """A question that is refused, with the reason for the operator."""
 
 
-class FleetService(FleetServicer):
+class FleetService:
     """service: this replica's part in all jobs. shown: the certificates it has seen. directory: the replica's own.
     look: finds the facts about this replica."""
 

@@ -37,7 +37,7 @@ from elastic.security.rejection_log import RejectionLog
 from elastic.store.election import Candidate, Won
 from elastic.store.lease import LeaseKeeper
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousStub, add_RendezvousServicer_to_server
+from elastic.wire.services import RendezvousStub, add_to_server
 from tests.memory_store import MemoryStore
 from tests.unit.elastic.agent.test_leader_session import Attendant
 from tests.unit.elastic.fleet.test_leader import Leading, duties
@@ -283,7 +283,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], 
                 at.reigns[one.name] = JobLeader(one.spec, tenures[-1], journal, thread)
                 at.service.leads[one.name] = JobEntry(journal, at.reigns[one.name])
             server = grpc.aio.server(options=SERVER_OPTIONS)
-            add_RendezvousServicer_to_server(at.service, server)
+            add_to_server("Rendezvous", at.service, server)
             at.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
             await server.start()
             try:

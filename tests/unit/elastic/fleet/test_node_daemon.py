@@ -41,7 +41,7 @@ from elastic.rendezvous.service import SERVER_OPTIONS
 from elastic.security.channels import PLAIN
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from elastic.wire.services import add_to_server
 
 PATIENCE_S = 30.0
 
@@ -578,7 +578,7 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
     play(tmp_path, story)
 
 
-class Leader(FleetServicer):
+class Leader:
     """Welcomes whoever comes, and hears them out."""
 
     def __init__(self) -> None:
@@ -593,7 +593,7 @@ class Leader(FleetServicer):
 def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
     async def story() -> None:
         leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_FleetServicer_to_server(leader, server)
+        add_to_server("Fleet", leader, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         node = Node(tmp_path, f"127.0.0.1:{port}")
@@ -613,7 +613,7 @@ def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> No
     asyncio.run(story())
 
 
-class Recruiter(FleetServicer):
+class Recruiter:
     """Ends a stream when the node says goodbye, as a leader does. offers: (slots, labels) of each stream. admits: set
     when it welcomes nodes."""
 
@@ -636,7 +636,7 @@ def test_a_node_that_offers_something_else_says_so_on_a_new_stream(tmp_path: Pat
 
     async def story() -> None:
         leader, server = Recruiter(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_FleetServicer_to_server(leader, server)
+        add_to_server("Fleet", leader, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         node = Node(tmp_path, f"127.0.0.1:{port}")
