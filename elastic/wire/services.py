@@ -13,7 +13,7 @@ from elastic.wire import elastic_pb2 as pb
 
 
 class Stub:
-    """Calls the methods of one service on a channel: `stub.Status(request, timeout=1)`, as grpc's generated stubs do."""
+    """Calls the methods of one service on a channel: `stub.Status(request, timeout=1)`, as generated stubs do."""
 
     def __init__(self, service: str, channel: grpc.Channel | grpc.aio.Channel) -> None:
         self._service = service
