@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from runtime.reduction.flat_pool import Flats
@@ -40,3 +41,24 @@ class LeafFormat(Protocol):
 
     def decode(self, result: Partial, pools: Mapping[str, Flats]) -> Partial:
         """The result in floats, in flat tensors of these pools. The result is not changed."""
+
+
+NamedParts = Iterator[tuple[int, Tensor]]
+"""(bit in Partial.nonfinite, values) of each parameter or buffer."""
+
+
+def take_out_nonfinite(parts: NamedParts) -> int:
+    """Put zeros in the place of infinities and NaN. Returns the bits of the parts with some."""
+    bits = 0
+    for bit, part in parts:
+        if not bool(part.isfinite().all()):
+            bits |= bit
+            torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0, out=part)
+    return bits
+
+
+def put_back_nonfinite(parts: NamedParts, bits: int) -> None:
+    """Fill the parts that have one of these bits with NaN."""
+    for bit, part in parts:
+        if bits & bit:
+            part.fill_(torch.nan)
