@@ -13,6 +13,7 @@ ElasticError
 │   └── BuildFailed           report who was unreachable
 ├── NotAdmitted               end; the fleet has no place for this job on this node any more
 ├── LaunchFailed              see how the job ended; the same job_dir goes on where it can
+├── NameInUse                 wait until the other call has ended, or give this job another name
 ├── LinkTooSlow               use a faster link, or train less over it
 ├── JoinMissed                exit; the agent starts a new process for the slot
 ├── ColdStart                 start the worker with an interpreter of its own; journal why
@@ -139,6 +140,10 @@ class LaunchFailed(ElasticError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class NameInUse(ElasticError):
+    """Wait until the other call has ended, or give this job another name: one call at a time trains it."""
 
 
 class LinkTooSlow(ElasticError):

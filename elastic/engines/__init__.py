@@ -7,6 +7,7 @@ The driver decides nothing about members: it gives each task a ticket, and waits
 again by their engine or by the driver, each time as a new node. A node that is lost is a loss like any other.
 
 job_request.py    what is to run, and its JobSpec. Pure
+name_claim.py     of two calls at once with one name, one trains
 fleet_host.py     the program that holds etcd and the rendezvous
 private_fleet.py  the driver's side of it: certificates, tickets, questions
 node_task.py      what a task does on its node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -17,6 +18,7 @@ from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series, newest_at
 from elastic.checkpoints.storage import storage_at
 from elastic.engines.job_request import JobRequest
+from elastic.engines.name_claim import NameClaim
 from elastic.engines.node_task import TaskOutcome, Ticket
 from elastic.engines.private_fleet import PrivateFleet
 from elastic.errors import ElasticError, ExitCode, LaunchFailed
@@ -65,7 +67,7 @@ class NodeTask:
 
 class JobDriver:
     """A context manager. host: the address of this machine that the nodes reach. Raises ConfigError for a request that
-    cannot be a job, ElasticError if there is no rendezvous."""
+    cannot be a job, NameInUse while another call has its name, ElasticError if there is no rendezvous."""
 
     def __init__(self, request: JobRequest, host: str, extra: str) -> None:
         self.request = request
@@ -76,16 +78,16 @@ class JobDriver:
             with tempfile.TemporaryDirectory() as temporary:
                 path = function_file.write_function(Path(temporary), request.what, request.arguments)
                 self._function = path.read_bytes()
-        identity, found = self._before() if request.name else ("", None)
-        self._resumed = found
-        """The checkpoint with which the job has begun."""
-        resume = f"@{found}" if found is not None else ""
-        self.fleet = PrivateFleet(host)
-        try:
+        url = f"{self._spec.checkpoint_dir.rstrip('/')}/{self._spec.name}-1"  # each fleet begins with the number 1
+        with contextlib.ExitStack() as opened:
+            self._claim = opened.enter_context(NameClaim(request.name, url)) if request.name else None
+            identity, found = _before(url) if request.name else ("", None)
+            self._resumed = found
+            """The checkpoint with which the job has begun."""
+            resume = f"@{found}" if found is not None else ""
+            self.fleet = opened.enter_context(PrivateFleet(host))
             self.job = str(self.fleet.client.submit(self._spec, resume, identity=identity)["job"])
-        except BaseException:
-            self.fleet.close()
-            raise
+            self._opened = opened.pop_all()
         self._asks_s = 0.0
         self._told = ""
         self._entry: dict[str, Any] = {"state": ""}
@@ -101,14 +103,7 @@ class JobDriver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.fleet.close()
-
-    def _before(self) -> tuple[str, EntryName | None]:
-        """Return the identity and the newest checkpoint of the job that an earlier call has begun under this name, and
-        whose fleet is gone. The identity is "" if there is no such job."""
-        url = f"{self._spec.checkpoint_dir.rstrip('/')}/{self._spec.name}-1"  # each fleet begins with the number 1
-        identity = str(owner_of(storage_at(url)).get("job_id", ""))
-        return identity, newest_at(url, identity) if identity else None
+        self._opened.close()
 
     # ---------------------------------------------------------------------------------------------------- tasks
 
@@ -148,7 +143,10 @@ class JobDriver:
     # ------------------------------------------------------------------------------------------------------ job
 
     def poll(self) -> bool:
-        """Whether the job is over. Asks at most once a second. Raises ElasticError if the rendezvous has ended."""
+        """Whether the job is over. Asks at most once a second. Raises ElasticError if the rendezvous has ended, and
+        NameInUse if another call has taken the name over."""
+        if self._claim is not None:
+            self._claim.check()
         if time.monotonic() < self._asks_s:
             return bool(self._entry["state"] == "ended")
         self._asks_s = time.monotonic() + ASK_S
@@ -222,6 +220,13 @@ class JobDriver:
             for rank, content in one.values.items():
                 function_file.keep_value(directory, rank, content)
         return function_file.read_value(directory)
+
+
+def _before(url: str) -> tuple[str, EntryName | None]:
+    """Return the identity and the newest checkpoint of the job that an earlier call has begun there, and whose fleet is
+    gone. The identity is "" if there is no such job."""
+    identity = str(owner_of(storage_at(url)).get("job_id", ""))
+    return identity, newest_at(url, identity) if identity else None
 
 
 def cause(text: str) -> str:

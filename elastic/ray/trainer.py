@@ -68,8 +68,9 @@ class Trainer:
         """Train, and return what has come of it. on_metrics(step, metrics): called about once a second with what was
         logged in the newest step.
 
-        Connects to Ray, or starts it here, if that has not happened. Raises LaunchFailed if the job ends in another way
-        than by its end, with the traceback of the function as a note.
+        Connects to Ray, or starts it here, if that has not happened. Raises NameInUse while another call trains a job
+        of this name, and LaunchFailed if the job ends in another way than by its end, with the traceback of the
+        function as a note.
         """
         ray = imported()
         if not ray.is_initialized():

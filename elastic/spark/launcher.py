@@ -41,8 +41,8 @@ def run(
     options: fields of a job file, such as checkpoint_every="500 steps", spares=1, env={"NAME": "value"},
     timing={"pause_limit_s": 3600}.
 
-    Raises ConfigError, also without a session; LaunchFailed if the job ends in another way than by its end, with the
-    traceback of the function as a note.
+    Raises ConfigError, also without a session; NameInUse while another call trains a job of this name;
+    LaunchFailed if the job ends in another way than by its end, with the traceback of the function as a note.
     """
     root = os.fspath(checkpoint_dir)
     request = JobRequest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from chaos_tests.support.processes import command_line, living
-from elastic.errors import ConfigError, LaunchFailed
+from elastic.errors import ConfigError, LaunchFailed, NameInUse
 from elastic.ray import JobResult, Trainer
 from tests.engines.training import DEADLINE_S, SOON_ORPHANS, STEPS, Course, train
 
@@ -247,6 +248,17 @@ def test_a_job_that_is_lost_with_its_driver_and_all_of_ray_goes_on_by_another_ca
     assert (once_more.digest, once_more.value[0], once_more.steps) == (quiet, quiet, STEPS)
     told = capfd.readouterr().err
     assert f"long-1 was begun before; it goes on from step {began}, checkpoint step-" in told
+
+
+def test_a_second_call_with_a_name_is_refused_while_the_first_one_trains(course: Course, mark: str, quiet: str) -> None:
+    with nodes(1), ThreadPoolExecutor(1) as pool:
+        running = pool.submit(trainer(course, workers=(1, 1), name="long").fit)
+        course.await_world(1)
+        with pytest.raises(NameInUse, match=rf"job long now, process {os.getpid()} on .*another name"):
+            trainer(course, workers=(1, 1), name="long").fit()
+        course.pace(0.0)
+        result = running.result(DEADLINE_S)
+    assert result.digest == quiet and result.steps == STEPS
 
 
 def driver_of_another_process(cluster: RayNodes, course: Course, options: str) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ import torch
 import elastic
 from chaos_tests.support.processes import command_line, living
 from elastic.engines.job_driver import JobResult
-from elastic.errors import ConfigError, ElasticError, LaunchFailed
+from elastic.errors import ConfigError, ElasticError, LaunchFailed, NameInUse
 from elastic.spark import run
 from tests.engines.training import DEADLINE_S, SOON_ORPHANS, STEPS, Course, train
 from tests.live.jobs import ROOT
@@ -205,6 +205,17 @@ def test_the_driver_is_killed_and_another_call_goes_on_from_the_newest_checkpoin
     assert result.digest == quiet == result.value[0] and result.steps == STEPS
     began, *_ = (step for step, _ in course.worlds[done:])
     assert began % 20 == 0 and 0 < began <= done
+
+
+def test_a_second_call_with_a_name_is_refused_while_the_first_one_trains(course: Course, mark: str, quiet: str) -> None:
+    with session(1, course.home), ThreadPoolExecutor(1) as pool:
+        running = pool.submit(training, course, workers=(1, 1), name="long")
+        course.await_world(1)
+        with pytest.raises(NameInUse, match=r"job long now, .*another name"):
+            training(course, workers=(1, 1), name="long")
+        course.pace(0.0)
+        result = running.result(DEADLINE_S)
+    assert result.digest == quiet and result.steps == STEPS
 
 
 def test_more_tasks_than_executors_begin_with_what_there_is_and_leave_nothing_waiting(
