@@ -85,7 +85,7 @@ class LeaderSession:
         certificates that cannot be used."""
         self._spec = spec
         self._door = reach.door()
-        self._seeker = LeaderStream(lambda: reach.replicas or (self._address(),))
+        self._leader_stream = LeaderStream(lambda: reach.replicas or (self._address(),))
         self._job_dir = job_dir
         self._node, self._slots = node, slots
         self._reader = Reader()
@@ -161,7 +161,7 @@ class LeaderSession:
             self._welcomed = False
             refused = None
             try:
-                because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+                because = await self._leader_stream.attend(self._attend, lambda: self._welcomed)
             except NotAdmitted as error:
                 because, refused = str(error), error
             if self._welcomed:

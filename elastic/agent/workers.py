@@ -155,7 +155,7 @@ class WorkerManager:
             return "the disk is full, and lines of steps.jsonl are in memory only"
         return ""
 
-    def heirloom(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
+    def upgrade_state(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
         slots, frozen, socket = tuple(self.slots), frozenset(self._frozen), self.socket
         return AgentUpgradeState(slots, tuple(workers), socket.kept, self._standing, frozen, term, socket.path)
 
@@ -166,7 +166,7 @@ class WorkerManager:
         await self.socket.close()
         await self.processes.end_starting()
         self._stdout.close(wait_s=1.0)
-        return self.heirloom(term, self.processes.hand_over())
+        return self.upgrade_state(term, self.processes.hand_over())
 
     # ------------------------------------------------------------------------------------------- slots
 

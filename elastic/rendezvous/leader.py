@@ -90,7 +90,7 @@ class JobLeader:
         self._mailbox: asyncio.Queue[membership.Event] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
         self._publisher = Publisher()
-        self._vigil = AgentMonitor(spec.timing, self.group.agents, time.monotonic())
+        self._monitor = AgentMonitor(spec.timing, self.group.agents, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
         self._deposed: asyncio.Future[SteppedDown] = asyncio.get_running_loop().create_future()
         """Kept apart from the mailbox, which may be full, and whose content does not matter any more."""
@@ -291,7 +291,7 @@ class JobLeader:
         if node in self._agents:
             self._agents[node].ended.set()
         session = self._agents[node] = AgentSession(node, known or {}, token)
-        self._vigil.watch(node, time.monotonic())
+        self._monitor.watch(node, time.monotonic())
         session.post(self._welcome())
         return session
 
@@ -322,7 +322,7 @@ class JobLeader:
             self._depose(because)
 
     def _welcome(self) -> pb.LeaderOrder:
-        beat_ms = round(1000 * self._vigil.beat_s)
+        beat_ms = round(1000 * self._monitor.beat_s)
         return pb.LeaderOrder(welcome=pb.Welcome(term=self.term, beat_ms=beat_ms, infers_rings=True))
 
     @property
@@ -367,7 +367,7 @@ class JobLeader:
         session.ended.set()
         if self.is_current(session):
             del self._agents[session.node]
-            self._vigil.forget(session.node)
+            self._monitor.forget(session.node)
             down = membership.AgentDown(session.node, ended=closed)
             try:
                 self._mailbox.put_nowait(down)  # before the words of the agent's next stream
@@ -375,20 +375,20 @@ class JobLeader:
                 self._start(self.post(down))
 
     def beat(self, session: AgentSession) -> None:
-        self._vigil.beat(session.node, time.monotonic())
+        self._monitor.beat(session.node, time.monotonic())
 
     async def _watch_agents(self) -> None:
         """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
         while True:
-            await asyncio.sleep(self._vigil.beat_s)
-            if self._vigil.follow(self.group.agents, time.monotonic()):
-                self._journal.write("beat_changed", beat_s=self._vigil.beat_s)
+            await asyncio.sleep(self._monitor.beat_s)
+            if self._monitor.follow(self.group.agents, time.monotonic()):
+                self._journal.write("beat_changed", beat_s=self._monitor.beat_s)
                 for session in self._agents.values():
                     session.post(self._welcome())
-            silent, back = self._vigil.look(time.monotonic())
+            silent, back = self._monitor.look(time.monotonic())
             for node, because in silent.items():
                 self._journal.write("agent_silent", node=node, because=because)
-                await self.post(membership.AgentDown(node, self._vigil.silence_s))
+                await self.post(membership.AgentDown(node, self._monitor.silence_s))
             for node in back:
                 await self.post(membership.AgentUp(node))
 

@@ -99,7 +99,7 @@ class WorkerSession(OperationLoop):
         self._orders = LeaderOrders(self._standing, self._asker, self._client, self._journal)
         self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0
-        self._gauge = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
+        self._reporter = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
         self._retains = told.retain_results
         super().__init__()
         self._stopping = threading.Event()
@@ -233,7 +233,7 @@ class WorkerSession(OperationLoop):
     def _say_progress(self) -> None:
         joining = self._admission.doing if self._orders.ready else ""
         p = self._standing.position
-        self._client.send(self._gauge.progress(p, self._applied, joining, self._rings.carries(p.entered)))
+        self._client.send(self._reporter.progress(p, self._applied, joining, self._rings.carries(p.entered)))
 
     # -------------------------------------------------------------------------------------------- the state
 
@@ -251,9 +251,9 @@ class WorkerSession(OperationLoop):
     # --------------------------------------------------------------------------------------------- newcomer
 
     def await_invitation(self) -> None:
-        self._gauge.at("spare")
+        self._reporter.at("spare")
         self._admission.await_invitation()
-        self._gauge.at("newcomer")
+        self._reporter.at("newcomer")
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return self._admission.meta(until)
@@ -263,10 +263,10 @@ class WorkerSession(OperationLoop):
 
     def script_does(self, what: str) -> None:
         """What `elastic status` shows of the script that this worker runs beside itself."""
-        self._gauge.script = what
+        self._reporter.script = what
 
     def loop_over(self) -> None:
-        self._gauge.loop_over()
+        self._reporter.loop_over()
 
     # ---------------------------------------------------------------------------------------------- the end
 

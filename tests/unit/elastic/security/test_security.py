@@ -105,12 +105,12 @@ def play(certs: Path, tmp_path: Path, story: Callable[[At], Awaitable[None]]) ->
 
     async def told() -> None:
         lock = ServerCertificates(of_role(certs / "a", Role.RENDEZVOUS))
-        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, SecureServer(lock, journal) as doorman:
-            server = doorman.server(PATIENT)
+        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, SecureServer(lock, journal) as secure:
+            server = secure.server(PATIENT)
             service = RendezvousService()
             add_to_server("Rendezvous", service, server)
-            add_to_server("Fleet", FleetService(service, journal, doorman.shown, tmp_path, dict), server)
-            at.address = doorman.bind(server, "127.0.0.1:0")
+            add_to_server("Fleet", FleetService(service, journal, secure.shown, tmp_path, dict), server)
+            at.address = secure.bind(server, "127.0.0.1:0")
             await server.start()
             try:
                 async with asyncio.timeout(PATIENCE_S):
