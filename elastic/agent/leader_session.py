@@ -253,7 +253,7 @@ class LeaderSession:
     def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
         """Tell a leader everything that it may never have heard; from here on it hears words as they are said."""
         if term < self.term:
-            raise codec.WireError(f"a leader of term {term}, but term {self.term} has been seen")
+            raise codec.WireError(f"the leader's term {term} is older than term {self.term}, which was seen before")
         self.term, self._welcomed = term, True
         self._journal.write("attending", term=term)
         self._events.on_leader()

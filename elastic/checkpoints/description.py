@@ -134,7 +134,7 @@ def _tensor(entry: Any) -> Described:
         raise ValueError(f"{name} cannot lie in memory with strides {str(strides)[:80]}")
     nbytes = math.prod(shape) * item_bytes
     if type(entry["nbytes"]) is not int or entry["nbytes"] != nbytes:
-        raise ValueError(f"{name} has {nbytes} bytes by its shape, and {str(entry['nbytes'])[:40]} by what is said")
+        raise ValueError(f"{name} has {nbytes} bytes by its shape, but nbytes={str(entry['nbytes'])[:40]}")
     return Described(name, entry["dtype"], shape, nbytes)
 
 
@@ -205,7 +205,7 @@ def _object(value: Any, what: str, keys: set[str] | None = None) -> dict[str, An
     if not isinstance(value, dict):
         raise ValueError(f"{what[:100]} is no object")
     if keys is not None and value.keys() != keys:
-        raise ValueError(f"{what[:100]} has {', '.join(sorted(value.keys() ^ keys))[:200]} too much or too little")
+        raise ValueError(f"{what[:100]} lacks, or has in excess: {', '.join(sorted(value.keys() ^ keys))[:200]}")
     return value
 
 

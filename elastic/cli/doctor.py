@@ -79,7 +79,7 @@ def _of_fleet(options: argparse.Namespace) -> int:
     from elastic.fleet.findings import findings
 
     if options.script:
-        raise ConfigError(f"{options.script[0]}: a fleet is examined without a script; give one with --exact")
+        raise ConfigError(f"{options.script[0]}: --rendezvous takes no script; --exact does")
     found = findings(probes.take(client_of(options)))
     well = not any(finding.advice for finding in found)
     if options.json:

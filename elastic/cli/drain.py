@@ -70,7 +70,7 @@ def _drain_fleet(options: argparse.Namespace) -> int:
     """`elastic drain --rendezvous`: no job on that node any more, until it is taken back."""
     client = client_of(options)
     if options.node is None:
-        raise ConfigError("say which node with --node; `elastic jobs` shows which there are")
+        raise ConfigError("name the node with --node; `elastic jobs` lists the nodes")
     if options.cancel:
         client.cordon(options.node, "", over=True)
         print(json.dumps({"node": options.node, "drained": False}) if options.json else f"node {options.node} stays")
@@ -131,7 +131,7 @@ def ask(job_dir: Path, node: str | None, budget_s: float, *, over: bool) -> str:
     if node is None:
         nodes = ask_to_drain(address, "", 0, "", over=True, timeout_s=TIMEOUT_S)
         if len(nodes) != 1:
-            raise ConfigError(f"say which node with --node; there are {_named(nodes)}")
+            raise ConfigError(f"name the node with --node; there are {_named(nodes)}")
         node = nodes[0]
     nodes = ask_to_drain(address, node, left_ms, BECAUSE, over=over, timeout_s=TIMEOUT_S)
     if node not in nodes:

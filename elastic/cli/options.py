@@ -82,7 +82,7 @@ def job_dir_of(options: argparse.Namespace) -> Path | None:
         job_dir, options.job = Path(options.job), None
         return job_dir
     if options.job is not None:
-        raise ConfigError(f"{options.job}: say with --rendezvous of which fleet, or give --job-dir")
+        raise ConfigError(f"{options.job}: give the job's fleet with --rendezvous, or its directory with --job-dir")
     return newest_job_dir()
 
 

@@ -119,9 +119,8 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
     workers: int = default_workers if options.workers is None else options.workers
     if options.max_workers not in (None, workers):
         raise ConfigError(
-            f"--max-workers {options.max_workers}: the workers of one machine start together, so there are never more "
-            f"than --workers {workers}; say with it how many to start, with --min-workers how many must be "
-            "left, and with --spares how many to keep ready"
+            f"--max-workers {options.max_workers}: on one machine --workers {workers} is the largest number, because "
+            "all workers start together; --min-workers is the smallest, and --spares the number kept ready"
         )
     spec = JobSpec(
         name=options.name if options.name is not None else job_directory.default_name(program),

@@ -166,7 +166,7 @@ class FleetLeaderSession:
 
     def _welcome(self, term: int, address: str) -> None:
         if term < self.term:
-            raise codec.WireError(f"a leader of term {term}, but term {self.term} has been seen")
+            raise codec.WireError(f"the leader's term {term} is older than term {self.term}, which was seen before")
         self.term, self._welcomed = term, True
         self._journal.write("attending_fleet", term=term, address=address)
         notify.ready(f"attends the fleet's leader at {address}")

@@ -81,8 +81,8 @@ def _count(item: Item | None) -> int:
         return 0
     if not item.value.isdigit():
         raise ConfigError(
-            f"{COUNT} in etcd has {item.value[:64]!r}, which is no number of jobs, so that no other one can get its "
-            "own; put a number there that is not smaller than that of any job so far"
+            f"{COUNT} in etcd is {item.value[:64]!r} and not a number, so no job can be submitted; write the largest "
+            "number of any job so far there"
         )
     return int(item.value)
 

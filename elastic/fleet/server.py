@@ -186,7 +186,7 @@ class Server:
             if member.get("version") in ETCD_BROKEN:
                 raise ConfigError(
                     f"the member {endpoint} of etcd has version {member['version']}, which may lose data when it is "
-                    f"killed: {ETCD_INSTEAD}; or say --allow-unsafe-etcd where nothing would be lost with it"
+                    f"killed: {ETCD_INSTEAD}; or give --allow-unsafe-etcd, if its data may be lost"
                 )
         return [endpoint for endpoint, member in zip(endpoints, found, strict=True) if member["because"]]
 

@@ -63,7 +63,7 @@ class ManifestOptions:
     def __post_init__(self) -> None:
         fewest, most = self.nodes
         if not 1 <= fewest <= most:
-            raise ConfigError(f"--nodes {fewest}:{most} must be from 1, and the second at least the first")
+            raise ConfigError(f"--nodes {fewest}:{most} must be MIN:MAX with 1 <= MIN <= MAX")
         if self.slots < 1:
             raise ConfigError(f"--slots {self.slots} must be at least 1")
         if self.replicas not in (1, 3):
@@ -71,7 +71,9 @@ class ManifestOptions:
         if self.grace_s < 10:
             raise ConfigError(f"--grace {self.grace_s} must be at least 10 seconds")
         if len(self.name) > 40:
-            raise ConfigError(f"name = {self.name!r} is longer than 40 characters, which names of pods leave for it")
+            raise ConfigError(
+                f"name = {self.name!r} is longer than 40 characters, the most that names of pods have room for"
+            )
         if (self.checkpoint_dir.startswith("/")) != bool(self.claim):
             raise ConfigError(
                 f"checkpoint_dir={self.checkpoint_dir!r}: a directory needs --claim, a PersistentVolumeClaim that "

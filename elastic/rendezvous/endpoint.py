@@ -32,9 +32,9 @@ def check_plain(option: str, hosts: Sequence[str], *, allowed: bool) -> None:
     open_hosts = [host for host in hosts if not is_loopback(host_of(host))]
     if open_hosts and not allowed:
         raise ConfigError(
-            f"{option} {open_hosts[0]} is not this machine alone, and without certificates whoever reaches the port "
-            "can run commands as this user. Make some with `elastic certs init` and `elastic certs node`, and give "
-            f"--certs DIR; where only machines you trust reach it, {INSECURE} does without"
+            f"other machines reach {option} {open_hosts[0]}, and without certificates anybody who reaches the port can "
+            "run commands as this user. Make certificates with `elastic certs init` and `elastic certs node`, and give "
+            f"--certs DIR; or give {INSECURE}, if only machines that you trust reach the port"
         )
 
 
@@ -81,7 +81,9 @@ def address_towards(replicas: Sequence[str]) -> str:
         except OSError as error:
             trouble = trouble or f"{replica}: {error.strerror}"
     if far:
-        raise ConfigError(f"this machine has no way to the rendezvous ({trouble}); give --address, or another one")
+        raise ConfigError(
+            f"this machine has no route to the rendezvous ({trouble}); give --address, or another --rendezvous"
+        )
     return "127.0.0.1"
 
 
@@ -90,8 +92,8 @@ def check_reachable(address: str, replicas: Sequence[str]) -> None:
     far = [replica for replica in replicas if not is_loopback(host_of(replica))]
     if far and is_loopback(address):
         raise ConfigError(
-            f"--address {address} is this machine alone, and the rendezvous at {far[0]} is not; give the address under "
-            "which other nodes reach this one"
+            f"only this machine reaches --address {address}, and the rendezvous at {far[0]} is on another one; "
+            "give the address at which other nodes reach this one"
         )
 
 

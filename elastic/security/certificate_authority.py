@@ -127,7 +127,9 @@ def create(directory: Path, days: int | None = None) -> None:
     _make(directory)
     for file in (FLEET_CA, ETCD_CA):
         if (directory / file).exists() or _key_path(directory, file).exists():
-            raise ConfigError(f"{directory} has a {file} already, and certificates may hang on it; give another one")
+            raise ConfigError(
+                f"{directory} has a {file} already, which may have issued certificates; give another directory"
+            )
     for file, subject in ((FLEET_CA, "elastic fleet"), (ETCD_CA, "elastic etcd")):
         key = ec.generate_private_key(ec.SECP256R1())
         told_apart = f"{subject} {secrets.token_hex(4)}"  # two authorities may be trusted at once

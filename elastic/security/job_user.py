@@ -50,7 +50,7 @@ def find(name: str) -> JobUser:
     """The user of that name. Raises ConfigError if there is none, or if this process cannot start others as that
     user."""
     if os.geteuid() != 0:
-        raise ConfigError(f"--job-user {name} takes an agent that is started as root: only root starts jobs as others")
+        raise ConfigError(f"--job-user {name} needs an agent that runs as root: only root starts jobs as others")
     if platform.machine() not in SETGROUPS:
         raise ConfigError(f"--job-user is for {' and '.join(SETGROUPS)}, and this machine is {platform.machine()}")
     try:

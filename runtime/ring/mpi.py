@@ -63,7 +63,7 @@ class MpiWorld:
         deadline_s = time.monotonic() + READY_S
         while late := [n for n in range(len(self._workers)) if not self._ranks.ready(n).exists()]:
             if ended := [worker for n, worker in enumerate(self._workers) if self._ranks.gone(n).exists()]:
-                raise ConfigError(f"MPI cannot start: {', '.join(ended)} ended before all had come to elastic.join()")
+                raise ConfigError(f"MPI cannot start: {', '.join(ended)} ended before all had called elastic.join()")
             names = ", ".join(self._workers[n] for n in late)
             if time.monotonic() > deadline_s:
                 raise ConfigError(f"MPI cannot start: {names} did not call elastic.join() within {READY_S:g} s")

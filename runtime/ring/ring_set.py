@@ -57,7 +57,9 @@ class Rings:
         with self._lock:
             if len(self._failures) >= FAILURES_MAX:
                 last = self._failures[-1]
-                raise ConfigError(f"the gradients cannot go this way: {last}; start the job with --ring tcp") from last
+                raise ConfigError(
+                    f"this ring cannot send the gradients: {last}; start the job with --ring tcp"
+                ) from last
 
     def build(self, generation: Generation, post: Callable[[Event], object]) -> None:
         """Start building; posts RingBuilt or RingFailed, or nothing if it was aborted meanwhile."""

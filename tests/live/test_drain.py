@@ -106,7 +106,7 @@ def test_an_operator_drains_a_node_and_takes_it_back(
     job.await_members("a.0.0", "b.0.0")
     words = ["drain", "--job-dir", str(job.dir)]
     assert cli.main(words) == ExitCode.BAD_INPUT
-    assert "say which node with --node; there are a, b" in " ".join(capsys.readouterr().err.split())
+    assert "name the node with --node; there are a, b" in " ".join(capsys.readouterr().err.split())
     assert cli.main([*words, "--node", "c"]) == ExitCode.BAD_INPUT
     assert "no agent of a node 'c'" in " ".join(capsys.readouterr().err.split())
     assert cli.main([*words, "--node", "b", "--budget", "90"]) == ExitCode.DONE

@@ -10,22 +10,8 @@ from collections.abc import Iterable
 
 from elastic.errors import ExitCode
 from elastic.protocol import messages
-from elastic.protocol.membership import planned_changes, transitions
+from elastic.protocol.membership import events, planned_changes, transitions
 from elastic.protocol.membership.closing import failed, finished, slot_given_up
-from elastic.protocol.membership.events import (
-    Action,
-    AgentDown,
-    AgentUp,
-    CommitRefused,
-    Committed,
-    Elected,
-    Event,
-    GroupTick,
-    Note,
-    PointerAt,
-    Resized,
-    Stopped,
-)
 from elastic.protocol.membership.formation import announced, elected, form
 from elastic.protocol.membership.group import Group, Stage, State
 from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
@@ -37,13 +23,13 @@ from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
 
 
-def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ...]:
-    """Apply events at ``now_s`` (the leader's monotonic clock) to the group itself: in a job of thousands of workers a
-    copy of the group for every few words would be most of the work. Spares are invited once, at the end. Old words are
-    ignored, not errors."""
-    actions: list[Action] = []
+def advance(g: Group, arrived: Iterable[events.Event], now_s: float) -> tuple[events.Action, ...]:
+    """Apply the events that arrived at ``now_s`` (the leader's monotonic clock) to the group itself: in a job of
+    thousands of workers a copy of the group for every few words would be most of the work. Spares are invited once, at
+    the end. Old words are ignored, not errors."""
+    actions: list[events.Action] = []
     freed = False
-    for event in events:
+    for event in arrived:
         if g.state is State.CLOSED:
             break
         before = g.chain, g.state
@@ -54,11 +40,11 @@ def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ..
     return tuple(actions)
 
 
-def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
+def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action]) -> None:
     match event:
-        case Elected():
+        case events.Elected():
             elected(g, event, now_s, do)
-        case AgentUp(node, slots):
+        case events.AgentUp(node, slots):
             wait_for_others(g, now_s)
             g.silent_nodes.pop(node, None)
             g.attended_s[node] = now_s
@@ -69,12 +55,12 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             # The node's workers report now, or the agent says why not; a decision on the first report would expel the
             # rest.
             g.given_up = {worker: why for worker, why in g.given_up.items() if not is_absence(why, node)}
-        case AgentDown():
+        case events.AgentDown():
             fell_silent(g, event, now_s)
-        case Committed(number):
+        case events.Committed(number):
             committed(g, number, now_s, do)
-        case CommitRefused(number, because):
-            do.append(Note("commit_refused", {"number": number, "because": because}))
+        case events.CommitRefused(number, because):
+            do.append(events.Note("commit_refused", {"number": number, "because": because}))
             g.committing = None
         case messages.Announce():
             announced(g, event, now_s, do)
@@ -115,21 +101,21 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             checkpointed(g, event, do)
         case messages.Unreadable():
             unreadable(g, event, do)
-        case PointerAt(entry):
+        case events.PointerAt(entry):
             known = g.unreadable.get(entry)
             g.checkpoint = known.instead if known and not known.memory else entry
-        case Resized(workers):
+        case events.Resized(workers):
             g.size, g.resized_s = workers, now_s
-            do.append(Note("resized", {"workers": workers}))
+            do.append(events.Note("resized", {"workers": workers}))
             if g.state is State.FORMING:
                 form(g, now_s, do)
             else:
                 planned_changes.plan_change(g, now_s, do)
-        case Stopped(because, at_once=True):
+        case events.Stopped(because, at_once=True):
             transitions.become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
-        case Stopped():
+        case events.Stopped():
             planned_changes.stop_in_order(g, now_s, do)
-        case GroupTick():
+        case events.GroupTick():
             ticked(g, now_s, do)
 
 
@@ -157,7 +143,7 @@ def deadline_s(g: Group) -> float:
     return min(deadlines)
 
 
-def ticked(g: Group, now_s: float, do: list[Action]) -> None:
+def ticked(g: Group, now_s: float, do: list[events.Action]) -> None:
     timing = g.spec.timing
     if g.state is State.PAUSED and now_s >= g.since_s + timing.pause_limit_s:
         transitions.become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
@@ -195,7 +181,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
             transitions.move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
 
 
-def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
+def committed(g: Group, number: int, now_s: float, do: list[events.Action]) -> None:
     record = g.committing
     if record is None or record.number != number:
         return
@@ -203,7 +189,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
     fields = {"generation": number, "kind": str(record.kind), "members": list(record.ids), "because": record.because}
     if record.kind is messages.Kind.FORM:
         fields["level"] = g.spec.level
-    do.append(Note("committed", fields))
+    do.append(events.Note("committed", fields))
     if g.state is State.CLOSING:
         return
     if record.kind is messages.Kind.PLANNED:

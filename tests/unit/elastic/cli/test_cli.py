@@ -73,7 +73,7 @@ def code_of(arguments: list[str]) -> int:
         (["run", "-m", "./train.py"], "leave out -m"),
         (["run", "--workers", "0", "train.py"], "workers=0 must be >= min_workers=1"),
         (["run", "--workers", "2", "--min-workers", "3", "train.py"], "min_workers=3"),
-        (["run", "--max-workers", "4", "train.py"], "never more than --workers 2"),
+        (["run", "--max-workers", "4", "train.py"], "--workers 2 is the largest number"),
         (["run", "--spares", "-1", "train.py"], "spares=-1 must be >= 0"),
         (["run", "--spares", "1", "--no-replace", "train.py"], "replace=False forbids it"),
         (["run", "--threads", "0", "train.py"], "threads=0"),
@@ -568,7 +568,7 @@ def test_a_job_by_name_is_one_of_a_fleet(
 ) -> None:
     jobs_here("train")
     assert cli.main(words) == ExitCode.BAD_INPUT
-    assert "train: say with --rendezvous of which fleet" in capsys.readouterr().err
+    assert "train: give the job's fleet with --rendezvous" in capsys.readouterr().err
 
 
 def test_drain_does_not_guess_what_to_drain(jobs_here: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

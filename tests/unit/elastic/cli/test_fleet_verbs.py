@@ -45,17 +45,23 @@ def code_of(arguments: list[str]) -> int:
         (["rendezvous", "--etcd", "127.0.0.1", "--listen", "127.0.0.1:0"], "--etcd '127.0.0.1' must be HOST:PORT"),
         (["rendezvous", "--etcd", "127.0.0.1:2379", "--listen", "0.0.0.0:7070"], "is every address"),
         (["rendezvous", "--etcd", "127.0.0.1:2379", "--listen", "10.0.0.1:7070"], "--insecure"),
-        (["rendezvous", "--etcd", "10.0.0.1:2379", "--listen", "127.0.0.1:7070"], "--etcd 10.0.0.1:2379 is not this"),
+        (
+            ["rendezvous", "--etcd", "10.0.0.1:2379", "--listen", "127.0.0.1:7070"],
+            "machines reach --etcd 10.0.0.1:2379",
+        ),
         (["rendezvous", "--etcd", "127.0.0.1:1", "--listen", "127.0.0.1:1,127.0.0.1:2"], "takes one address, not 2"),
         (["agent"], "--rendezvous"),
         (["agent", "--rendezvous", "127.0.0.1:0"], "must be HOST:PORT"),
         (["agent", "--rendezvous", " , "], "is empty"),
-        (["agent", "--rendezvous", "10.0.0.1:7070"], "whoever reaches the port can run commands as this user"),
+        (["agent", "--rendezvous", "10.0.0.1:7070"], "anybody who reaches the port can run commands as this user"),
         (
             ["agent", "--rendezvous", "10.0.0.1:7070", "--insecure", "--address", "127.0.0.1"],
-            "--address 127.0.0.1 is this machine alone",
+            "only this machine reaches --address 127.0.0.1",
         ),
-        (["agent", "--rendezvous", "no.such.host.invalid:7070", "--insecure"], "has no way to the rendezvous (no.such"),
+        (
+            ["agent", "--rendezvous", "no.such.host.invalid:7070", "--insecure"],
+            "has no route to the rendezvous (no.such",
+        ),
         (["agent", *HERE, "--slots", "0"], "--slots=0 must be >= 1"),
         (["agent", *HERE, "--node", "GPU 7"], "'gpu-7'"),
         (["agent", *HERE, "--label", "fast"], "--label: 'fast' must be NAME=VALUE"),
@@ -68,7 +74,7 @@ def code_of(arguments: list[str]) -> int:
         (["status", "train", "--job-dir", "x"], "give JOB with --rendezvous only"),
         (["status"], "there is no job in"),
         (["drain"], "one of the arguments --job-dir --rendezvous is required"),
-        (["drain", *HERE], "say which node with --node"),
+        (["drain", *HERE], "name the node with --node"),
         (["logs", "--job-dir", "x"], "holds no job"),
         (["stop", *HERE], "JOB"),
     ],
@@ -142,7 +148,7 @@ def test_what_is_said_to_this_machine_alone_may_be_plain() -> None:
     endpoint.check_plain("--x", ["127.0.0.9:1", "localhost:2", "[::1]:3", "127.0.0.1"], allowed=False)
     endpoint.check_plain("--x", ["10.0.0.1:1"], allowed=True)
     for address in ("10.0.0.1:1", "host:1", "[fe80::1]:1"):
-        with pytest.raises(ConfigError, match="without certificates whoever reaches"):
+        with pytest.raises(ConfigError, match="without certificates anybody who reaches"):
             endpoint.check_plain("--x", [address], allowed=False)
 
 

@@ -158,7 +158,7 @@ def test_a_count_that_is_no_number_costs_submissions_only_and_says_what_to_do(
     write_key(store, registry.COUNT, garbage, timeout_s=1)
     book, _ = registry.read(store)
     assert [job.name for job in book.jobs] == [name] and book.unread.keys() == {"count"}
-    with pytest.raises(ConfigError, match=r"/elastic/.fleet/count .* put a number there"):
+    with pytest.raises(ConfigError, match=r"/elastic/.fleet/count .* so no job can be submitted; write"):
         to.submit(SPEC)
     write_key(store, registry.COUNT, b"1", timeout_s=1)
     assert to.submit(SPEC) == "train-2"

@@ -253,7 +253,7 @@ def test_what_cannot_be_used_is_said_with_what_to_do(certs: Path, tmp_path: Path
     (mine / "operator.pem").write_text("-----BEGIN NOTHING-----")
     with pytest.raises(ConfigError, match="no certificate together with its key"):
         of_role(mine, Role.OPERATOR)
-    with pytest.raises(ConfigError, match="and certificates may hang on it"):
+    with pytest.raises(ConfigError, match="which may have issued certificates"):
         certificate_authority.create(certs / "ca")
     with pytest.raises(ConfigError, match="elastic certs init"):
         Authority(certs / "ann")

@@ -142,7 +142,7 @@ def test_sbatch_gets_the_script_and_its_id_is_printed(
     ("words", "said"),
     [
         (["agents", "--nodes", "2"], "--rendezvous"),
-        (["agents", "--nodes", "2", "--rendezvous", "10.0.0.1:7070"], "whoever reaches the port can run commands"),
+        (["agents", "--nodes", "2", "--rendezvous", "10.0.0.1:7070"], "anybody who reaches the port can run commands"),
         (["agents", "--nodes", "2", "--rendezvous", "10.0.0.1:7070", "--certs", "no"], "--certs no is no directory"),
         (["agents", "--nodes", "0", "--rendezvous", "127.0.0.1:7070"], "--nodes 0 must be at least 1"),
         (["agents", "--nodes", "2", "--rendezvous", "127.0.0.1:7070", "--submit"], "sbatch is not in PATH"),
