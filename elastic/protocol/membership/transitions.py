@@ -149,7 +149,8 @@ def with_its_home(g: Group, seen: WorkerView) -> str:
 
 
 def _gone(g: Group) -> set[str]:
-    return {*g.dead, *g.given_up, *g.drains, *g.workers.at(*_AWAY)}
+    """Workers whose numbers are free. A member that is given up may answer after all, until it is expelled."""
+    return {*g.dead, *(g.given_up.keys() - g.listed), *g.drains, *g.workers.at(*_AWAY)}
 
 
 def publish(g: Group, record: messages.Generation, do: list[Action]) -> None:

@@ -385,6 +385,17 @@ def test_a_newcomer_whose_number_another_leader_has_given_away_begins_again() ->
     assert group.workers["c.0.1"].member.home == 2
 
 
+def test_a_member_that_is_given_up_keeps_its_number_until_it_is_expelled() -> None:
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    words = [Announce(f"{node}.0.0", node, 0, 1, "host", 1, "same") for node in ("a", "b")]
+    events: list[Event] = [Elected(1), *words, Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1)]
+    for event in events:
+        group, _ = step(group, event, 0.0)
+    group.given_up["a.0.0"] = "no answer"
+    group, _ = step(group, Announce("c.0.0", "c", 0, 1, "host", 1, "same"), 0.0)
+    assert [group.workers[f"{node}.0.0"].member.home for node in "abc"] == [0, 1, 2]
+
+
 def test_a_leader_that_finds_two_members_with_one_number_lets_the_older_one_leave() -> None:
     """The leader before had demoted it, and did not live to let it go."""
     members = tuple(Member(f"{node}.0.0", node, "host", 1, rank, home) for rank, (node, home) in enumerate(_HOMES))
