@@ -27,10 +27,11 @@ def slurm(home: Path) -> Iterator[Slurm]:
 def test_a_preempted_job_goes_on_from_the_very_step(slurm: Slurm, training: Training) -> None:
     job = slurm.submit(training.command("--grace 18"), WHOLE, "--requeue", environment=training.environment)
     slurm.until("it trains", lambda: len(training.steps) > 5)
+    training.pace(0.4)  # enough steps are left when Slurm preempts it
     urgent = slurm.submit("sleep 3", "--partition=prod", WHOLE)
     slurm.until("it leaves", lambda: training.exit_code is not None)
     done = len(training.steps)
-    assert training.exit_code == ExitCode.DRAINED
+    assert training.exit_code == ExitCode.DRAINED, slurm.story()
     slurm.until("the other job runs", lambda: slurm.job(urgent)["JobState"] != "PENDING")
     training.pace(0.0)
     slurm.run_again(job)
@@ -45,7 +46,7 @@ def test_a_cancelled_job_goes_on_from_the_very_step_when_it_is_submitted_again(
     slurm.until("it trains", lambda: len(training.steps) > 5)
     slurm.run("scancel", job)
     assert slurm.end(job) == "CANCELLED"
-    assert training.exit_code == ExitCode.DRAINED
+    assert training.exit_code == ExitCode.DRAINED, slurm.story()
     done = len(training.steps)
     training.pace(0.0)
     slurm.completes(slurm.submit(training.command(), WHOLE, environment=training.environment))
@@ -60,7 +61,7 @@ def test_a_job_at_its_time_limit_puts_itself_into_the_queue_and_goes_on(slurm: S
     slurm.until("it trains", lambda: len(training.steps) > 5)
     training.pace(0.4)  # enough steps are left at the limit
     slurm.until("it leaves", lambda: training.exit_code is not None)
-    assert training.exit_code == ExitCode.DRAINED
+    assert training.exit_code == ExitCode.DRAINED, slurm.story()
     done = len(training.steps)
     training.pace(0.0)
     slurm.run_again(job)
