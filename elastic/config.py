@@ -168,9 +168,9 @@ class Timing:
         "--hang-limit",
         "S",
         600.0,
-        "seconds that the others wait for a worker whose script gets nowhere between two operations, or uses a "
-        "processor in one shard, before it is replaced, and that all may get nowhere before the job goes back to the "
-        "newest snapshot or checkpoint; with --restart, that no script may use a processor before the round ends",
+        "a worker is replaced when its script has made no progress for so many seconds, between two operations or "
+        "within one shard; if no worker makes progress, the job goes back to the newest snapshot or checkpoint. With "
+        "--restart the round ends when no script has used a processor for so long",
     )
     """The same for a worker that uses a processor in its shard, or is between two operations: a script may compile, or
     write a file on one worker alone. Also for all members together, or the only one, where nobody waits for anybody;
@@ -192,7 +192,7 @@ class Timing:
         "--pause-limit",
         "S",
         600.0,
-        "seconds that a job below --min-workers waits, with its state in memory, before it ends with 3",
+        "seconds that a job below --min-workers waits, with its state in memory, until it ends with exit code 3",
     )
 
     join_grace_s: float = 0.1
@@ -287,8 +287,8 @@ class JobSpec:
         "--min-workers",
         "M",
         1,
-        "below this many, training waits for replacements; at the start it goes on with so many when the join window "
-        "is over",
+        "the fewest workers that train: with fewer, the job waits for replacements. At the start the job waits for all "
+        "workers until the join window is over, and then for these",
     )
 
     max_workers: int | None = None
@@ -298,20 +298,19 @@ class JobSpec:
         "--spares",
         "K",
         0,
-        "processes that each node keeps ready besides its workers, with the script's own set-up done, to take the "
-        "places of lost ones",
+        "further processes on each node that have run the script's own set-up, and replace lost workers",
     )
 
     stragglers: Stragglers = _option(
         "--stragglers",
         "",
         Stragglers.NAME,
-        "give each worker as many shards as its speed allows, and say which are too slow; 'demote': these also give "
-        "their place to a spare; 'ignore': neither, all compute equally many",
+        "'name': give each worker as many shards as its speed allows, and name those that are too slow; 'demote': "
+        "also replace these by spares; 'ignore': give all workers equally many shards",
     )
 
     slow_factor: float = _option(
-        "--slow-factor", "F", 2.0, "a straggler takes so many times as long for a shard as the median of the others"
+        "--slow-factor", "F", 2.0, "a worker is too slow if its shards take F times as long as the median of the others"
     )
 
     reduction: Reduction = _option(
@@ -326,16 +325,16 @@ class JobSpec:
         "--compression",
         "",
         Compression.NONE,
-        "what gradients are rounded to: half of the bytes are sent, or a quarter (int8); with --reduction exact or "
-        "allreduce. The bits are others, and with exact still the same for every number of workers",
+        "round gradients before they are sent, to half of the bytes, or to a quarter (int8); with --reduction exact or "
+        "allreduce. The result differs from that of none; with exact it has the same bits for every number of workers",
     )
 
     overlap: Overlap = _option(
         "--overlap",
         "",
         Overlap.AUTO,
-        "whether gradients are summed while backward goes on; auto: on if the workers are on several machines. No bit "
-        "changes",
+        "whether gradients are summed while backward goes on; auto: on if the workers are on several machines. The "
+        "bits are the same",
     )
 
     retain_results: bool = _option(
@@ -343,14 +342,14 @@ class JobSpec:
         "",
         True,
         "use less memory: do not keep the gradients of the last pass for a worker that missed them when another died; "
-        "it computes that pass again",
+        "such a worker computes that pass again",
     )
 
     ring: RingKind = _option(
         "--ring",
         "",
         RingKind.TCP,
-        "what carries the gradients; nccl: between GPUs, one for each worker; mpi: of one mpirun, needs "
+        "how gradients are sent; nccl: by NCCL, with one GPU for each worker; mpi: by the MPI of one mpirun, needs "
         "elastic-ring[mpi]",
     )
 
@@ -358,16 +357,16 @@ class JobSpec:
         "--ranks",
         "N",
         0,
-        "the script is one for torchrun, with DistributedDataParallel: it sees a world of N ranks for ever, which the "
-        "workers compute, however many there are (default: it calls elastic.join())",
+        "run a torchrun script that uses DistributedDataParallel: the script always sees N ranks, which any number of "
+        "workers computes (default: the script calls elastic.join())",
     )
 
     restart: bool = _option(
         "--restart",
         "",
         False,
-        "the script is one for torchrun, of any kind: it is started again on all workers, with torchrun's environment, "
-        "whenever a worker is lost or joins; what is kept is what the script saves itself",
+        "run any torchrun script: it starts again on all workers, with torchrun's environment, whenever a worker is "
+        "lost or joins; only what the script itself saves is kept",
     )
 
     threads: int = _option("--threads", "T", 1, "torch threads of each worker")
@@ -384,8 +383,8 @@ class JobSpec:
         "--snapshot-every",
         "T",
         "auto",
-        "how often the state is copied into the memory of each machine, from which a job that loses all workers goes "
-        'on; as --checkpoint-every, where "auto" is every 5 s, or less often where that costs more than 1 % of the '
+        "how often the state is copied into the memory of each machine; a job that loses all workers goes on from "
+        'there. Values as of --checkpoint-every; "auto": every 5 s, or less often if that costs more than 1 % of the '
         "time",
     )
 
@@ -406,16 +405,16 @@ class JobSpec:
         "--max-restarts",
         "R",
         3,
-        "exits by the script's own fault that are forgiven, per worker slot; kills from outside are not counted. Also "
-        "how often a job begins again whose members all died before a step was applied",
+        "how often each worker slot gets a new process after its script failed; kills from outside are not counted. "
+        "Also how often the job begins again after all members died before a step was applied",
     )
 
     fork: bool = _option(
         "--cold-start",
         "",
         True,
-        "start every worker with an interpreter of its own instead of forking it from a process that has done the "
-        "imports; for modules of yours that set environment variables which torch reads when it is imported",
+        "start every worker with its own interpreter, and do not fork it from a process that has imported torch; for "
+        "scripts whose modules set environment variables that torch reads when it is imported",
     )
 
     env: tuple[str, ...] = ()

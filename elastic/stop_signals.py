@@ -16,6 +16,7 @@ import ctypes
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,6 +83,15 @@ def order_to(pid: int, asked: signal.Signals) -> int:
     # A script that waits for SIGTERM in sigwait blocks that alone; a child that is starting blocks both.
     listens = (waiting if waiting >> (asked - 1) & 1 else caught) >> (LISTENS - 1) & 1
     return ORDERS[asked] if listens else asked
+
+
+def wait_or_kill(process: subprocess.Popen[bytes], within_s: float) -> None:
+    """Wait for the end of a child of this process; after within_s, kill it."""
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def plain(status: int) -> int:

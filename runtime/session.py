@@ -181,41 +181,33 @@ class Session(Protocol):
     @property
     def alone(self) -> bool:
         """Whether there never is another worker: fingerprints are compared with nobody's."""
-        ...
 
     def owned(self, units: int) -> tuple[int, ...] | None:
         """The units of so many that this member computes while no member is lost; None: not a member."""
-        ...
 
     @property
     def because(self) -> str:
         """Why the current generation exists."""
-        ...
 
     @property
     def began(self) -> str:
         """The snapshot or checkpoint from which the job went on after every copy of the state was lost, or ""."""
-        ...
 
     @property
     def pauses(self) -> bool:
         """Whether the current generation is below quorum, so that the next step waits for more members."""
-        ...
 
     @property
     def parting(self) -> bool:
         """Whether a generation without members is planned: all stop after a step, as soon as each of them may."""
-        ...
 
     @property
     def reduction(self) -> Reduction:
         """How gradients are summed."""
-        ...
 
     @property
     def compression(self) -> Compression:
         """What gradients are rounded to."""
-        ...
 
     may_part: bool
     """Whether all may stop after the next operation; set before it begins."""
@@ -223,19 +215,15 @@ class Session(Protocol):
     @property
     def going(self) -> DrainNotice | None:
         """The last notice that this worker's node has to go, or None."""
-        ...
 
     def before_leaving(self, call: Callable[[], None]) -> None:
         """Have `call` called when a generation without this worker took effect, before others may forget it."""
-        ...
 
     def place(self) -> LoopPlace:
         """Generation, rank and members at one moment. Any thread."""
-        ...
 
     def note(self, event: str, **fields: object) -> None:
         """Write a line of the journal. Any thread; never waits."""
-        ...
 
     def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
         """A checkpoint of that series is complete: ask to move the pointer to it. Any thread; never waits.
@@ -243,7 +231,6 @@ class Session(Protocol):
         answer: called, on any thread, with whether it is the newest that the job knows, so that this worker may remove
         older ones; never called if the job has no leader now.
         """
-        ...
 
     def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
         """The entry that the job was to go on from cannot be read here. This process ends and is replaced; the new one
@@ -251,46 +238,37 @@ class Session(Protocol):
 
         memory, instead: as in messages.Unreadable.
         """
-        ...
 
     @property
     def restarted(self) -> bool:
         """Whether this process replaces an earlier incarnation of its slot."""
-        ...
 
     @property
     def sums_on(self) -> torch.device:
         """The device of the tensors of leaves and results."""
-        ...
 
     @property
     def joining(self) -> bool:
         """Whether this is a newcomer that has not copied the state yet."""
-        ...
 
     @property
     def behind(self) -> bool:
         """Whether this is a newcomer whose copy is older than the step in progress: `join` in the first pass of each
         step, and every other operation, return the members' result, until the newcomer has caught up and is a
         member."""
-        ...
 
     def attach(self, carrier: Carrier) -> None:
         """Set the registered state, once, before the first operation; newcomers copy it, SYNC compares it."""
-        ...
 
     def publish(self, meta: JoinMeta) -> None:
         """Set what `meta` of a newcomer returns; called when a step is handed out, and after each early call."""
-        ...
 
     def await_invitation(self) -> None:
         """For a newcomer that has set up everything independent of the loop's place: block until the world has a place
         for it. Ends the process if the job is over first."""
-        ...
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         """For a newcomer: ask members, until one gives an answer for which `until` is true."""
-        ...
 
     def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
         """For a newcomer, inside the first pass of a step: hold the state of a pass; return the pass and its result.
@@ -307,12 +285,10 @@ class Session(Protocol):
         Raises JoinMissed if the epoch of `here`, or of the last `meta`, is over: then this process must be replaced. If
         it was behind, also raises what disagreeing members raise.
         """
-        ...
 
     @property
     def astray(self) -> bool:
         """Whether the last `join` entered another step than `here`, to which this worker was bound."""
-        ...
 
     def copy_anew(self) -> Copy:
         """For a newcomer that is `astray`, between two steps: the state of the pass in progress. What the script has
@@ -320,7 +296,6 @@ class Session(Protocol):
 
         Raises JoinMissed if there is no such pass in this epoch.
         """
-        ...
 
     def begin(
         self,
@@ -336,38 +311,30 @@ class Session(Protocol):
         ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members. cuts: parts of
         these tensors that may be summed one by one, while the last unit is computed.
         """
-        ...
 
     def next_unit(self) -> int | None: ...
 
     def send_early(self) -> EarlySums | None:
         """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.
         Returns what takes its values as they come; None: nothing is sent early. Called at most once a unit."""
-        ...
 
     def unit_done(self, leaf: Partial) -> None: ...
     def finish(self) -> Partial | None: ...
 
     def loop_over(self) -> None:
         """The script's loop is over: what follows may take any time."""
-        ...
 
     def used(self) -> None:
         """The tensors of the last result are no longer read here."""
-        ...
 
     def applied(self, record: StepRecord) -> None:
         """A step is applied: its user asked for the next one or left the loop. Queue it for the ledger; never waits."""
-        ...
 
     def history(self, first: int, end: int) -> list[StepRecord]:
         """Applied steps from `first` on, below `end`, without a gap, as far as the ledger here has them."""
-        ...
 
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
         """The script raised: tell the agent where, so that a replacement that fails alike ends the job."""
-        ...
 
     def close(self, digest: str) -> None:
         """After the LEAVE operation: say goodbye and stop the session's threads."""
-        ...

@@ -15,17 +15,14 @@ class Hosts(Protocol):
     @property
     def outside(self) -> str:
         """The address of the harness, and of an operator, on the network of these hosts."""
-        ...
 
     def add(self, name: str) -> str:
         """Make a host. Returns its address."""
-        ...
 
     def address(self, name: str) -> str: ...
 
     def within(self, name: str) -> tuple[str, ...]:
         """Put before a command to run it on that host."""
-        ...
 
 
 class Loopback:

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 from chaos_tests.failpoints.import_patch import patch_when_imported
@@ -47,17 +48,18 @@ class _Disk:
 
 def install(directory: str) -> None:
     """Put the points into this process, and those forked from it."""
-    look = _look_in(directory)
+    look, in_pass = _look_in(directory), partial(_before, in_pass=True)
     for module, patch in (
         ("runtime.worker.operations", _in_walk),
         ("runtime.worker.exchange", _in_turn),
-        ("runtime.worker.progress_report", _in_gauge),
-        ("runtime.reduction.slice_sums", _in_reduce),
+        ("runtime.worker.progress_report", partial(in_pass, "ProgressReporter.gathered", failpoints.IN_REDUCTION)),
+        ("runtime.reduction.slice_sums", partial(in_pass, "SliceSums._sum", failpoints.BETWEEN)),
         ("runtime.reduction.early_sums", _in_overlap),
-        ("runtime.ring.ring_set", _in_rings),
-        ("runtime.worker.donor", _in_donor),
-        ("runtime.transfer.connection", _in_copy),
-        ("runtime.checkpoint.saver", _in_saver),
+        ("runtime.ring.ring_set", partial(_before, "Rings._mesh", failpoints.IN_REBUILD)),
+        ("runtime.worker.donor", partial(_before, "send_parts", failpoints.COPY_SENT)),
+        ("runtime.transfer.connection", partial(_before, "CopyConnection._receive_blob", failpoints.COPY_RECEIVED)),
+        ("runtime.checkpoint.saver", partial(_before, "put", failpoints.PART_WRITTEN)),
+        ("runtime.checkpoint.saver", partial(_before, "Saver._publish", failpoints.BEFORE_MANIFEST)),
         ("elastic.checkpoints.storage", _in_storage),
         ("runtime.restart.script_host", _in_scripts),
     ):
@@ -127,40 +129,43 @@ def _wait_with_the_lock() -> None:
 Look = Callable[[str], None]
 
 
-def _before(owner: Any, name: str, look: Look, *at: str) -> None:
-    """Let a function look for orders at these points before it begins."""
-    sound = getattr(owner, name)
+def _before(path: str, point: str, module: Any, look: Look, *, in_pass: bool = False) -> None:
+    """Let a function of the module look for orders at this point before it begins. path: its name, perhaps that of its
+    class before it. in_pass: only while a pass is summed."""
+    *owners, name = path.split(".")
+    owner = reduce(getattr, owners, module)
+    original = getattr(owner, name)
 
-    def ambushed(*args: Any, **kwargs: Any) -> Any:
-        for point in at:
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        if _Place.in_pass or not in_pass:
             look(point)
-        return sound(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    setattr(owner, name, ambushed)
+    setattr(owner, name, looking)
 
 
 def _in_walk(module: Any, look: Look) -> None:
     next_unit, unit_done = module.OperationLoop.next_unit, module.OperationLoop.unit_done
 
-    def ambushed_next(self: Any) -> Any:
+    def looking_next(self: Any) -> Any:
         unit = next_unit(self)
         _Place.step = self._task.op.step
         if unit is not None and self._task.op.kind is module.OpKind.PASS:
             look(failpoints.IN_REPETITION if self._task.op.label else failpoints.IN_SHARD)
         return unit
 
-    def ambushed_done(self: Any, leaf: Any) -> None:
+    def looking_done(self: Any, leaf: Any) -> None:
         unit_done(self, leaf)
         if self._task.op.kind is module.OpKind.EVALUATE:
             look(failpoints.IN_EVALUATION)
 
-    module.OperationLoop.next_unit, module.OperationLoop.unit_done = ambushed_next, ambushed_done
+    module.OperationLoop.next_unit, module.OperationLoop.unit_done = looking_next, looking_done
 
 
 def _in_turn(module: Any, look: Look) -> None:
     exchange = module.RingExchange.exchange
 
-    def ambushed(self: Any, task: Any, *rest: Any) -> Any:
+    def looking(self: Any, task: Any, *rest: Any) -> Any:
         _Place.step, _Place.in_pass = task.op.step, task.op.kind is module.OpKind.PASS
         if _Place.in_pass:
             look(failpoints.BEFORE_REDUCTION)
@@ -169,47 +174,17 @@ def _in_turn(module: Any, look: Look) -> None:
             look(failpoints.RESULT_HELD)
         return result
 
-    module.RingExchange.exchange = ambushed
-
-
-def _in_gauge(module: Any, look: Look) -> None:
-    _before(
-        module.ProgressReporter,
-        "gathered",
-        lambda point: look(point) if _Place.in_pass else None,
-        failpoints.IN_REDUCTION,
-    )
-
-
-def _in_reduce(module: Any, look: Look) -> None:
-    _before(module.SliceSums, "_sum", lambda point: look(point) if _Place.in_pass else None, failpoints.BETWEEN)
+    module.RingExchange.exchange = looking
 
 
 def _in_overlap(module: Any, look: Look) -> None:
     offer = module.EarlySums.offer
 
-    def ambushed(self: Any, values: Any) -> None:
+    def looking(self: Any, values: Any) -> None:
         offer(self, values)
         look(failpoints.EARLY_SENT)
 
-    module.EarlySums.offer = ambushed
-
-
-def _in_rings(module: Any, look: Look) -> None:
-    _before(module.Rings, "_mesh", look, failpoints.IN_REBUILD)
-
-
-def _in_donor(module: Any, look: Look) -> None:
-    _before(module, "send_parts", look, failpoints.COPY_SENT)
-
-
-def _in_copy(module: Any, look: Look) -> None:
-    _before(module.CopyConnection, "_receive_blob", look, failpoints.COPY_RECEIVED)
-
-
-def _in_saver(module: Any, look: Look) -> None:
-    _before(module, "put", look, failpoints.PART_WRITTEN)
-    _before(module.Saver, "_publish", look, failpoints.BEFORE_MANIFEST)
+    module.EarlySums.offer = looking
 
 
 def _in_scripts(module: Any, look: Look) -> None:
@@ -221,7 +196,7 @@ def _in_scripts(module: Any, look: Look) -> None:
             look(failpoints.IN_SCRIPT)
             time.sleep(SCRIPT_LOOKS_S)
 
-    def ambushed(self: Any, settings: Any) -> None:
+    def looking(self: Any, settings: Any) -> None:
         run = self._run
 
         def watched() -> None:
@@ -231,7 +206,7 @@ def _in_scripts(module: Any, look: Look) -> None:
         self._run = watched
         become(self, settings)
 
-    module._Host._become_script = ambushed
+    module._Host._become_script = looking
 
 
 def _in_storage(module: Any, look: Look) -> None:
@@ -241,7 +216,7 @@ def _in_storage(module: Any, look: Look) -> None:
 
     sync = module.LocalStorage._sync
 
-    def ambushed(self: Any, descriptor: int) -> None:
+    def looking(self: Any, descriptor: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         periodic = f"/{PERIODIC}/" in path and os.path.isfile(path)
         if periodic:
@@ -252,4 +227,4 @@ def _in_storage(module: Any, look: Look) -> None:
             time.sleep(SLOW_S)  # this is the fault
         sync(self, descriptor)
 
-    module.LocalStorage._sync = ambushed
+    module.LocalStorage._sync = looking

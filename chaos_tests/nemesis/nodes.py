@@ -22,7 +22,7 @@ from chaos_tests.support import processes
 from elastic.errors import ElasticError
 from elastic.security.channels import PLAIN
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousStub
+from elastic.wire.services import RendezvousStub
 
 
 def some_node(scene: Scene, planned: Planned) -> str:

@@ -24,11 +24,9 @@ class RecordSource(Protocol):
 
     def connect(self) -> EtcdStore | None:
         """None: it cannot answer now. Raises StoreError and OSError."""
-        ...
 
     def may_write(self) -> bool:
         """False: it is gone, and nothing of its history is missed."""
-        ...
 
 
 class Embedded:

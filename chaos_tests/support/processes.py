@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from elastic import stop_signals
+
 MARK = "CHAOS_RUN"
 """Environment variable whose value tells one run from all others."""
 
@@ -119,11 +121,7 @@ class Command:
         """SIGTERM, and SIGKILL for what is left by then. Returns the pids that had to be killed."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(within_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            stop_signals.wait_or_kill(self.process, within_s)
         left = await_exits(living(self.mark), within_s=2.0)
         for pid in left:
             kill_if_there(pid)

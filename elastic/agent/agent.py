@@ -156,7 +156,7 @@ class Agent:
             self._place,
             self._journal,
             Trial(options.TRIAL, sys.argv[1:]),
-            lambda: upgrade_state.write(self._workers.heirloom(self._leader.term)),
+            lambda: upgrade_state.write(self._workers.upgrade_state(self._leader.term)),
             lambda: self._in_the_way,
         )
         if request is None or self._hands_over:

@@ -28,7 +28,7 @@ from elastic.rendezvous.reach import Reach
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.broadcast import Reader
-from elastic.wire.elastic_pb2_grpc import RendezvousStub
+from elastic.wire.services import RendezvousStub
 
 PART_S = 1.0
 """How long, in seconds, a stopping agent waits until its leader has heard that the workers are gone."""
@@ -47,27 +47,21 @@ class LeaderSessionEvents(Protocol):
 
     def on_leader(self) -> None:
         """A leader is about to be told all standing words."""
-        ...
 
     def on_order(self, to: list[str], order: Order) -> None:
         """An order came from a leader of the newest term seen."""
-        ...
 
     def on_orphaned(self, term: int) -> None:
         """There was no leader for orphan_limit_s; called once until there is a leader again."""
-        ...
 
     def on_drain(self, left_s: float, because: str) -> None:
         """An operator wants this node empty."""
-        ...
 
     def on_drain_over(self) -> None:
         """The operator no longer wants this node empty."""
-        ...
 
     def on_worker_signal(self, worker_id: str, *, kill: bool) -> None:
         """An operator wants a worker killed, or the stacks of its threads in its log."""
-        ...
 
     def on_end(self, ended: Ended) -> None: ...
 
@@ -91,7 +85,7 @@ class LeaderSession:
         certificates that cannot be used."""
         self._spec = spec
         self._door = reach.door()
-        self._seeker = LeaderStream(lambda: reach.replicas or (self._address(),))
+        self._leader_stream = LeaderStream(lambda: reach.replicas or (self._address(),))
         self._job_dir = job_dir
         self._node, self._slots = node, slots
         self._reader = Reader()
@@ -167,7 +161,7 @@ class LeaderSession:
             self._welcomed = False
             refused = None
             try:
-                because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+                because = await self._leader_stream.attend(self._attend, lambda: self._welcomed)
             except NotAdmitted as error:
                 because, refused = str(error), error
             if self._welcomed:

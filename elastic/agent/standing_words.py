@@ -15,28 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from elastic.protocol.messages import (
-    Announce,
-    BuildFailedReport,
-    DrainOver,
-    DrainWish,
-    Failed,
-    Finished,
-    Generation,
-    Kind,
-    Left,
-    Progress,
-    Ready,
-    Report,
-    RingBrokenReport,
-    RingState,
-    RingUp,
-    SlotGivenUp,
-    Unreadable,
-    Word,
-    WorkerDead,
-    WorkerFrozen,
-)
+from elastic.protocol import messages
 from elastic.wire import codec
 
 DEAD_KEPT = 1024
@@ -49,33 +28,42 @@ class StandingWords:
     """What every new leader has to hear about one agent's workers."""
 
     def __init__(self) -> None:
-        self._announced: dict[str, Announce] = {}
-        self._lasting: dict[str, dict[type, Word]] = {}
-        self._dead: deque[WorkerDead] = deque(maxlen=DEAD_KEPT)
-        self._last_words: deque[Word] = deque(maxlen=DEAD_KEPT)
+        self._announced: dict[str, messages.Announce] = {}
+        self._lasting: dict[str, dict[type, messages.Word]] = {}
+        self._dead: deque[messages.WorkerDead] = deque(maxlen=DEAD_KEPT)
+        self._last_words: deque[messages.Word] = deque(maxlen=DEAD_KEPT)
         """Words of dead workers: Finished and Left, without which their end looks like a loss, and Unreadable, without
         which the same entry would be chosen again."""
-        self._given_up: dict[int, SlotGivenUp] = {}
-        self._records: dict[int, Generation] = {}
+        self._given_up: dict[int, messages.SlotGivenUp] = {}
+        self._records: dict[int, messages.Generation] = {}
         self._entered = 0
 
-    def heard(self, word: Word) -> None:
+    def heard(self, word: messages.Word) -> None:
         """Take a word of a worker, or of the agent about a worker."""
         match word:
-            case Announce():
+            case messages.Announce():
                 self._announced[word.worker_id] = word
-            case WorkerDead():
+            case messages.WorkerDead():
                 announced = self._announced.pop(word.worker_id, None)
                 said = self._lasting.pop(word.worker_id, {})
                 self._last_words.extend(
-                    said[kind] for kind in (Finished, Left, Unreadable) if announced and kind in said
+                    said[kind]
+                    for kind in (messages.Finished, messages.Left, messages.Unreadable)
+                    if announced and kind in said
                 )
                 self._dead.append(word)
-            case DrainOver():
-                self._lasting.get(word.worker_id, {}).pop(DrainWish, None)
-            case SlotGivenUp():
+            case messages.DrainOver():
+                self._lasting.get(word.worker_id, {}).pop(messages.DrainWish, None)
+            case messages.SlotGivenUp():
                 self._given_up[word.slot] = word
-            case DrainWish() | Left() | Finished() | Failed() | Unreadable() | WorkerFrozen():
+            case (
+                messages.DrainWish()
+                | messages.Left()
+                | messages.Finished()
+                | messages.Failed()
+                | messages.Unreadable()
+                | messages.WorkerFrozen()
+            ):
                 self._lasting.setdefault(word.worker_id, {})[type(word)] = word
             case _:
                 self._update(word)
@@ -104,7 +92,7 @@ class StandingWords:
         for word in said["lasting"]:
             self._lasting.setdefault(getattr(word, "worker_id", ""), {})[type(word)] = word
         self._last_words.extend(said["last"])
-        self._dead.extend(word for word in said["dead"] if isinstance(word, WorkerDead))
+        self._dead.extend(word for word in said["dead"] if isinstance(word, messages.WorkerDead))
         for text in state["records"]:
             self.published(codec.generation_from_json(text.encode()))
         self._entered = int(state["entered"])
@@ -112,7 +100,7 @@ class StandingWords:
 
     def thawed(self, worker_id: str) -> None:
         """The worker beats again, so a later leader need not hear that it was frozen."""
-        self._lasting.get(worker_id, {}).pop(WorkerFrozen, None)
+        self._lasting.get(worker_id, {}).pop(messages.WorkerFrozen, None)
 
     def invited(self, worker_id: str) -> None:
         """A leader has invited the worker, so a later leader need not invite another one."""
@@ -124,16 +112,16 @@ class StandingWords:
         if (known := self._announced.get(worker_id)) is not None:
             self._announced[worker_id] = replace(known, home=home)
 
-    def published(self, generation: Generation) -> None:
+    def published(self, generation: messages.Generation) -> None:
         """Note a record that a leader has published to the workers."""
         self._records[generation.number] = generation
         for number in sorted(self._records)[:-RECORDS_KEPT]:
             del self._records[number]
 
-    def shows(self, word: Progress) -> bool:
+    def shows(self, word: messages.Progress) -> bool:
         """Whether a worker's word shows that the ring of its generation is up: an operation was completed in it."""
         record = self._records.get(word.generation)
-        return record is not None and record.kind is not Kind.PLANNED and word.reduced > record.plan.op
+        return record is not None and record.kind is not messages.Kind.PLANNED and word.reduced > record.plan.op
 
     @property
     def newest(self) -> int:
@@ -154,34 +142,36 @@ class StandingWords:
         record = self._records.get(self._entered)
         return record is not None and any(member.node != node for member in record.members)
 
-    def words(self) -> tuple[Word, ...]:
+    def words(self) -> tuple[messages.Word, ...]:
         """Everything that a new leader has to be told, in an order that it can process."""
         lasting = [word for words in self._lasting.values() for word in words.values()]
         return (*self._announced.values(), *lasting, *self._last_words, *self._dead, *self._given_up.values())
 
-    def _update(self, word: Word) -> None:
+    def _update(self, word: messages.Word) -> None:
         worker_id = getattr(word, "worker_id", "")
         known = self._announced.get(worker_id)
         if known is None:
             return
         match word:
-            case Progress(_, generation, reduced):
+            case messages.Progress(_, generation, reduced):
                 known = replace(known, entered=max(known.entered, generation), reduced=max(known.reduced, reduced))
-            case RingUp(_, generation) if not self._is_pending(generation, known):
-                known = replace(known, entered=max(known.entered, generation), ring=RingState.LIVE, ready=False)
-            case RingBrokenReport(_, generation) | BuildFailedReport(_, generation) if not self._is_pending(
-                generation, known
+            case messages.RingUp(_, generation) if not self._is_pending(generation, known):
+                known = replace(
+                    known, entered=max(known.entered, generation), ring=messages.RingState.LIVE, ready=False
+                )
+            case messages.RingBrokenReport(_, generation) | messages.BuildFailedReport(_, generation) if (
+                not self._is_pending(generation, known)
             ):
-                known = replace(known, ring=RingState.ABORTED)
-            case Report():
-                ring = RingState.ABORTED if word.entered else known.ring
+                known = replace(known, ring=messages.RingState.ABORTED)
+            case messages.Report():
+                ring = messages.RingState.ABORTED if word.entered else known.ring
                 known = replace(known, entered=word.entered, reduced=max(known.reduced, word.reduced), ring=ring)
-            case Ready():
+            case messages.Ready():
                 known = replace(known, ready=True)
         self._announced[worker_id] = known
         self._entered = max(self._entered, known.entered)
 
-    def _is_pending(self, generation: int, known: Announce) -> bool:
+    def _is_pending(self, generation: int, known: messages.Announce) -> bool:
         """Whether the generation is planned and not in effect; its ring is built before Progress tells of it."""
         record = self._records.get(generation)
-        return record is not None and record.kind is Kind.PLANNED and generation > known.entered
+        return record is not None and record.kind is messages.Kind.PLANNED and generation > known.entered

@@ -45,17 +45,17 @@ def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: s
     return AgentUpgradeState(tuple(new), (), {}, standing, frozenset(), 0)
 
 
-def write(heirloom: AgentUpgradeState) -> dict[str, Any]:
+def write(state: AgentUpgradeState) -> dict[str, Any]:
     """The state as JSON."""
     return {
         "format": AGENT_STATE_FORMAT,
-        "slots": [json.loads(codec.to_json(slot)) for slot in heirloom.slots],
-        "workers": [asdict(worker) for worker in heirloom.workers],
-        "orders": {worker_id: list(kept) for worker_id, kept in heirloom.orders.items()},
-        "standing": heirloom.standing.to_state(),
-        "frozen": sorted(heirloom.frozen),
-        "term": heirloom.term,
-        "socket": heirloom.socket,
+        "slots": [json.loads(codec.to_json(slot)) for slot in state.slots],
+        "workers": [asdict(worker) for worker in state.workers],
+        "orders": {worker_id: list(kept) for worker_id, kept in state.orders.items()},
+        "standing": state.standing.to_state(),
+        "frozen": sorted(state.frozen),
+        "term": state.term,
+        "socket": state.socket,
     }
 
 

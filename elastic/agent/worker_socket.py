@@ -21,7 +21,7 @@ from elastic.security.interceptor import AuthInterceptor
 from elastic.security.rejection_log import RejectionLog
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import AgentServicer, add_AgentServicer_to_server
+from elastic.wire.services import add_to_server
 
 SOCKET_PATH_MAX = 100
 """Bytes of a unix socket's path; Linux allows 107, and gRPC adds a few."""
@@ -40,7 +40,6 @@ class SocketEvents(Protocol):
 
     def employs(self, worker_id: str) -> bool:
         """Whether this is a worker of the agent whose process has not ended."""
-        ...
 
     def on_word(self, worker_id: str, word: Word) -> None: ...
     def on_goodbye(self, worker_id: str) -> None: ...
@@ -55,7 +54,7 @@ class WorkerLink(ServedStream[pb.AgentOrder]):
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class WorkerSocket(AgentServicer):
+class WorkerSocket:
     """Used on the event loop only, between `listen` and `close`."""
 
     def __init__(
@@ -90,7 +89,7 @@ class WorkerSocket(AgentServicer):
         """Begin to listen; only this user may connect."""
         guard = AuthInterceptor(RejectionLog(self._journal), asks_roles=False)
         self._server = grpc.aio.server(options=SOCKET_OPTIONS, interceptors=(guard,))
-        add_AgentServicer_to_server(self, self._server)
+        add_to_server("Agent", self, self._server)
         Path(self.path).unlink(missing_ok=True)
         mask = os.umask(0o177)
         try:

@@ -33,19 +33,8 @@ from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
 from elastic.config import JobSpec, Reduction, RingKind
-from elastic.protocol import worker_slot
+from elastic.protocol import messages, worker_slot
 from elastic.protocol.failure_detector import Detector, Health
-from elastic.protocol.messages import (
-    Announce,
-    Failed,
-    Finished,
-    Progress,
-    RingUp,
-    SlotGivenUp,
-    Word,
-    WorkerDead,
-    WorkerFrozen,
-)
 from elastic.protocol.shard_advice import Worlds
 from elastic.protocol.worker_slot import Slot
 from elastic.records import flight_recorder, last_notes
@@ -69,15 +58,12 @@ class WorkerEvents(Protocol):
 
     def on_announced(self, worker_id: str) -> None:
         """The leader has been told that the worker has announced itself."""
-        ...
 
     def on_exited(self, worker_id: str, status: int) -> None:
         """A worker's process has ended with this status."""
-        ...
 
     def on_step(self) -> None:
         """A slot has taken an event, and all its actions are done."""
-        ...
 
 
 class WorkerManager:
@@ -169,7 +155,7 @@ class WorkerManager:
             return "the disk is full, and lines of steps.jsonl are in memory only"
         return ""
 
-    def heirloom(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
+    def upgrade_state(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
         slots, frozen, socket = tuple(self.slots), frozenset(self._frozen), self.socket
         return AgentUpgradeState(slots, tuple(workers), socket.kept, self._standing, frozen, term, socket.path)
 
@@ -180,7 +166,7 @@ class WorkerManager:
         await self.socket.close()
         await self.processes.end_starting()
         self._stdout.close(wait_s=1.0)
-        return self.heirloom(term, self.processes.hand_over())
+        return self.upgrade_state(term, self.processes.hand_over())
 
     # ------------------------------------------------------------------------------------------- slots
 
@@ -214,10 +200,10 @@ class WorkerManager:
         self.slots[number], actions = worker_slot.step(self.slots[number], event, time.monotonic())
         for action in actions:
             match action:
-                case worker_slot.SayTo(WorkerDead() as dead):
+                case worker_slot.SayTo(messages.WorkerDead() as dead):
                     self._leader.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
                 case worker_slot.SayTo(word):
-                    if isinstance(word, SlotGivenUp):
+                    if isinstance(word, messages.SlotGivenUp):
                         self._journal.write("slot_given_up", slot=word.slot, because=word.because)
                     self._leader.say(word)
                 case worker_slot.Signal(sent):
@@ -290,7 +276,7 @@ class WorkerManager:
     def _say_how_far(self, worker_id: str) -> None:
         """Say how many steps are on file: the worker's last beat may be old, and no other worker may be left."""
         steps = self._ledger.next_step
-        self._leader.say(Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
+        self._leader.say(messages.Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
         if cause := self._mpirun.left(worker_id):
@@ -308,21 +294,21 @@ class WorkerManager:
     def employs(self, worker_id: str) -> bool:
         return worker_id in self.processes
 
-    def on_word(self, worker_id: str, word: Word) -> None:
+    def on_word(self, worker_id: str, word: messages.Word) -> None:
         match word:
-            case Announce():
+            case messages.Announce():
                 self._detector.watch(worker_id, time.monotonic())
                 self.supervise_worker(worker_id, worker_slot.WorkerJoined())
                 self.processes.announced(worker_id, word.pid)
-            case RingUp() | Progress() if word.generation:
+            case messages.RingUp() | messages.Progress() if word.generation:
                 self._served(worker_id)
-            case Failed():
+            case messages.Failed():
                 self.supervise_worker(worker_id, worker_slot.Raised(word.place, word.message, word.exit_code))
-            case Finished():
+            case messages.Finished():
                 self.supervise_worker(worker_id, worker_slot.MayLeave())
         self._detector.beat(worker_id, time.monotonic())
         self._leader.say(word)
-        if isinstance(word, Announce):
+        if isinstance(word, messages.Announce):
             self._events.on_announced(worker_id)
 
     def _served(self, worker_id: str) -> None:
@@ -360,7 +346,7 @@ class WorkerManager:
                 self._journal.write("worker_frozen", worker_id=worker_id, because=because)
                 self.processes.show_stacks(worker_id)
                 self.supervise_worker(worker_id, worker_slot.FoundFrozen())
-                self._leader.say(WorkerFrozen(worker_id, because))
+                self._leader.say(messages.WorkerFrozen(worker_id, because))
             elif verdict.health is Health.ALIVE and worker_id in self._frozen:
                 self._frozen.discard(worker_id)
                 self._journal.write("worker_thawed", worker_id=worker_id)

@@ -41,40 +41,31 @@ class Storage(Protocol):
     @property
     def url(self) -> str:
         """The root, for people and for another process."""
-        ...
 
     @property
     def durable(self) -> bool:
         """Whether files have to outlive the machine."""
-        ...
 
     def directories(self, path: str) -> list[str]:
         """Names of the directories in a directory; [] if it does not exist."""
-        ...
 
     def files(self, path: str) -> dict[str, int]:
         """Path -> size in bytes of every file below a directory, relative to it; {} if it does not exist."""
-        ...
 
     def read(self, path: str) -> bytes:
         """The content of a file. Raises FileNotFoundError."""
-        ...
 
     def open(self, path: str) -> AbstractContextManager[FileSource]:
         """Open a file. Raises FileNotFoundError."""
-        ...
 
     def create(self, path: str) -> AbstractContextManager[FileSink]:
         """A file that appears, complete and durable, when the block is left without an exception."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
-        ...
 
     def remove_directory(self, path: str) -> None:
         """Remove a directory with everything in it."""
-        ...
 
 
 def put(storage: Storage, path: str, content: bytes) -> None:

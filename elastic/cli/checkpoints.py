@@ -41,7 +41,7 @@ def add(verbs: Any) -> None:
     """The verb and its own verbs."""
     top = verbs.add_parser(
         "checkpoints",
-        help="durable checkpoints: what there is, whether it is whole, plain files of it",
+        help="list, verify, export and remove the checkpoints of a job",
         description="Look at the durable checkpoints of a job, check them, and make plain files of them.",
         epilog=EXAMPLES,
     )

@@ -46,7 +46,7 @@ examples:
   elastic rendezvous --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --listen 10.0.0.1:7070 --certs n1
   elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070 --metrics 9400 --log-format json
 
-One to three of these, on different machines, with the same etcd: one of them leads, the others take over.
+Run one to three replicas, on different machines, with the same etcd. One of them leads; if it ends, another one does.
 
 exit codes:
   2 bad input    130, 143 stopped
@@ -82,7 +82,7 @@ def add(verbs: Any) -> None:
 def _add_rendezvous(verbs: Any) -> None:
     verb = verbs.add_parser(
         "rendezvous",
-        help="serve a fleet: one replica of what decides where jobs run, and who is a member of each",
+        help="serve a fleet: run a replica of the service that decides where jobs run and who their members are",
         description="One replica of a fleet's rendezvous. Everything that lasts is in etcd.",
         epilog=RENDEZVOUS_EXAMPLES,
     )
@@ -93,12 +93,12 @@ def _add_rendezvous(verbs: Any) -> None:
         type=Path,
         default=Path("elastic-rendezvous"),
         metavar="DIR",
-        help="for journals; nothing in it is needed again (default ./%(default)s)",
+        help="directory for journals; no later replica needs them (default ./%(default)s)",
     )
     verb.add_argument(
         "--allow-unsafe-etcd",
         action="store_true",
-        help="also with members of etcd of versions 3.5.0 to 3.5.2, which may lose data when they are killed",
+        help="accept members of etcd of versions 3.5.0 to 3.5.2, which may lose data when they are killed",
     )
     metrics_option.add_option(verb)
     add_certs(verb)
@@ -190,7 +190,7 @@ def _add_agent(verbs: Any) -> None:
         type=Path,
         metavar="FILE",
         help='options from a TOML file, under their names without dashes: slots = 2, jobs_dir = "/var/lib/elastic"; '
-        "options given here count more. SIGHUP has it read again",
+        "options of the command line override it. SIGHUP has the agent read it again",
     )
     add_replicas(verb, verb)
     verb.add_argument(
@@ -203,31 +203,35 @@ def _add_agent(verbs: Any) -> None:
     verb.add_argument(
         "--node",
         metavar="N",
-        help="name of this node, unique in the fleet (default: in a job of Slurm that of the node there, else the "
-        "host's)",
+        help="name of this node, unique in the fleet (default: in a job of Slurm the name of the node there, else the "
+        "host's name)",
     )
     verb.add_argument(
         "--slots",
         type=int,
         default=default_slots(os.environ),
         metavar="N",
-        help="workers it takes (default: in a job of Slurm as many as it has GPUs on the node, or CPUs for a task; "
+        help="workers that this node takes (default: in a job of Slurm its GPUs on the node, or the CPUs of a task; "
         "else 1)",
     )
     verb.add_argument(
-        "--label", action="append", default=[], metavar="K=V", help="something jobs may ask for; any number of times"
+        "--label",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a label that jobs may ask for; repeatable",
     )
     verb.add_argument(
         "--address",
         metavar="HOST",
-        help="under which other nodes reach it (default: the one from which it reaches the rendezvous)",
+        help="address at which other nodes reach this one (default: the one from which it reaches the rendezvous)",
     )
     verb.add_argument(
         "--jobs-dir",
         type=Path,
         default=Path(DEFAULT_PARENT),
         metavar="DIR",
-        help="on this machine; each job gets a directory in it (default ./%(default)s)",
+        help="directory on this machine; each job gets a directory in it (default ./%(default)s)",
     )
     selection.add_option(verb)
     verb.add_argument(

@@ -39,20 +39,20 @@ exit codes:
 def add(verbs: Any) -> None:
     doctor = verbs.add_parser(
         "doctor",
-        help="examine a script: do its bits depend on anything but its seed? Or a fleet: is all well?",
+        help="check whether the bits of a script depend on its seed alone, or whether a fleet is in order",
         usage="elastic doctor --exact [options] SCRIPT [ARGS...]\n"
         "       elastic doctor --exact [options] -m MODULE [ARGS...]\n"
         "       elastic doctor --rendezvous HOST:PORT,... [--json]",
         description="With --exact: run the first steps of a script as a job of one, twice alike, with each shard in a "
         "process of its own, from a checkpoint in the middle, and as a newcomer that enters there; name the first "
-        "parameter that differs, and the likely reason. With --rendezvous: look at a fleet, a line for each thing that "
-        "is well or to be done.",
+        "parameter that differs, and the likely reason. With --rendezvous: examine a fleet, and print a line for each "
+        "thing that is in order or to be done.",
         epilog=EXAMPLES,
     )
     which = doctor.add_mutually_exclusive_group(required=not known_replicas())
     which.add_argument("--exact", action="store_true", help="examine the bits of a script")
     add_replicas(doctor, which)
-    doctor.add_argument("--steps", type=int, default=STEPS, metavar="N", help="of the script (default %(default)s)")
+    doctor.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to run (default %(default)s)")
     doctor.add_argument("--json", action="store_true", help="as one JSON object")
     doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
     doctor.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the script, and its arguments")

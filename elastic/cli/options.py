@@ -30,7 +30,7 @@ REPLICAS = "ELASTIC_RENDEZVOUS"
 
 EXIT_CODES = """
 exit codes:
-  0 done    2 bad input    3 nobody answers, or it has not come to it in time    130 interrupted
+  0 done    2 bad input    3 nobody answers, or the time is over    130 interrupted
 """
 """What the help of each verb that asks about a job or a fleet ends with."""
 
@@ -63,9 +63,9 @@ def add_certs(verb: argparse.ArgumentParser) -> None:
         "--certs",
         type=Path,
         metavar="DIR",
-        help=f"certificates to show and to believe, see `elastic certs --help` (default: ${CERTS_VARIABLE})",
+        help=f"your certificate and those to trust, see `elastic certs --help` (default: ${CERTS_VARIABLE})",
     )
-    verb.add_argument(INSECURE, action="store_true", help="without certificates: plain text with other machines")
+    verb.add_argument(INSECURE, action="store_true", help="allow plain text with other machines, without certificates")
 
 
 def known_replicas() -> str | None:

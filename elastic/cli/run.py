@@ -79,8 +79,8 @@ def add(verbs: Any) -> None:
         "--grace",
         type=float,
         metavar="S",
-        help="SIGTERM is a notice too: S seconds later this command may be killed (terminationGracePeriodSeconds); "
-        "without it a job that trains has 5 s to stop after a step, with a checkpoint",
+        help="after SIGTERM this command has S seconds to leave in order (terminationGracePeriodSeconds); by default a "
+        "job that trains has 5 s to stop after a step, with a checkpoint",
     )
     metrics_option.add_option(run)
     run.add_argument(

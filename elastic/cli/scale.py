@@ -25,7 +25,7 @@ examples:
   elastic scale train 2 --rendezvous 127.0.0.1:7070 --json
 
 From min_workers to max_workers of the job's file. Nothing is interrupted: workers come and leave between two steps, and
-no bit changes. A larger job gets slots where there are free ones; `elastic top` shows how it comes to it.
+no bit changes. A larger job gets slots where there are free ones; `elastic top` shows the progress.
 """
 
 
@@ -37,18 +37,18 @@ def add(verbs: Any) -> None:
         epilog=SCALE_EXAMPLES + EXIT_CODES,
     )
     scale.add_argument("job", metavar="JOB")
-    scale.add_argument("workers", metavar="N", type=int, help="how many it is to have")
+    scale.add_argument("workers", metavar="N", type=int, help="the number of workers")
     add_replicas(scale)
     scale.add_argument("--json", action="store_true", help="as one JSON object")
     scale.set_defaults(verb=_scale)
     quota = verbs.add_parser(
         "quota",
-        help="give an owner of jobs slots of a fleet to count on",
-        description="Give the jobs of an owner a number of slots that they get before jobs of owners beyond theirs.",
+        help="set how many slots of a fleet the jobs of an owner get before others",
+        description="Set an owner's quota: the slots that its jobs get before jobs of owners beyond their quota.",
         epilog=QUOTA_EXAMPLES + EXIT_CODES,
     )
     quota.add_argument("owner", metavar="OWNER", help="the name in a certificate, or `owner` of job files")
-    quota.add_argument("slots", metavar="N", type=int, help="0: none")
+    quota.add_argument("slots", metavar="N", type=int, help="number of slots; 0: no quota")
     add_replicas(quota)
     quota.add_argument("--json", action="store_true", help="as one JSON object")
     quota.set_defaults(verb=_quota)

@@ -30,7 +30,7 @@ def add(verbs: Any) -> None:
         description="Show the state of a job: its members, how far it is, and why it is in this state.",
         epilog=EXAMPLES + EXIT_CODES,
     )
-    status.add_argument("job", metavar="JOB", nargs="?", help="of a fleet (default: the only one that is not over)")
+    status.add_argument("job", metavar="JOB", nargs="?", help="job of a fleet (default: the only one that is not over)")
     add_either(status)
     status.add_argument("--json", action="store_true", help="as one JSON object")
     status.set_defaults(verb=_status)

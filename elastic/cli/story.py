@@ -46,10 +46,10 @@ def add(verbs: Any) -> None:
         description="Show the logs of a job's workers, wherever they are.",
         epilog=LOGS_EXAMPLES + EXIT_CODES,
     )
-    logs.add_argument("worker", metavar="WORKER", nargs="?", help="one of them (default: all)")
+    logs.add_argument("worker", metavar="WORKER", nargs="?", help="one worker (default: all)")
     add_either(logs)
     logs.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    logs.add_argument("-f", "--follow", action="store_true", help="also print what comes later, until Ctrl-C")
     logs.add_argument("--json", action="store_true", help='as JSON lines: {"log", "text"}')
     logs.set_defaults(verb=_logs)
     verb = verbs.add_parser(

@@ -46,16 +46,16 @@ def add(verbs: Any) -> None:
         "submit",
         help="give a fleet a job",
         description="Give a fleet a job, which starts when its minimum of workers fits. Prints the job's name.",
-        epilog=f"{EXAMPLES}\nother fields, and their defaults; of those that are true or false, what is not the "
+        epilog=f"{EXAMPLES}\nother fields, and their defaults; for true and false, the value that is not the "
         f"default:\n{in_a_file()}\n{EXIT_CODES}",
     )
     verb.add_argument("file", type=Path, metavar="JOB.TOML")
     add_replicas(verb)
     verb.add_argument(
-        "--resume", metavar="JOB", help="go on from the newest checkpoint of this job, which is over; read from here"
+        "--resume", metavar="JOB", help="go on from the newest checkpoint of this ended job, which this machine reads"
     )
-    verb.add_argument("--priority", type=int, metavar="N", help="instead of that in the file")
-    verb.add_argument("--wait", action="store_true", help="until it is over, and end with its exit code")
+    verb.add_argument("--priority", type=int, metavar="N", help="instead of the priority in the file")
+    verb.add_argument("--wait", action="store_true", help="wait until the job is over, and exit with its exit code")
     verb.add_argument("--json", action="store_true", help="as one JSON object")
     verb.set_defaults(verb=_submit)
 

@@ -175,14 +175,16 @@ On a terminal the newest look stays; elsewhere one comes below the other. A rate
 def add(verbs: Any) -> None:
     verb = verbs.add_parser(
         "top",
-        help="what a fleet, or this machine, is doing, live: jobs, how fast they are, and nodes",
+        help="show live the jobs of a fleet or of this machine, their speed, and the nodes",
         description="Show jobs, their members and steps a second, and the nodes of a fleet, until Ctrl-C.",
         epilog=EXAMPLES + EXIT_CODES,
     )
     add_either(verb)
-    verb.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds (default %(default)g)")
-    verb.add_argument("--looks", type=int, metavar="N", help="end after so many (default: go on)")
-    verb.add_argument("--members", action="store_true", help="with the members of each job")
+    verb.add_argument(
+        "--every", type=float, default=2.0, metavar="S", help="seconds between looks (default %(default)g)"
+    )
+    verb.add_argument("--looks", type=int, metavar="N", help="end after N looks (default: go on)")
+    verb.add_argument("--members", action="store_true", help="also show the members of each job")
     verb.add_argument("--json", action="store_true", help="as one JSON object a line")
     verb.set_defaults(verb=_top)
 

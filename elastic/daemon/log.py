@@ -49,10 +49,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--log-format",
         choices=[str(form) for form in LogFormat],
         default=str(LogFormat.TEXT),
-        help="of the log on standard error: lines for people, or a JSON object each (default %(default)s)",
+        help="format of the log on standard error: lines of text, or of JSON (default %(default)s)",
     )
     parser.add_argument(
-        "--log-level", choices=list(LEVELS), default=LEVEL, help="the least that is logged (default %(default)s)"
+        "--log-level", choices=list(LEVELS), default=LEVEL, help="lowest level that is logged (default %(default)s)"
     )
 
 

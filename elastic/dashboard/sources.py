@@ -38,30 +38,24 @@ class JobSource(Protocol):
     @property
     def actions(self) -> Sequence[Action]:
         """What may be done here, by this user."""
-        ...
 
     def poll(self, history: JobHistory) -> bool:
         """Put into the history what has been written since the last call. Returns whether there was anything."""
-        ...
 
     def status(self) -> Mapping[str, Any]:
         """As `elastic status --json` shows it; state "unknown" where nobody answers."""
-        ...
 
     def logs(self) -> LogSource: ...
 
     def lines(self) -> tuple[list[Line], dict[str, str]]:
         """All journal lines of the job by time, for a story; and machine -> why its lines are missing."""
-        ...
 
     def flight(self) -> str:
         """What each worker did last, and who waits for whom. Raises ConfigError if that is not known here."""
-        ...
 
     def act(self, action: Action, worker: str = "", workers: int = 0) -> str:
         """Have it done. Returns a sentence, or for STACKS the stacks. Raises ConfigError if it is refused, ElasticError
         if nobody answers."""
-        ...
 
 
 class FleetSource(Protocol):
@@ -71,14 +65,11 @@ class FleetSource(Protocol):
 
     def overview(self) -> Mapping[str, Any]:
         """As `elastic jobs --json` shows it. Raises ElasticError if nobody leads the fleet."""
-        ...
 
     def findings(self) -> list[Finding]:
         """As `elastic doctor --rendezvous` finds them; that takes some seconds."""
-        ...
 
     def job(self, name: str) -> JobSource:
         """Raises ConfigError if there is no such job."""
-        ...
 
     def drain(self, node: str, *, over: bool) -> str: ...

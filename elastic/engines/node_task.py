@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -79,9 +78,7 @@ def serve(ticket: Ticket, notice: Callable[[], Notice | None] | None = None) -> 
 
     What the workers print on rank 0 is printed here. Raises AgentEnded, and ElasticError if the fleet is gone.
     """
-    temporary = Path(tempfile.gettempdir())
-    temp_dirs.sweep(temporary, PREFIX)
-    own = temp_dirs.TempDirectory(temporary, PREFIX)
+    own = temp_dirs.in_tmp(PREFIX)
     try:
         return _Node(ticket, own.path).serve(notice)
     finally:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,9 +35,7 @@ class PrivateFleet:
     """
 
     def __init__(self, host: str) -> None:
-        temporary = Path(tempfile.gettempdir())
-        temp_dirs.sweep(temporary, PREFIX)
-        self._own = temp_dirs.TempDirectory(temporary, PREFIX)
+        self._own = temp_dirs.in_tmp(PREFIX)
         self.directory = self._own.path
         """Only this user can read it. It is removed with the fleet."""
         try:
@@ -126,8 +121,4 @@ class PrivateFleet:
     def _end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+        stop_signals.wait_or_kill(self._process, STOP_S)

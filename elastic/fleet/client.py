@@ -16,7 +16,7 @@ from elastic.records.job_files import LogPiece
 from elastic.rendezvous.operator_client import ask_leader, fetch_status, signal_worker
 from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetStub
+from elastic.wire.services import FleetStub
 
 if TYPE_CHECKING:
     from elastic.config import JobSpec

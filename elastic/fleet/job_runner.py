@@ -212,7 +212,7 @@ class JobRunner:
                 status = await self._one_life(self._keeper)
                 self._keeper = None
                 because = f"the agent of the job {describe(status)}{self._last_words()}"
-                self._journal.write("charge_ended", job=self.job, because=because)
+                self._journal.write("job_agent_ended", job=self.job, because=because)
             self._starting = False
             if self.ending:
                 break
@@ -260,7 +260,7 @@ class JobRunner:
         ended = asyncio.Event()
         pidfd = os.pidfd_open(keeper.pid)
         loop.add_reader(pidfd, ended.set)
-        self._journal.write("charge_started", job=self.job, slots=self.slots, devices=self.devices, pid=keeper.pid)
+        self._journal.write("job_agent_started", job=self.job, slots=self.slots, devices=self.devices, pid=keeper.pid)
         self._agent_is_newer = False
         standing_by = asyncio.create_task(self._stand_by())
         try:
@@ -431,7 +431,7 @@ class JobRunner:
     def _say(self, trouble: str) -> None:
         if trouble != self.trouble:
             if trouble:
-                self._journal.write("charge_trouble", job=self.job, because=trouble)
+                self._journal.write("job_agent_trouble", job=self.job, because=trouble)
             self.trouble = trouble
             self._changed()
 

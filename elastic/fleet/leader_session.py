@@ -22,7 +22,7 @@ from elastic.security.channels import ChannelFactory
 from elastic.security.job_user import acting
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetStub
+from elastic.wire.services import FleetStub
 
 GOODBYE_S = 1.0
 
@@ -44,16 +44,13 @@ class FleetSessionEvents(Protocol):
     @property
     def done(self) -> bool:
         """Whether the daemon ends, and no job runs here any more."""
-        ...
 
     def on_welcome(self) -> None:
         """A leader listens that has heard nothing of this node yet."""
-        ...
 
     def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
         """The leader has sent its orders. duties: all jobs that are to run here. over: job -> its result, a JSON
         object."""
-        ...
 
 
 class FleetLeaderSession:
@@ -68,8 +65,8 @@ class FleetLeaderSession:
         self._door = door
         self._attendant = attendant
         reach = site.reach
-        self._lookout = NodeProbes(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
-        self._seeker = LeaderStream(lambda: site.reach.replicas)
+        self._probes = NodeProbes(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
+        self._leader_stream = LeaderStream(lambda: site.reach.replicas)
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._welcomed = False
@@ -86,7 +83,7 @@ class FleetLeaderSession:
     def offer(self, slots: int, labels: tuple[str, ...]) -> None:
         """Offer this from now on. The leader hears of it on a new stream: a node says what it offers when it comes."""
         self._offer = replace(self._offer, slots=slots, labels=labels)
-        self._lookout.slots = slots
+        self._probes.slots = slots
         self._renew()
 
     def _renew(self) -> None:
@@ -105,7 +102,7 @@ class FleetLeaderSession:
         pause_s, said = FIRST_RETRY_S, ""
         while True:
             self._welcomed = False
-            because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+            because = await self._leader_stream.attend(self._attend, lambda: self._welcomed)
             if self._attendant.done:
                 return
             if self._welcomed:
@@ -148,7 +145,7 @@ class FleetLeaderSession:
                             self._answering(asyncio.create_task(self._examine(order.examine)))
             finally:
                 self._outbox = None
-                self._lookout.close()
+                self._probes.close()
                 if speaking is not None:
                     speaking.cancel()
                     await asyncio.gather(speaking, return_exceptions=True)
@@ -180,7 +177,7 @@ class FleetLeaderSession:
         task.add_done_callback(self._answers.discard)
 
     async def _examine(self, query: pb.ExamineNode) -> None:
-        found = await self._lookout.answer(query)
+        found = await self._probes.answer(query)
         self.say(pb.NodeWord(examined=pb.Examined(number=query.number, document=json.dumps(found))))
 
     def _piece(self, query: pb.LogQuery) -> pb.LogPiece:

@@ -67,11 +67,9 @@ class SettingsFile(Protocol):
     @property
     def fixed(self) -> Mapping[str, Any]:
         """The settings that cannot change while the agent runs, as JSON has them."""
-        ...
 
     def reread(self) -> Reread:
         """Read the file again. Raises ConfigError, and then nothing has changed."""
-        ...
 
 
 class Daemon:
@@ -94,7 +92,7 @@ class Daemon:
         self._journal = journal
         self._devices = job_environment.of_node(os.environ)
         self._board = NoticeBoard(journal, self._noticed)
-        self._charges: dict[str, JobRunner] = {}
+        self._runners: dict[str, JobRunner] = {}
         self._standbys = dict(standbys or {})
         self._duties: dict[str, pb.Duty] = {}
         self._over: dict[str, str] = {}
@@ -122,7 +120,7 @@ class Daemon:
         if self._handed is not None:
             self._take_over(self._handed)
         self._board.watch(selection.sources(self._site.notices, os.environ))
-        handover.begin(self._place, self._journal, self._handed, sorted(self._charges))
+        handover.begin(self._place, self._journal, self._handed, sorted(self._runners))
         attending = asyncio.create_task(self._attendance.always())
         waiting = asyncio.create_task(self._end_standbys(STANDBYS_S))
         speaking = asyncio.create_task(notify.keep_alive())
@@ -138,10 +136,10 @@ class Daemon:
             for task in (waiting, speaking):
                 task.cancel()
             await self._end_standbys()
-            for charge in self._charges.values():
-                charge.stop()
-            for charge in self._charges.values():
-                await charge.ended()
+            for runner in self._runners.values():
+                runner.stop()
+            for runner in self._runners.values():
+                await runner.ended()
             self._board.notices.close()
             self._place.end()
         assert self._status is not None
@@ -154,7 +152,7 @@ class Daemon:
 
     async def _next_change(self, attending: asyncio.Task[None]) -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
-        waiting += [asyncio.create_task(charge.ended()) for charge in self._charges.values()]
+        waiting += [asyncio.create_task(runner.ended()) for runner in self._runners.values()]
         within_s = DEPARTURE_POLL_S if self._board.because else None
         await asyncio.wait([*waiting, attending], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
@@ -168,10 +166,10 @@ class Daemon:
         name, within_s = signal.Signals(number).name, self._site.grace_s + SLACK_S + STOP_S
         if self._status is not None:
             self._journal.write("daemon_signalled", signal=name, leaves="at once")
-            for charge in self._charges.values():
-                charge.stop()
+            for runner in self._runners.values():
+                runner.stop()
             return
-        jobs, self._status = sorted(self._charges), 128 + number
+        jobs, self._status = sorted(self._runners), 128 + number
         self._journal.write("daemon_signalled", signal=name, leaves=f"within {within_s:g} s", jobs=jobs)
         notify.stopping(f"leaves its jobs within {within_s:g} s", within_s + GOODBYE_S + MARGIN_S)
         self._changed.set()
@@ -249,8 +247,8 @@ class Daemon:
     async def _replace_agents(self, request: UpgradeRequest) -> str:
         """Have all agents become the new program. Returns why an agent refused, or ""."""
         await self._end_standbys()
-        for charge in list(self._charges.values()):
-            if because := await charge.replace_agent(request):
+        for runner in list(self._runners.values()):
+            if because := await runner.replace_agent(request):
                 return because
         return ""
 
@@ -258,22 +256,22 @@ class Daemon:
     def _in_the_way(self) -> str:
         if self._status is not None:
             return "it is ending"
-        return next((because for charge in self._charges.values() if (because := charge.in_the_way)), "")
+        return next((because for runner in self._runners.values() if (because := runner.in_the_way)), "")
 
     def _state(self, *, inherited: bool) -> dict[str, Any]:
-        holdings = tuple(c.holding(inherited=inherited) for c in self._charges.values() if not c.over)
+        holdings = tuple(c.holding(inherited=inherited) for c in self._runners.values() if not c.over)
         duties = tuple(duty.SerializeToString() for duty in self._duties.values())
         state = upgrade_state.write(DaemonUpgradeState(self._attendance.term, duties, self._over, holdings))
         return state | ({SETTINGS: self._settings.fixed} if self._settings is not None else {})
 
     def _take_over(self, handed: Handed) -> None:
         """Go on with the jobs of the program before this one."""
-        estate = upgrade_state.read(handed.state)
-        self._attendance.term = estate.term
-        self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, estate.duties)}
-        self._over = dict(estate.over)
-        for left in estate.holdings:
-            charge = JobRunner(
+        state = upgrade_state.read(handed.state)
+        self._attendance.term = state.term
+        self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, state.duties)}
+        self._over = dict(state.over)
+        for left in state.holdings:
+            runner = JobRunner(
                 self._site,
                 left.submission,
                 left.slots,
@@ -284,32 +282,32 @@ class Daemon:
                 left.token,
                 handed=left,
             )
-            self._charges[charge.job] = charge
-            charge.notify()  # notices are asked for anew
-        jobs = sorted(self._charges)
+            self._runners[runner.job] = runner
+            runner.notify()  # notices are asked for anew
+        jobs = sorted(self._runners)
         self._journal.write("daemon_took_over", version=__version__, jobs=jobs)
 
-    # ------------------------------------------------------------------------------------------------- charges
+    # ------------------------------------------------------------------------------------------------- jobs
 
     def _reconcile(self) -> None:
         """Start and end jobs as the leader wants. A job's new agent waits until its old agent has gone."""
-        for job, charge in list(self._charges.items()):
-            if charge.over:
-                del self._charges[job]
+        for job, runner in list(self._runners.items()):
+            if runner.over:
+                del self._runners[job]
                 self._told()
-        for job, charge in self._charges.items():
+        for job, runner in self._runners.items():
             duty = self._duties.get(job)
             if job in self._over:
-                charge.finish(self._over[job])
+                runner.finish(self._over[job])
             if duty is not None:
-                charge.grant(duty.token)
-            other = duty is None or duty.leave or duty.slots != charge.slots
-            if self._status is not None or (other and not charge.finishing):
-                charge.leave()
-        self._board.look(charge.directory for charge in self._charges.values())
+                runner.grant(duty.token)
+            other = duty is None or duty.leave or duty.slots != runner.slots
+            if self._status is not None or (other and not runner.finishing):
+                runner.leave()
+        self._board.look(runner.directory for runner in self._runners.values())
         unstarted: dict[str, str] = {}
         for job, duty in self._duties.items():
-            if not (job in self._charges or duty.leave or self._status is not None):
+            if not (job in self._runners or duty.leave or self._status is not None):
                 because = self._begin(duty)
                 if because:
                     unstarted[job] = because
@@ -325,14 +323,14 @@ class Daemon:
             return f"the job cannot be read here: {error}; is this agent as new as the rendezvous?"
         if self._board.because:
             return f"the node has to go, and begins nothing new: {self._board.because}"
-        taken = (device for charge in self._charges.values() for device in charge.devices or ())
+        taken = (device for runner in self._runners.values() for device in runner.devices or ())
         own = job_environment.choose(self._devices, taken, duty.slots)
         if self._devices and len(own) < duty.slots:
-            ending = [job for job, charge in self._charges.items() if charge.devices and charge.ending]
+            ending = [job for job, runner in self._runners.items() if runner.devices and runner.ending]
             if ending:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given = own if self._devices else None
-        self._charges[duty.job] = JobRunner(
+        self._runners[duty.job] = JobRunner(
             self._site,
             submission,
             duty.slots,
@@ -357,8 +355,8 @@ class Daemon:
 
     def _noticed(self) -> None:
         """Tell the agents and the leader that the node's notices have changed."""
-        for charge in self._charges.values():
-            charge.notify()
+        for runner in self._runners.values():
+            runner.notify()
         self._attendance.say(self._notice())
         self._changed.set()
 
@@ -367,16 +365,16 @@ class Daemon:
 
     def _told(self) -> None:
         """Tell the leader which jobs are here, and what does not run as it should."""
-        because = {job: charge.trouble for job, charge in self._charges.items()} | self._unstarted
+        because = {job: runner.trouble for job, runner in self._runners.items()} | self._unstarted
         troubles = [pb.Trouble(job=job, because=text) for job, text in because.items()]
         troubles = [trouble for trouble in troubles if trouble.because]
-        self._attendance.say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles, holds=sorted(self._charges))))
+        self._attendance.say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles, holds=sorted(self._runners))))
 
     # -------------------------------------------------------------------------------------------------- leader
 
     @property
     def done(self) -> bool:
-        return self._status is not None and not self._charges
+        return self._status is not None and not self._runners
 
     def on_welcome(self) -> None:
         if self._status is not None:

@@ -41,7 +41,7 @@ from elastic.store.election import Candidate
 from elastic.store.etcd import EtcdStore
 from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import codec
-from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
+from elastic.wire.services import add_to_server
 
 if TYPE_CHECKING:
     from elastic.metrics.replica import ReplicaMetrics  # most replicas show none
@@ -106,17 +106,17 @@ class Server:
         stopped = stop_signal()
         with (
             self._journal_at(self._directory, "", logged=logging.INFO) as journal,
-            SecureServer(self._lock, journal) as doorman,
+            SecureServer(self._lock, journal) as secure,
             EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
             self._journal, self._etcd = journal, etcd
             unknown = [] if self._unsafe_etcd else await self._judged(self._endpoints)
-            self._refusals = doorman.refusals
-            self._desk = FleetService(self._service, journal, doorman.shown, self._directory, self._look)
-            server = doorman.server(SERVER_OPTIONS)
-            add_RendezvousServicer_to_server(self._service, server)
-            add_FleetServicer_to_server(self._desk, server)
-            self._address = doorman.bind(server, self._listen)
+            self._refusals = secure.refusals
+            self._fleet_service = FleetService(self._service, journal, secure.shown, self._directory, self._look)
+            server = secure.server(SERVER_OPTIONS)
+            add_to_server("Rendezvous", self._service, server)
+            add_to_server("Fleet", self._fleet_service, server)
+            self._address = secure.bind(server, self._listen)
             await server.start()
             document = {"address": self._address, "pid": os.getpid()}
             write_atomically(self._directory / "rendezvous.json", json.dumps(document).encode())
@@ -124,10 +124,10 @@ class Server:
             shown_at: dict[str, Any] = {"metrics": self._metrics.url} if self._metrics is not None else {}
             journal.write("listening", address=self._address, etcd=self._endpoints, **shown_at)
             notify.ready(f"listens at {self._address}")
-            duties = (self._judge_others(unknown), self._follow(), self._stand(), doorman.watch(), notify.keep_alive())
+            duties = (self._judge_others(unknown), self._follow(), self._stand(), secure.watch(), notify.keep_alive())
             work = [asyncio.create_task(duty) for duty in duties]
             if self._metrics is not None:
-                shown = self._metrics.watch(self._address, self._desk.overview, self._service.leads)
+                shown = self._metrics.watch(self._address, self._fleet_service.overview, self._service.leads)
                 work.append(asyncio.create_task(shown))
             either: tuple[asyncio.Future[Any], ...] = (*work, stopped)
             try:
@@ -155,20 +155,21 @@ class Server:
 
     async def _stand(self) -> None:
         """Stand for election as the fleet's leader, and lead whenever elected."""
-        desk, etcd = self._desk, self._etcd
+        service, etcd = self._fleet_service, self._etcd
         candidate = Candidate(etcd, registry.NAME, self._address, time.monotonic)
         with contextlib.closing(StoreThread()) as store:
             try:
                 while True:
                     term = await win(candidate, store, self._saw, self._journal)
                     async with LeaseKeeper(candidate, term) as tenure:
-                        desk.office, desk.leader = FleetLeader(tenure, etcd, store, self._journal), self._address
+                        service.fleet_leader = FleetLeader(tenure, etcd, store, self._journal)
+                        service.leader = self._address
                         self._journal.write("leading_fleet", term=term)
                         because = ""
                         try:
-                            because = await desk.office.lead()
+                            because = await service.fleet_leader.lead()
                         finally:
-                            desk.office, desk.leader = None, ""
+                            service.fleet_leader, service.leader = None, ""
                             self._journal.write("not_leading_fleet", term=term, because=because)
                     with contextlib.suppress(StoreError):  # the lease ends it anyway
                         await store.call(candidate.resign)
@@ -204,7 +205,7 @@ class Server:
         return probes.of_replica(self._directory, self._endpoints, self._open_etcd)
 
     def _saw(self, leader: str) -> None:
-        self._desk.leader = leader
+        self._fleet_service.leader = leader
 
     def _refused(self, because: str, job: str, node: str, peer: str) -> None:
         self._refusals.say(because, at="Attend", caller=f"agent {node}", peer=peer, job=job)
@@ -242,8 +243,8 @@ class Server:
                     watch.cancel()
 
     def _apply(self, book: FleetState, revision: int) -> None:
-        if self._desk.office is not None:
-            self._desk.office.read(book, revision)
+        if self._fleet_service.fleet_leader is not None:
+            self._fleet_service.fleet_leader.read(book, revision)
         for key, because in book.unread.items():
             if self._unread.get(key) != because:
                 self._journal.write("document_unread", key=key, because=because)

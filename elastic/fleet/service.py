@@ -29,7 +29,6 @@ from elastic.security.roles import Caller
 from elastic.store.election import LeadershipLost
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetServicer
 
 SLOTS_LIMIT = 1024
 """Most slots of one node; more is a mistake."""
@@ -42,7 +41,7 @@ class QuestionRefused(Exception):
     """A question that is refused, with the reason for the operator."""
 
 
-class FleetService(FleetServicer):
+class FleetService:
     """service: this replica's part in all jobs. shown: the certificates it has seen. directory: the replica's own.
     look: finds the facts about this replica."""
 
@@ -60,44 +59,44 @@ class FleetService(FleetServicer):
         self._directory = directory
         self._look = look
         self._crossings = ReachProbes()
-        self.office: FleetLeader | None = None
+        self.fleet_leader: FleetLeader | None = None
         self.leader = ""
         """The address of the fleet's leader as far as this replica knows, or ""."""
 
     # ------------------------------------------------------------------------------------------------ nodes
 
     async def Attend(self, words: AsyncIterator[pb.NodeWord], context: Any) -> None:
-        office = self.office
-        if office is None:
+        leader = self.fleet_leader
+        if leader is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.leader)
             return
         try:
-            session = office.attach(await _hello(words))
+            session = leader.attach(await _hello(words))
         except codec.WireError as error:
             self._journal.write("node_refused", because=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        hearing = self._listen(office, session, words)
+        hearing = self._listen(leader, session, words)
         node = session.hello.node
-        await serve(context, session, hearing, lambda: office.detach(session), self._journal, "node", node=node)
+        await serve(context, session, hearing, lambda: leader.detach(session), self._journal, "node", node=node)
 
-    async def _listen(self, office: FleetLeader, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
+    async def _listen(self, leader: FleetLeader, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
         async for word in words:
             if word.WhichOneof("content") == "goodbye":
                 return
-            office.heard(session, word)
+            leader.heard(session, word)
 
     # -------------------------------------------------------------------------------------------- operators
 
     async def Ask(self, request: pb.Question, context: Any) -> pb.Answer:
-        answer, office = pb.Answer(leading=True, leader=self.leader), self.office
+        answer, leader = pb.Answer(leading=True, leader=self.leader), self.fleet_leader
         try:
             if _is_of_this_replica(request):
                 answer.document = json.dumps(await self._answer_here(request))
-            elif office is None or not office.ready.is_set():
-                return pb.Answer(leading=False, leader="" if office else self.leader)
+            elif leader is None or not leader.ready.is_set():
+                return pb.Answer(leading=False, leader="" if leader else self.leader)
             else:
-                answer.document = json.dumps(await self._answer(office, request, caller_of(context)))
+                answer.document = json.dumps(await self._answer(leader, request, caller_of(context)))
         except (QuestionRefused, ConfigError, codec.WireError) as error:
             answer.refused = str(error)
         except OSError as error:
@@ -107,27 +106,27 @@ class FleetService(FleetServicer):
             answer.leading = False
         return answer
 
-    async def _answer(self, office: FleetLeader, request: pb.Question, caller: Caller) -> object:
+    async def _answer(self, leader: FleetLeader, request: pb.Question, caller: Caller) -> object:
         match request.WhichOneof("content"):
             case "submit":
-                return await self._submit(office, request.submit, caller)
+                return await self._submit(leader, request.submit, caller)
             case "stop":
-                return await self._stop(office, request.stop, caller)
+                return await self._stop(leader, request.stop, caller)
             case "scale":
-                return await self._scale(office, request.scale, caller)
+                return await self._scale(leader, request.scale, caller)
             case "cordon":
-                return await self._cordon(office, request.cordon, caller)
+                return await self._cordon(leader, request.cordon, caller)
             case "allow":
-                return await self._allow(office, request.allow, caller)
+                return await self._allow(leader, request.allow, caller)
             case "overview":
-                return self._overview(office)
+                return self._overview(leader)
             case "log":
-                return await self._log(office, request.log)
+                return await self._log(leader, request.log)
             case "examine":
-                found = await office.examine(request.examine.node)
+                found = await leader.examine(request.examine.node)
                 return {"away": True} if found is None else json.loads(found)
             case "ports":
-                return await self._crossings.look(office.sessions)
+                return await self._crossings.look(leader.sessions)
         raise QuestionRefused("an empty question")
 
     async def _answer_here(self, request: pb.Question) -> object:
@@ -138,13 +137,13 @@ class FleetService(FleetServicer):
         piece = await asyncio.to_thread(job_files.read, jobs, ask.job, ask.log, ask.offset)
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
 
-    async def _submit(self, office: FleetLeader, submit: pb.Submit, caller: Caller) -> object:
+    async def _submit(self, leader: FleetLeader, submit: pb.Submit, caller: Caller) -> object:
         spec = codec.job_from_json(submit.document.encode(), "the job")
         check_for_fleet(spec)
         before: Submission | None = None
         name, _, entry = submit.resume.partition("@")
         if name:
-            job = _find(office, name)
+            job = _find(leader, name)
             if job.result is None or job.waits_again:
                 raise QuestionRefused(f"{job.name} is not over; stop it first")
             before = job.submission
@@ -165,24 +164,24 @@ class FleetService(FleetServicer):
                     continue
             raise CompareFailed("too many jobs are submitted in the same moment")
 
-        name = await office.change(write)
+        name = await leader.change(write)
         self._journal.write("submitted", job=name, resume=submit.resume, caller=str(caller), peer=caller.address)
-        plan = office.plan()
+        plan = leader.plan()
         return {"job": name, "larger": plan.waiting[name] if name in plan.larger else ""}
 
-    async def _stop(self, office: FleetLeader, stop: pb.Stop, caller: Caller) -> object:
-        job = _find(office, stop.job)
+    async def _stop(self, leader: FleetLeader, stop: pb.Stop, caller: Caller) -> object:
+        job = _find(leader, stop.job)
         if job.result is not None and not job.waits_again:
             raise QuestionRefused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
         if job.stop is None or job.stop.preempts:
-            await office.change(lambda to: to.stop(job.name, stop.because))
+            await leader.change(lambda to: to.stop(job.name, stop.because))
             self._journal.write(
                 "stop_asked", job=job.name, because=stop.because, caller=str(caller), peer=caller.address
             )
         return {"job": job.name}
 
-    async def _scale(self, office: FleetLeader, scale: pb.Scale, caller: Caller) -> object:
-        job = _find(office, scale.job)
+    async def _scale(self, leader: FleetLeader, scale: pb.Scale, caller: Caller) -> object:
+        job = _find(leader, scale.job)
         if job.result is not None:
             raise QuestionRefused(f"{job.name} is over: {job.result.because.partition(chr(10))[0]}")
         least, most = job.spec.min_workers, job.spec.workers_limit
@@ -191,19 +190,19 @@ class FleetService(FleetServicer):
                 f"{job.name} takes {least} to {most} workers, from min_workers to max_workers of its file, and not "
                 f"{scale.workers}"
             )
-        await office.change(lambda to: to.scale(job.name, scale.workers))
+        await leader.change(lambda to: to.scale(job.name, scale.workers))
         self._journal.write(
             "scaled", job=job.name, workers=scale.workers, before=job.workers, caller=str(caller), peer=caller.address
         )
         return {"job": job.name, "workers": scale.workers, "before": job.workers}
 
-    async def _cordon(self, office: FleetLeader, cordon: pb.Cordon, caller: Caller) -> object:
-        known = {*office.sessions, *office.book.cordons, *(s.node for job in office.book.jobs for s in job.shares)}
+    async def _cordon(self, leader: FleetLeader, cordon: pb.Cordon, caller: Caller) -> object:
+        known = {*leader.sessions, *leader.book.cordons, *(s.node for job in leader.book.jobs for s in job.shares)}
         if cordon.node not in known:
             raise QuestionRefused(f"no node {cordon.node!r:.64}; there are {', '.join(sorted(known)) or 'none'}")
-        await office.change(lambda to: to.cordon(cordon.node, "" if cordon.over else cordon.because))
+        await leader.change(lambda to: to.cordon(cordon.node, "" if cordon.over else cordon.because))
         there = [
-            job.name for job in office.book.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
+            job.name for job in leader.book.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
         ]
         for name in there or [""]:  # for the story of each job
             self._journal.write(
@@ -217,22 +216,23 @@ class FleetService(FleetServicer):
             )
         return {"node": cordon.node}
 
-    async def _allow(self, office: FleetLeader, allow: pb.Allow, caller: Caller) -> object:
+    async def _allow(self, leader: FleetLeader, allow: pb.Allow, caller: Caller) -> object:
         owner = check_name("OWNER", allow.owner)
         if not 0 <= allow.slots <= QUOTA_LIMIT:
             raise QuestionRefused(f"a quota of {allow.slots} slots; give 1 to {QUOTA_LIMIT}, or 0 for none")
-        before = office.book.quotas.get(owner)
-        await office.change(lambda to: to.allow(owner, allow.slots))
+        before = leader.book.quotas.get(owner)
+        await leader.change(lambda to: to.allow(owner, allow.slots))
         self._journal.write("quota_changed", owner=owner, slots=allow.slots, caller=str(caller), peer=caller.address)
         return {"owner": owner, "slots": allow.slots, "before": before.slots if before is not None else 0}
 
     def overview(self) -> dict[str, Any] | None:
         """What `elastic jobs --json` shows; None while this replica does not lead the fleet."""
-        return self._overview(self.office) if self.office is not None and self.office.ready.is_set() else None
+        leader = self.fleet_leader
+        return self._overview(leader) if leader is not None and leader.ready.is_set() else None
 
-    def _overview(self, office: FleetLeader) -> dict[str, Any]:
+    def _overview(self, leader: FleetLeader) -> dict[str, Any]:
         taken: dict[str, dict[str, int]] = {}
-        for job in office.book.jobs:
+        for job in leader.book.jobs:
             for share in job.shares if job.runs else ():
                 taken.setdefault(share.node, {})[job.name] = share.slots
         nodes = {
@@ -244,24 +244,24 @@ class FleetService(FleetServicer):
                 "labels": list(session.hello.labels),
                 "because": session.leaves or session.notice,
             }
-            for name, session in office.sessions.items()
+            for name, session in leader.sessions.items()
         }
-        for name in {*taken, *office.book.cordons} - nodes.keys():
+        for name in {*taken, *leader.book.cordons} - nodes.keys():
             nodes[name] = {"node": name, "up": False, "address": "", "slots": 0, "labels": [], "because": "is away"}
         for name, node in nodes.items():
             node["jobs"] = taken.get(name, {})
-            if (wish := office.book.cordons.get(name)) is not None:
+            if (wish := leader.book.cordons.get(name)) is not None:
                 node["because"] = wish.because
         return {
             "leader": self.leader,
-            "term": office.term,
-            "jobs": [self._job(office, job) for job in office.book.jobs],
+            "term": leader.term,
+            "jobs": [self._job(leader, job) for job in leader.book.jobs],
             "nodes": [nodes[name] for name in sorted(nodes)],
-            "owners": _owners(office.book),
-            "troubles": self._shown.troubles(office.sessions.keys()),
+            "owners": _owners(leader.book),
+            "troubles": self._shown.troubles(leader.sessions.keys()),
         }
 
-    def _job(self, office: FleetLeader, job: FleetJob) -> dict[str, object]:
+    def _job(self, leader: FleetLeader, job: FleetJob) -> dict[str, object]:
         told: dict[str, object] = {
             "job": job.name,
             "workers": job.workers,
@@ -275,7 +275,7 @@ class FleetService(FleetServicer):
             "checkpoints": job.submission.checkpoints,
             "slots": {share.node: share.slots for share in job.shares},
         }
-        if job.waits_again and (after := office.book.after(job.name)) is None:
+        if job.waits_again and (after := leader.book.after(job.name)) is None:
             because = f"{job.stop.because if job.stop else ''}; its place in the queue is being written"
             return {
                 **told,
@@ -299,27 +299,27 @@ class FleetService(FleetServicer):
                 "because": f"on {node} {session.troubles[job.name]}",
                 "advice": f"see logs/agent.log of {job.name} there",
             }
-            for node, session in sorted(office.sessions.items())
+            for node, session in sorted(leader.sessions.items())
             if job.name in session.troubles
         ] + self._shown.troubles({share.node for share in job.shares})
-        state, because = "waits", office.waiting.get(job.name, "the nodes are being asked")
+        state, because = "waits", leader.waiting.get(job.name, "the nodes are being asked")
         if job.runs:
-            state, because = "placed", office.lacking.get(job.name, "")
+            state, because = "placed", leader.lacking.get(job.name, "")
             because = because if job.shares else "no node has a slot for it any more"
         if job.stop is not None:
             state, because = "stopping", job.stop.because
-        larger = state == "waits" and job.name in office.larger
-        queue = [name for name in office.waiting if name not in office.larger]
+        larger = state == "waits" and job.name in leader.larger
+        queue = [name for name in leader.waiting if name not in leader.larger]
         place = queue.index(job.name) + 1 if state == "waits" and job.name in queue else 0
         return {**told, "state": state, "because": because, "larger": larger, "place": place, "troubles": troubles}
 
-    async def _log(self, office: FleetLeader, ask: pb.ReadLog) -> object:
+    async def _log(self, leader: FleetLeader, ask: pb.ReadLog) -> object:
         """The names of a node's logs, or a piece of a log; bytes as Latin-1, which keeps each of them. "away": the node
         does not answer."""
         node = ask.node or node_of(ask.log)
-        job = _find(office, ask.job).name if ask.job else ""
+        job = _find(leader, ask.job).name if ask.job else ""
         query = pb.LogQuery(job=job, log=ask.log, offset=ask.offset)
-        piece = await office.read_log(node, query)
+        piece = await leader.read_log(node, query)
         if piece is None:
             return {"text": "", "end": ask.offset, "size": -1, "away": True}
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
@@ -341,14 +341,14 @@ def _owners(book: FleetState) -> list[dict[str, object]]:
     return [{"owner": owner, "quota": quotas.get(owner, 0), "slots": held[owner]} for owner in sorted(held)]
 
 
-def _find(office: FleetLeader, name: str) -> FleetJob:
+def _find(leader: FleetLeader, name: str) -> FleetJob:
     """The job of that name, or as which that one goes on; or the only job submitted under that name that is not over,
     else the newest."""
-    if (job := office.book.job(name)) is not None:
-        while (after := office.book.after(job.name)) is not None:
+    if (job := leader.book.job(name)) is not None:
+        while (after := leader.book.after(job.name)) is not None:
             job = after
         return job
-    alike = [job for job in office.book.jobs if registry.base_name(job.name) == name]
+    alike = [job for job in leader.book.jobs if registry.base_name(job.name) == name]
     found = [job for job in alike if job.result is None] or alike[-1:]
     if len(found) == 1:
         return found[0]

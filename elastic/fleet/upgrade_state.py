@@ -113,13 +113,13 @@ class DaemonUpgradeState:
     holdings: tuple[JobUpgradeState, ...]
 
 
-def write(estate: DaemonUpgradeState) -> dict[str, Any]:
+def write(state: DaemonUpgradeState) -> dict[str, Any]:
     return {
         "format": DAEMON_STATE_FORMAT,
-        "term": estate.term,
-        "duties": [duty.hex() for duty in estate.duties],
-        "over": dict(estate.over),
-        "holdings": [holding.to_state() for holding in estate.holdings],
+        "term": state.term,
+        "duties": [duty.hex() for duty in state.duties],
+        "over": dict(state.over),
+        "holdings": [holding.to_state() for holding in state.holdings],
     }
 
 

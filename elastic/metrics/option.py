@@ -14,8 +14,8 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",
-        help=f"serve /metrics for Prometheus, /healthz and /readyz there, HOST is {LOOPBACK} if left out (default: not "
-        "at all)",
+        help=f"serve /metrics for Prometheus, /healthz and /readyz at this address; HOST defaults to {LOOPBACK} "
+        "(default: not at all)",
     )
 
 

@@ -8,7 +8,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -63,9 +62,7 @@ def launch(
     if refused := [name for name in REFUSED if options.get(name)]:
         raise ConfigError(f"{refused[0]}= is for scripts; write the loop with job.steps(), or use `elastic run`")
     name = default_name(getattr(function, "__name__", ""))
-    temporary = Path(tempfile.gettempdir())
-    temp_dirs.sweep(temporary, PREFIX)
-    own = temp_dirs.TempDirectory(temporary, PREFIX)
+    own = temp_dirs.in_tmp(PREFIX)
     try:
         path = function_file.write_function(own.path, function, arguments)
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, name) if job_dir is None else Path(job_dir).absolute()

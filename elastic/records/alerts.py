@@ -136,7 +136,7 @@ def notice(line: Line) -> str | None:
             return f"{worker} is a straggler: {because}"
         case {"event": "demoted", "worker_id": str(worker)}:
             return f"{worker} gives its place to a spare, because it is too slow"
-        case {"event": "nursery_over", "from_outside": False, "because": str(because)}:
+        case {"event": "fork_server_unusable", "from_outside": False, "because": str(because)}:
             return f"workers cannot be forked and start with an interpreter of their own: {because}"
         case {"event": "mpirun_ended", "because": str(because)}:
             return f"mpirun {because}, and every worker that had a rank of it ends with it"

@@ -34,19 +34,15 @@ class JobReader(Protocol):
 
     def see(self, line: Line) -> None:
         """Take a line of a journal."""
-        ...
 
     def resumed(self, redone: Sequence[int] | None) -> None:
         """The job goes on from a checkpoint. redone: first and last step that are done again, or None."""
-        ...
 
     def applied(self, steps: list[dict[str, Any]], now_s: float) -> None:
         """Take new lines of the ledger. now_s: monotonic seconds of the look."""
-        ...
 
     def tick(self, now_s: float, now_wall: float) -> None:
         """The look is over."""
-        ...
 
 
 class Growing:

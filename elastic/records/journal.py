@@ -111,7 +111,7 @@ PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
 
 TROUBLES = frozenset(
     {
-        *("certificate_trouble", "certificates_unwritten", "charge_trouble", "deposed", "document_unread"),
+        *("certificate_trouble", "certificates_unwritten", "job_agent_trouble", "deposed", "document_unread"),
         *("documents_unread", "ended_jobs_not_forgotten", "fleet_store_unanswered", "handover_not_answered"),
         *("handover_refused", "journal_gap", "log_unreadable", "no_fleet_leader", "no_leader", "node_down"),
         *("node_refused", "node_stream_broke", "not_admitted", "not_elected", "not_leading", "not_leading_fleet"),

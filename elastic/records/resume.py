@@ -200,6 +200,12 @@ def _unusable(storage: Storage, error: Exception) -> ConfigError:
     )
 
 
+def redone(job_dir: Path) -> tuple[int, int] | None:
+    """First and last step of the ledger that the newest run does again; None: it does none, or is the first."""
+    newest = next(reversed([*_earlier(job_dir)]), None)
+    return None if newest is None or newest["redone"] is None else (newest["redone"][0], newest["redone"][1])
+
+
 def _steps_on_file(job_dir: Path) -> int:
     path = job_dir / "steps.jsonl"
     return len(ledger.read(path)) if path.exists() else 0

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Self
 
@@ -39,6 +40,13 @@ class TempDirectory:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def in_tmp(prefix: str) -> TempDirectory:
+    """A new one in $TMPDIR, or /tmp, from which those of that prefix whose processes are gone are removed first."""
+    parent = Path(tempfile.gettempdir())
+    sweep(parent, prefix)
+    return TempDirectory(parent, prefix)
 
 
 def sweep(parent: Path, prefix: str) -> None:

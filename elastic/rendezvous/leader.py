@@ -21,20 +21,6 @@ from elastic.config import JobSpec
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreError, StoreUnavailable
 from elastic.protocol import membership
 from elastic.protocol.failure_detector import AgentMonitor
-from elastic.protocol.membership import (
-    AgentDown,
-    AgentUp,
-    Commit,
-    CommitRefused,
-    Committed,
-    Elected,
-    End,
-    GroupTick,
-    Note,
-    Point,
-    PointerAt,
-    Tell,
-)
 from elastic.protocol.messages import Generation, Order, Pointed
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
@@ -104,7 +90,7 @@ class JobLeader:
         self._mailbox: asyncio.Queue[membership.Event] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
         self._publisher = Publisher()
-        self._vigil = AgentMonitor(spec.timing, self.group.agents, time.monotonic())
+        self._monitor = AgentMonitor(spec.timing, self.group.agents, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
         self._deposed: asyncio.Future[SteppedDown] = asyncio.get_running_loop().create_future()
         """Kept apart from the mailbox, which may be full, and whose content does not matter any more."""
@@ -117,23 +103,23 @@ class JobLeader:
 
     # ------------------------------------------------------------------------------------------- the owner
 
-    async def lead(self, chain: tuple[Generation, ...]) -> End | SteppedDown:
+    async def lead(self, chain: tuple[Generation, ...]) -> membership.End | SteppedDown:
         """Step the group until the job is over or this replica must not lead any more."""
         self._start(self._watch_tenure())
         self._start(self._watch_agents())
         self._start(self._find_pointer())
         self._publisher.remember(chain)
         try:
-            letters: list[membership.Event] = [Elected(self.term, chain)]
+            letters: list[membership.Event] = [membership.Elected(self.term, chain)]
             while True:
                 actions = membership.advance(self.group, letters, time.monotonic())
                 if (deposed := self._is_deposed()) is not None:
                     return deposed
-                end = next((action for action in actions if isinstance(action, End)), None)
+                end = next((action for action in actions if isinstance(action, membership.End)), None)
                 if end is not None and (deposed := await self._finish(end)) is not None:
                     return deposed
                 for action in actions:
-                    if not isinstance(action, End):
+                    if not isinstance(action, membership.End):
                         await self._perform(action)
                 if end is not None:
                     return end
@@ -178,23 +164,23 @@ class JobLeader:
             # Due ticks come first: a mailbox that never empties must not hold up a deadline.
             if (now_s := time.monotonic()) >= self._due_s or self._deposed in done:
                 self._last_tick_s, self._due_s, self._look_s = now_s, math.inf, -math.inf
-                return [GroupTick()]
+                return [membership.GroupTick()]
         letters: list[membership.Event] = [self._letter.result()]
         self._letter = None
         while len(letters) < letters_at_once(len(self.group.workers)) and not self._mailbox.empty():
             letters.append(self._mailbox.get_nowait())
         return letters
 
-    async def _perform(self, action: Commit | Point | Tell | Note) -> None:
+    async def _perform(self, action: membership.Commit | membership.Point | membership.Tell | membership.Note) -> None:
         match action:
-            case Note(event, fields):
+            case membership.Note(event, fields):
                 known: dict[str, Any] = fields
                 self._journal.write(event, **known)
-            case Tell(to, order):
+            case membership.Tell(to, order):
                 await self._tell(to, order)
-            case Commit(generation):
+            case membership.Commit(generation):
                 self._start(self._commit(generation))
-            case Point(series, pointer):
+            case membership.Point(series, pointer):
                 self._start(self._point(series, pointer))
 
     async def _tell(self, to: tuple[str, ...], order: Order) -> None:
@@ -223,12 +209,12 @@ class JobLeader:
                 self._journal.write("commit_unanswered", generation.number, because=str(error))
                 await asyncio.sleep(RETRY_S)
             except CompareFailed as error:
-                await self.post(CommitRefused(generation.number, str(error)))
+                await self.post(membership.CommitRefused(generation.number, str(error)))
                 return self._depose(str(error))
             except (LeadershipLost, StoreError) as error:
                 return self._depose(str(error))
             else:
-                return await self.post(Committed(generation.number))
+                return await self.post(membership.Committed(generation.number))
 
     async def _find_pointer(self) -> None:
         """Ask the store for the newest automatic checkpoint until it answers: a leader that does not know it may have
@@ -243,7 +229,7 @@ class JobLeader:
                 self._journal.write("pointer_unknown", because=str(error))
                 return
         if known is not None:
-            await self.post(PointerAt(known.entry))
+            await self.post(membership.PointerAt(known.entry))
         elif self.group.resumed:
             await self._point(PERIODIC, Pointer(self.group.resumed, "", 0))
 
@@ -258,12 +244,12 @@ class JobLeader:
             return self._depose(str(error))
         holds = now == pointer
         if series == PERIODIC:
-            await self.post(PointerAt(now.entry))
+            await self.post(membership.PointerAt(now.entry))
         self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
         if pointer.holder:
             await self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
 
-    async def _finish(self, end: End) -> SteppedDown | None:
+    async def _finish(self, end: membership.End) -> SteppedDown | None:
         """Make the end of the job durable before any agent hears of it. Returns why not, if another leader decides."""
         while True:
             try:
@@ -277,7 +263,7 @@ class JobLeader:
             else:
                 return None
 
-    def result(self, end: End) -> dict[str, object]:
+    def result(self, end: membership.End) -> dict[str, object]:
         """The document that says how the job ended."""
         return {**asdict(end), "generation": self.generation}
 
@@ -305,7 +291,7 @@ class JobLeader:
         if node in self._agents:
             self._agents[node].ended.set()
         session = self._agents[node] = AgentSession(node, known or {}, token)
-        self._vigil.watch(node, time.monotonic())
+        self._monitor.watch(node, time.monotonic())
         session.post(self._welcome())
         return session
 
@@ -336,7 +322,7 @@ class JobLeader:
             self._depose(because)
 
     def _welcome(self) -> pb.LeaderOrder:
-        beat_ms = round(1000 * self._vigil.beat_s)
+        beat_ms = round(1000 * self._monitor.beat_s)
         return pb.LeaderOrder(welcome=pb.Welcome(term=self.term, beat_ms=beat_ms, infers_rings=True))
 
     @property
@@ -381,37 +367,37 @@ class JobLeader:
         session.ended.set()
         if self.is_current(session):
             del self._agents[session.node]
-            self._vigil.forget(session.node)
-            down = AgentDown(session.node, ended=closed)
+            self._monitor.forget(session.node)
+            down = membership.AgentDown(session.node, ended=closed)
             try:
                 self._mailbox.put_nowait(down)  # before the words of the agent's next stream
             except asyncio.QueueFull:
                 self._start(self.post(down))
 
     def beat(self, session: AgentSession) -> None:
-        self._vigil.beat(session.node, time.monotonic())
+        self._monitor.beat(session.node, time.monotonic())
 
     async def _watch_agents(self) -> None:
         """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
         while True:
-            await asyncio.sleep(self._vigil.beat_s)
-            if self._vigil.follow(self.group.agents, time.monotonic()):
-                self._journal.write("beat_changed", beat_s=self._vigil.beat_s)
+            await asyncio.sleep(self._monitor.beat_s)
+            if self._monitor.follow(self.group.agents, time.monotonic()):
+                self._journal.write("beat_changed", beat_s=self._monitor.beat_s)
                 for session in self._agents.values():
                     session.post(self._welcome())
-            silent, back = self._vigil.look(time.monotonic())
+            silent, back = self._monitor.look(time.monotonic())
             for node, because in silent.items():
                 self._journal.write("agent_silent", node=node, because=because)
-                await self.post(AgentDown(node, self._vigil.silence_s))
+                await self.post(membership.AgentDown(node, self._monitor.silence_s))
             for node in back:
-                await self.post(AgentUp(node))
+                await self.post(membership.AgentUp(node))
 
     def dismiss(self) -> None:
         """End all streams; the agents look for the next leader."""
         for session in self._agents.values():
             session.ended.set()
 
-    async def farewell(self, end: End) -> None:
+    async def farewell(self, end: membership.End) -> None:
         """Give every agent its last order, and wait until it has left, at most for FAREWELL_S."""
         last = pb.End(term=self.term, exit_code=end.exit_code, because=end.because, digest=end.digest)
         sessions = list(self._agents.values())

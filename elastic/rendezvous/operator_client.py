@@ -15,7 +15,7 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.wire import MESSAGE_LIMIT
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousStub
+from elastic.wire.services import RendezvousStub
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),

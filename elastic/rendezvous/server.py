@@ -29,7 +29,7 @@ from elastic.rendezvous.job_replica import JobReplica
 from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
 from elastic.security.channels import bind
 from elastic.store.etcd import EtcdStore
-from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
+from elastic.wire.services import add_to_server
 
 REPLICAS = Retention("rendezvous-")
 
@@ -63,7 +63,7 @@ class Replica:
             EtcdStore(self._etcd.split(",")) as etcd,
         ):
             service = RendezvousService()
-            add_RendezvousServicer_to_server(service, server)
+            add_to_server("Rendezvous", service, server)
             address = bind(server, self._listen, None)
             settings = read_settings(self._job_dir)
             resumed = settings.resume if not settings.resume_from else ""  # a snapshot in memory is no checkpoint

@@ -23,7 +23,6 @@ from elastic.rendezvous.served_stream import serve
 from elastic.security.interceptor import caller_of
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousServicer
 
 PENDING_LIMIT = 16_384
 """Calls that may wait to be looked at. By default gRPC turns some away above 1000, and all above 3000: if thousands of
@@ -73,10 +72,9 @@ class AttendanceCheck(Protocol):
 
     async def objection(self, job: str, node: str, token: str, peer: str) -> str:
         """Why this agent may not attend, or "". A refusal is journalled. peer: the agent's address. Raises NotKnown."""
-        ...
 
 
-class RendezvousService(RendezvousServicer):
+class RendezvousService:
     """A replica's answers about its jobs. leads: job name -> entry, kept by the replica's part in the job. admission:
     None for the job of one machine, whose agents reach its rendezvous from that machine only."""
 

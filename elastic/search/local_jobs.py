@@ -94,11 +94,7 @@ class LocalJobs:
         for trial in self._running:
             self.stop(trial)
         for process in self._running.values():
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop_signals.wait_or_kill(process, STOP_S)
 
     def _directory(self, trial: int) -> Path:
         return self._home / self.name(trial)

@@ -28,9 +28,9 @@ examples:
   elastic slurm fleet job.toml --nodes 4 --submit -- --gres=gpu:8 --time=24:00:00
   elastic slurm fleet job.toml --nodes 4 --dir runs/7 --submit                       later: goes on where it was
 
-agents: nodes for a fleet whose rendezvous is elsewhere, one job of an array each. More nodes: the same once more. Less:
-scancel 71_3. fleet: one allocation with etcd, rendezvous and agents of its own, which ends with the job. What stands
-behind -- is for sbatch, and counts more than what the script says.
+agents: nodes for a fleet whose rendezvous is elsewhere, one job of an array each. For more nodes run the command again,
+for fewer scancel 71_3. fleet: one allocation with etcd, rendezvous and agents of its own, which ends with the job.
+Options behind -- are given to sbatch, and override those of the script.
 
 exit codes:
   0 done    2 bad input    3 sbatch has refused it

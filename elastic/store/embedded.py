@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -61,9 +59,7 @@ class EmbeddedEtcd:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("only the main thread may start etcd: it dies with the thread that started it")
         self._binary = binary or find_binary()
-        temporary = Path(tempfile.gettempdir())
-        temp_dirs.sweep(temporary, PREFIX)
-        self._own = temp_dirs.TempDirectory(temporary, PREFIX)
+        self._own = temp_dirs.in_tmp(PREFIX)
         self.directory = self._own.path
         self.endpoint = f"unix:{self.directory}/localhost:1"
         try:
@@ -92,11 +88,7 @@ class EmbeddedEtcd:
         if self.process.poll() is None:
             # The server may be frozen, and then only SIGKILL reaches it.
             self.process.terminate()
-            try:
-                self.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.send_signal(signal.SIGKILL)
-                self.process.wait()
+            stop_signals.wait_or_kill(self.process, STOP_S)
         self._own.remove()
 
     def __enter__(self) -> EmbeddedEtcd:

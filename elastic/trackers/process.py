@@ -47,15 +47,12 @@ class Tracker(Protocol):
 
     def connect(self) -> int:
         """Become the one process that sends the steps of the run. Returns the first step that the run has not got."""
-        ...
 
     def send(self, steps: list[StepPoints]) -> None:
         """Send steps, at least one. Raises Superseded."""
-        ...
 
     def finish(self, *, complete: bool) -> None:
         """There are no more steps. complete: the job is over; else this worker has died, and another goes on."""
-        ...
 
 
 class Lines:

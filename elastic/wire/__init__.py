@@ -1,10 +1,10 @@
-"""How messages are serialised. The stubs are generated from proto/elastic/wire; `make proto` writes them anew.
+"""How messages are serialised. The messages are generated from proto/elastic/wire; `make proto` writes them anew.
 
-    codec.py             the only translator between the frozen values of messages.py and bytes
-    generation_delta.py  a generation as what differs from one that its reader has
-    broadcast.py         orders to many agents, serialised once
-    elastic_pb2.py       generated: messages
-    elastic_pb2_grpc.py  generated: services
+codec.py             the only translator between the frozen values of messages.py and bytes
+generation_delta.py  a generation as what differs from one that its reader has
+broadcast.py         orders to many agents, serialised once
+services.py          clients and servers of the gRPC services
+elastic_pb2.py       generated: messages and descriptors
 """
 
 MESSAGE_LIMIT = 64 * 2**20

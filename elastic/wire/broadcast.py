@@ -14,10 +14,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from elastic.wire import codec, generation_delta
-from elastic.wire.generation_delta import Delta, KeptGenerations, WrongBase
 from elastic.protocol.messages import Generation, Laggard, Order, Publish, Share
+from elastic.wire import codec, generation_delta
 from elastic.wire import elastic_pb2 as pb
+from elastic.wire.generation_delta import Delta, KeptGenerations, WrongBase
 
 PACK_BYTES = 4096
 """Longer orders are packed."""

@@ -173,7 +173,7 @@ def _decoders(union: Any, wire_name: str) -> dict[str, Callable[[Any], Any]]:
 
 
 def _wire_name(kind: type) -> str:
-    """The name of the message for these values. Two values have another name here, where an exception bears the name."""
+    """The name of the message for these values. Two have another name here, which an exception bears there."""
     return {"RingBrokenReport": "RingBroken", "BuildFailedReport": "BuildFailed"}.get(kind.__name__, kind.__name__)
 
 
@@ -267,7 +267,7 @@ def _node(name: str, node: tuple[Any, ...]) -> tuple[int, int]:
 
 
 def _scalar_reader(hint: Any, name: str) -> Callable[[Any], Any]:
-    """`_scalar` for one field. What is in order, nearly all, is told with one comparison: a leader of thousands of agents
+    """`_scalar` for one field. Nearly all is in order, and told with one comparison: a leader of thousands of agents
     reads tens of thousands of fields for each loss."""
     if hint is not int:
         return lambda value: _scalar(hint, name, value)

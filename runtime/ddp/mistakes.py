@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.errors import (
-    BufferChanged,
-    LeftPass,
-    MidShardCollective,
-    NotInPlace,
-    ReadAhead,
-    StrayGradient,
-    TwoBackwards,
-    UnknownBatches,
-)
+from elastic import errors
 
 ELSE = (
     "Or write the loop with job.steps(), where this can be said, or start the script with `elastic run --restart`, "
@@ -19,8 +10,8 @@ ELSE = (
 )
 
 
-def read_ahead() -> ReadAhead:
-    return ReadAhead(
+def read_ahead() -> errors.ReadAhead:
+    return errors.ReadAhead(
         "the training loader was asked for a batch before the one it gave last had come to backward(). Each batch is a "
         "turn for one rank, whose gradients are reduced at the end of backward(): take one batch, call backward(), and "
         "then take the next, without prefetching or list(loader), and without `continue` before backward(). If this is "
@@ -28,55 +19,55 @@ def read_ahead() -> ReadAhead:
     )
 
 
-def in_turn(call: str) -> MidShardCollective:
-    return MidShardCollective(
+def in_turn(call: str) -> errors.MidShardCollective:
+    return errors.MidShardCollective(
         f"{call} was called between a batch and its backward(), where the other ranks, whose turns this worker may "
         "have to compute later, cannot answer yet. Call it behind optimizer.step(), or before the loop. SyncBatchNorm "
         f"does so in each forward: use BatchNorm, whose statistics are merged exactly. {ELSE}"
     )
 
 
-def in_evaluation(call: str) -> MidShardCollective:
-    return MidShardCollective(
+def in_evaluation(call: str) -> errors.MidShardCollective:
+    return errors.MidShardCollective(
         f"{call} came inside the loop of an evaluation, where other workers may be with other ranks' batches. "
         "Add up in the loop, and call it behind the loop; and let the loop run to its end, without `break`: take fewer "
         f"samples. {ELSE}"
     )
 
 
-def two_backwards() -> TwoBackwards:
-    return TwoBackwards(
+def two_backwards() -> errors.TwoBackwards:
+    return errors.TwoBackwards(
         "a second backward() of a DistributedDataParallel model came in one turn, after the gradients of all ranks had "
         "been asked for. Add the losses up and call backward() once, or put all but the last one under "
         f"`with model.no_sync():`. {ELSE}"
     )
 
 
-def left_turn() -> LeftPass:
-    return LeftPass(
+def left_turn() -> errors.LeftPass:
+    return errors.LeftPass(
         "the training loop was left, by `break` or `return`, in a turn whose step is not over: other ranks' gradients "
         "are missing. What ends a loop has to be the same for all ranks: count steps by `enumerate(loader)` or by the "
         f"scheduler, and compare what dist.all_reduce() gives, not a rank's own loss. {ELSE}"
     )
 
 
-def unreduced(batches: int, length: int) -> LeftPass:
-    return LeftPass(
+def unreduced(batches: int, length: int) -> errors.LeftPass:
+    return errors.LeftPass(
         f"the epoch ended after {batches} batches whose gradients were added up under no_sync() and never reduced: it "
         f"has {length} batches of each rank. Step on the last batch too, `if (i + 1) % every == 0 or i + 1 == "
         "len(loader)`, or leave the rest out: DataLoader(..., drop_last=True) with a fitting batch size."
     )
 
 
-def left_gradient(name: str, where: str) -> StrayGradient:
-    return StrayGradient(
+def left_gradient(name: str, where: str) -> errors.StrayGradient:
+    return errors.StrayGradient(
         f"{name} still had a gradient of an earlier step when backward() began in {where}; torchrun would add it to "
         "this one. Call optimizer.zero_grad() in every step, also behind the last batch of an epoch."
     )
 
 
-def unknown_batches() -> UnknownBatches:
-    return UnknownBatches(
+def unknown_batches() -> errors.UnknownBatches:
+    return errors.UnknownBatches(
         "backward() of a DistributedDataParallel model came outside of a loop over a DataLoader with a "
         "DistributedSampler: nobody knows which samples belong to which rank. Give the training DataLoader "
         "sampler=DistributedSampler(dataset), as torchrun needs it too. "
@@ -84,15 +75,15 @@ def unknown_batches() -> UnknownBatches:
     )
 
 
-def counted(loop: str) -> NotInPlace:
-    return NotInPlace(
+def counted(loop: str) -> errors.NotInPlace:
+    return errors.NotInPlace(
         f"{loop} counts the turns of this loop, and a worker that computes two ranks has two turns a step. Iterate "
         "over the loader itself, `for i, batch in enumerate(loader):` with `if i == n: break`, or count in a variable, "
         f"`while step < n:`. {ELSE}"
     )
 
 
-def forward_in_backward() -> NotInPlace:
+def forward_in_backward() -> errors.NotInPlace:
     return not_in_place(
         "A DistributedDataParallel model that sees its batch in backward() only, as checkpoint(model, x, "
         "use_reentrant=True) has it,",
@@ -100,30 +91,30 @@ def forward_in_backward() -> NotInPlace:
     )
 
 
-def changed_buffer(why: BufferChanged) -> BufferChanged:
+def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
     names = str(why).partition(" changed in ")[0]
-    return BufferChanged(
+    return errors.BufferChanged(
         f"{names} changed in forward(). torchrun goes on with that of rank 0; here only BatchNorm's statistics are "
         "merged. Make it an average that the script updates behind optimizer.step(), or leave it as it is while "
         f"model.training. {ELSE}"
     )
 
 
-def changed_data(name: str, elements: int) -> NotInPlace:
-    return NotInPlace(
+def changed_data(name: str, elements: int) -> errors.NotInPlace:
+    return errors.NotInPlace(
         f"{name}, a tensor of {elements:,} elements, was changed in a turn whose step is not over, and is too large to "
         f"be undone. Make it a buffer of the model, or change it before the loop or between epochs. {ELSE}"
     )
 
 
-def averaged_early(name: str) -> NotInPlace:
+def averaged_early(name: str) -> errors.NotInPlace:
     return not_in_place(
         f"Changing {name}, an average of the weights, behind a backward() under no_sync()",
         "A newcomer that copies it meanwhile would lose that: update it behind optimizer.step().",
     )
 
 
-def changed_by_hand() -> NotInPlace:
+def changed_by_hand() -> errors.NotInPlace:
     return not_in_place(
         "Changing the weights without an optimizer's step()",
         "A turn that is not the last of its step would change them too: use an optimizer of torch.optim, or one of a "
@@ -131,12 +122,12 @@ def changed_by_hand() -> NotInPlace:
     )
 
 
-def not_in_place(what: str, instead: str) -> NotInPlace:
-    return NotInPlace(f"{what} does not work with logical ranks. {instead} {ELSE}")
+def not_in_place(what: str, instead: str) -> errors.NotInPlace:
+    return errors.NotInPlace(f"{what} does not work with logical ranks. {instead} {ELSE}")
 
 
-def never_trained() -> UnknownBatches:
-    return UnknownBatches(
+def never_trained() -> errors.UnknownBatches:
+    return errors.UnknownBatches(
         "the script has ended without one step: it asked for no batch of a DataLoader that has a DistributedSampler. "
         "A library's own loop (Trainer.fit) is not known here; write the loop with DataLoader(dataset, "
         f"sampler=DistributedSampler(dataset)). {ELSE}"

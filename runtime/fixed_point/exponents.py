@@ -107,7 +107,7 @@ class Owners:
     @staticmethod
     def find(sizes: Sequence[int], block: int, device: torch.device) -> Owners:
         """Of parameters with so many elements, one after the other, in blocks of so many."""
-        ends = torch.tensor(list(accumulate(sizes)))
+        ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int64)
         firsts = torch.arange(0, sum(sizes), block)
         lasts = (firsts + block).clamp_(max=sum(sizes)) - 1
         first, last = (torch.searchsorted(ends, at, right=True) for at in (firsts, lasts))

@@ -57,7 +57,7 @@ def main(channel: str, without: str, *command: str) -> None:
         prepare(wanted, left_out)
     except Unsuitable as found:
         if len(left_out) < LEFT_OUT_MAX:
-            _tell(agent, "nursery_without", module=found.module, because=found.because)
+            _tell(agent, "fork_server_without", module=found.module, because=found.because)
             again = [sys.executable, "-c", sys.orig_argv[2], channel, ",".join([*left_out, found.module]), *command]
             with stop_signals.blocked():
                 os.execve(sys.executable, again, inherited)
@@ -67,7 +67,7 @@ def main(channel: str, without: str, *command: str) -> None:
     gc.freeze()
     if gc.get_threshold()[0] == 0:  # no import has set another threshold
         gc.set_threshold(*thresholds)
-    _tell(agent, "nursery_ready", modules=len(sys.modules), cpu_s=round(time.process_time(), 3))
+    _tell(agent, "fork_server_ready", modules=len(sys.modules), cpu_s=round(time.process_time(), 3))
     order = _serve(agent)
     agent.close()
     _become(order, command)
@@ -166,7 +166,7 @@ def _tell(agent: socket.socket, event: str, **fields: object) -> None:
 
 
 def _leave(agent: socket.socket, because: str) -> NoReturn:
-    _tell(agent, "nursery_over", because=because)
+    _tell(agent, "fork_server_unusable", because=because)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -14,26 +14,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from elastic.errors import (
-    BufferChanged,
-    ConfigError,
-    Disagree,
-    GraphCaptured,
-    LeaderOnly,
-    LeftAlone,
-    LossDivided,
-    NoGradient,
-    NonFinite,
-    NoSteps,
-    NotCarried,
-    NotUnderElastic,
-    SecondLoop,
-    StateChanged,
-    StrayGradient,
-    TooEarly,
-    Unregistered,
-    UsageError,
-)
+from elastic import errors
 from runtime.guards.module_attributes import ABSENT, Changed
 from runtime.reduction.host_copies import host_copies
 from runtime.session import Op, OpKind
@@ -51,7 +32,7 @@ def check_launcher(environment: Mapping[str, str]) -> None:
     for variable, launcher in LAUNCHERS.items():
         value = environment.get(variable, "").strip()
         if value not in ("", "0", "1"):
-            raise NotUnderElastic(
+            raise errors.NotUnderElastic(
                 f"{variable}={value}, so {launcher} started several processes, but none of them has an elastic agent: "
                 f"each would train alone. Start the script with `elastic run --workers {value} SCRIPT` instead "
                 f"of {launcher}, or unset {variable} if this is one process on purpose."
@@ -61,16 +42,18 @@ def check_launcher(environment: Mapping[str, str]) -> None:
 def check_allow(allow: Collection[str]) -> frozenset[str]:
     """The guards turned off by `steps(allow=...)`. Raises ConfigError for a name that cannot be turned off."""
     if isinstance(allow, str):
-        raise ConfigError(f"allow={allow!r} is a string; write allow={{{allow!r}}}")
+        raise errors.ConfigError(f"allow={allow!r} is a string; write allow={{{allow!r}}}")
     if unknown := sorted(set(allow) - OPTIONAL):
-        raise ConfigError(f"allow names {', '.join(unknown)}; only {', '.join(sorted(OPTIONAL))} can be turned off")
+        raise errors.ConfigError(
+            f"allow names {', '.join(unknown)}; only {', '.join(sorted(OPTIONAL))} can be turned off"
+        )
     return frozenset(allow)
 
 
 def check_threads(expected: int) -> None:
     """Raise NotCarried if torch's thread count is not that of join(): the bits of a sum depend on it."""
     if (threads := torch.get_num_threads()) != expected:
-        raise NotCarried(
+        raise errors.NotCarried(
             f"torch.get_num_threads() is {threads}, but the job was joined with threads={expected}. The last bits of a "
             f"gradient depend on it, and a newcomer would start with {expected}. "
             f"Remove the call to torch.set_num_threads and write elastic.join(threads={threads}) in its place."
@@ -80,16 +63,16 @@ def check_threads(expected: int) -> None:
 def check_capture(where: str) -> None:
     """Raise GraphCaptured if a CUDA graph is being captured: the end of a shard and the sum cannot be replayed."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise GraphCaptured(
+        raise errors.GraphCaptured(
             f"a CUDA graph is being captured around {where}. The loop hands out shards, takes their gradients and adds "
             "them with other workers, which a replay cannot do. Capture the model alone, before the loop: "
             "model = torch.cuda.make_graphed_callables(model, samples)."
         )
 
 
-def no_gradient(where: str) -> NoGradient:
+def no_gradient(where: str) -> errors.NoGradient:
     """The error for a shard that ended without a gradient of any parameter."""
-    return NoGradient(
+    return errors.NoGradient(
         f"{where} ended without any gradient, so the sum over the shards would miss it. Usual causes: `continue` or "
         "`break` before loss.backward(), zero_grad() after backward(), a loss built under no_grad, batches read "
         "ahead (list(step), zip, prefetching), or the replay of a CUDA graph that was captured with its backward(), "
@@ -98,26 +81,26 @@ def no_gradient(where: str) -> NoGradient:
     )
 
 
-def left_pass(where: str) -> NoGradient:
+def left_pass(where: str) -> errors.NoGradient:
     """The error for an inner loop that was left before its iterator ended."""
-    return NoGradient(
+    return errors.NoGradient(
         f"{where} was left before its gradients were reduced: `break`, `return` or next() instead of a whole "
         "`for batch in step`. The other shards would be missing. Let the inner loop run to its end; step.skip() "
         "leaves one shard out, job.stop() ends the training after this step."
     )
 
 
-def no_pass(step: int) -> NoGradient:
+def no_pass(step: int) -> errors.NoGradient:
     """The error for a step without an inner loop, when the next step is asked for."""
-    return NoGradient(
+    return errors.NoGradient(
         f"step {step} ended without a pass over its shards. Write `for batch in step:` inside `for step in "
         "job.steps(...)`, also in steps that only accumulate."
     )
 
 
-def no_steps() -> NoSteps:
+def no_steps() -> errors.NoSteps:
     """The error for one of several workers at the end of the script if they have done nothing together."""
-    return NoSteps(
+    return errors.NoSteps(
         "the script has ended without one step of job.steps(), and this is one of several workers: each has done the "
         "whole of it for itself, and nothing was put together. A library's own loop (Trainer.fit, model.fit) does not "
         "know of the job. Write the loop yourself, `for step in job.steps(train, total=1000):` and in it `for batch in "
@@ -125,37 +108,37 @@ def no_steps() -> NoSteps:
     )
 
 
-def second_loop(what: str) -> SecondLoop:
+def second_loop(what: str) -> errors.SecondLoop:
     """The error for a second loop, which a newcomer could take for the first."""
-    return SecondLoop(
+    return errors.SecondLoop(
         f"{what} came after the script's first loop: a replacement that joins later could not tell which one to enter. "
         "Write one `for epoch in job.epochs(n)` loop, with one `for step in job.steps(...)` loop in it."
     )
 
 
-def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, *, resumed: bool) -> ConfigError:
+def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, *, resumed: bool) -> errors.ConfigError:
     """The error for an epoch with other samples than the members' or an earlier run's. here, there:
     SamplePlan.about."""
     mine, theirs = dict(here or {}), dict(there or {})
     differing = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
     shown = "; ".join(f"{name}: {mine.get(name)} here, {theirs.get(name)} there" for name in differing)
     if resumed:
-        return ConfigError(
+        return errors.ConfigError(
             f"this job was begun with other data ({shown}), so an epoch would use samples twice and leave out others. "
             "Go on with the data and the arguments of job.loader() as they were, or start anew with --fresh."
         )
-    return ConfigError(
+    return errors.ConfigError(
         f"this worker would have other samples than the members ({shown}). Is its dataset complete, and the same files?"
     )
 
 
-def changed_attribute(where: str, changed: Sequence[Changed]) -> Unregistered:
+def changed_attribute(where: str, changed: Sequence[Changed]) -> errors.Unregistered:
     """The error for attributes of registered modules that differ from a newcomer's, and that the step has not set."""
     first = changed[0]
     module, _, key = first.name.rpartition(".")
     others = f" (and so did {_first([one.name for one in changed[1:]])})" if changed[1:] else ""
     was, now = ("not there" if value is ABSENT else repr(value) for value in (first.was, first.now))
-    return Unregistered(
+    return errors.Unregistered(
         f"{first.name} has changed{others}: it is {now} in {where}, where a newcomer and a run that goes on from a "
         f"checkpoint would find it {was}, because plain attributes of a module are not carried. Keep the value in "
         "job.state, and set it in every step between `for step in job.steps(...)` and the inner loop: "
@@ -164,18 +147,18 @@ def changed_attribute(where: str, changed: Sequence[Changed]) -> Unregistered:
     )
 
 
-def nonfinite(where: str, parameters: Sequence[str]) -> NonFinite:
+def nonfinite(where: str, parameters: Sequence[str]) -> errors.NonFinite:
     """The error for a pass whose reduced gradient has an infinity or NaN."""
-    return NonFinite(
+    return errors.NonFinite(
         f"the gradient of {_first(parameters)} is infinite or undefined in {where}: look at the loss of that step. "
         'job.steps(..., nonfinite="skip") leaves such a pass out on all workers, and the step\'s line in steps.jsonl '
         "says which samples it had."
     )
 
 
-def other_gradients(where: str) -> UsageError:
+def other_gradients(where: str) -> errors.UsageError:
     """The error for a pass that did not fit its integers again, after its exponents were made to fit."""
-    return UsageError(
+    return errors.UsageError(
         f"the gradients of {where} were much larger when the pass was computed again. A shard must have the same "
         "gradients each time: draw random numbers from those of torch, numpy and random, or from step.shard.generator"
     )
@@ -185,7 +168,7 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = ()) -> UsageError:
+def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = ()) -> errors.UsageError:
     """The error for registered state that changed between the beginning and the end of a pass.
 
     changed: the names, as in Carrier.changed. fixed: parameters that are not trained. Returns BufferChanged for buffers
@@ -193,7 +176,7 @@ def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = (
     """
     names = _first(changed)
     if all(name.startswith("buffer ") for name in changed):
-        return BufferChanged(
+        return errors.BufferChanged(
             f"{names} changed in {where}. Each worker runs other shards, so their buffers would part. Say how to merge "
             'it: job.register(buffers={"model.name": "mean"}), or "first" for the value of the first shard.'
         )
@@ -209,7 +192,7 @@ def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = (
             " A layer that changes its weights in forward, as nn.Embedding(max_norm=m) does, has to leave that to you: "
             "without max_norm, and behind optimizer.step() `with torch.no_grad(): layer.weight.renorm_(2, 0, m)`."
         )
-    return StateChanged(
+    return errors.StateChanged(
         f"{names} changed before {where} was reduced. Workers run different shards and a newcomer copies the state "
         "of this moment, so their models would part. Change weights, learning rates, schedulers and job.state after "
         f"the inner loop, where the gradients are complete.{advice}"
@@ -256,7 +239,7 @@ class OptimizerGuard:
             if address is not None and (address in self._known or (self._installed and self._installed(address))):
                 self._left_over.add(parameter)
             elif "StrayGradient" not in allow:
-                raise StrayGradient(
+                raise errors.StrayGradient(
                     f"{name} has a gradient from before {where}; the pass would throw it away. Only a backward() in "
                     "the inner loop counts: move it there, or call optimizer.zero_grad() before the inner loop."
                 )
@@ -274,7 +257,7 @@ class OptimizerGuard:
 
     def _before_step(self, name: str, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self._open is not None:
-            raise TooEarly(
+            raise errors.TooEarly(
                 f"{name}.step() was called in {self._open}, whose gradients are not reduced yet. Move it (and "
                 "gradient clipping, scheduler.step() and zero_grad()) behind the inner `for batch in step` loop, and "
                 "do not leave that loop with `break`."
@@ -284,7 +267,7 @@ class OptimizerGuard:
         for parameter in _parameters_of(optimizer):
             if parameter in self._left_over and parameter.grad is not None:
                 left = next(known for known, one in self._parameters if one is parameter)
-                raise StrayGradient(
+                raise errors.StrayGradient(
                     f"{name}.step(): {left} still had a gradient when the last pass began, so plain "
                     "PyTorch would have added to it, and here only the last pass counts. Call "
                     f"{name}.zero_grad() after each {name}.step(). To accumulate over more samples, raise the "
@@ -349,7 +332,7 @@ def check_loss(loss: torch.Tensor, shards: int) -> None:
     divisor = node._saved_other
     plain = isinstance(divisor, torch.Tensor) and divisor.dim() == 0 and divisor.dtype in (torch.int64, torch.float64)
     if plain and divisor.item() == shards:
-        raise LossDivided(
+        raise errors.LossDivided(
             f"the loss is divided by {shards}, the number of shards, but the reduction already takes the mean over "
             f"the shards: gradients would be {shards} times too small. Remove the division. If it has another meaning "
             '(a mean over a batch of that size, say), write job.steps(..., allow={"LossDivided"}).'
@@ -360,15 +343,15 @@ def _is_scale(factor: object) -> bool:
     return isinstance(factor, torch.Tensor) and factor.numel() == 1 and factor.dtype == torch.float32
 
 
-def inside_leaders(call: str, code: str) -> LeaderOnly:
+def inside_leaders(call: str, code: str) -> errors.LeaderOnly:
     """The error for a call that all workers make together, inside code that only one of them runs."""
-    return LeaderOnly(
+    return errors.LeaderOnly(
         f"job.{call} was called inside {code}, which only the leader runs, while it needs every worker. Call it "
         f"before or after {code}."
     )
 
 
-def disagreement(ops: Mapping[str, Op], leader: str) -> UsageError:
+def disagreement(ops: Mapping[str, Op], leader: str) -> errors.UsageError:
     """The error for workers that do different things at the same place.
 
     ops: worker_id -> the operation it began. leader: worker_id of rank 0. Returns LeftAlone, LeaderOnly or Disagree.
@@ -376,24 +359,24 @@ def disagreement(ops: Mapping[str, Op], leader: str) -> UsageError:
     doing = "; ".join(f"{worker}: {describe(op)}" for worker, op in sorted(ops.items()))
     gone = sorted(worker for worker, op in ops.items() if op.kind is OpKind.LEAVE)
     if gone and len(gone) < len(ops):
-        return LeftAlone(
+        return errors.LeftAlone(
             f"{', '.join(gone)} left the loop while others go on ({doing}). A `break`, `return` or sys.exit() was "
             "taken on some workers only. Call job.stop(because): then all leave after the same step."
         )
     others = {op for worker, op in ops.items() if worker != leader}
     mine = ops.get(leader)
     if mine is not None and len(others) == 1 and mine not in others and mine.kind in _BETWEEN_PASSES:
-        return LeaderOnly(
+        return errors.LeaderOnly(
             f"only the leader called {describe(mine)} ({doing}). Move the call out of `if job.is_leader:`; all "
             "workers make it, and job.save, job.once and job.print already let only the leader write."
         )
-    return Disagree(
+    return errors.Disagree(
         f"workers are at different places of the script ({doing}). A condition came out differently on them: make it "
         "depend on step.metrics, job.state or job.evaluate(), which are the same everywhere."
     )
 
 
-def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> Disagree:
+def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> errors.Disagree:
     """The error for workers whose state has drifted apart. fingerprints: worker_id -> name -> value."""
     names = sorted({name for values in fingerprints.values() for name in values})
     differing = [name for name in names if len({values.get(name) for values in fingerprints.values()}) > 1]
@@ -401,7 +384,7 @@ def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> Disagree:
         f"{name}: " + ", ".join(f"{worker}={values.get(name)}" for worker, values in sorted(fingerprints.items()))
         for name in differing
     )
-    return Disagree(
+    return errors.Disagree(
         f"workers differ at {describe(op)}: {shown}. Training on would train two models. Something outside the inner "
         "loop used a value that is not the same everywhere: rank, time, files, unseeded random numbers, or a change "
         "to weights, learning rate or job.state on one worker only. Take such a value from job.agree(x), which is the "

@@ -21,7 +21,6 @@ class CopyWishes(Protocol):
     @property
     def wishing(self) -> bool:
         """Whether this worker's part of a reduction has to carry the wish."""
-        ...
 
     def ask(self) -> None:
         """A result has carried the wish."""

@@ -45,16 +45,13 @@ class Sink(Protocol):
     def open(self, job: JobView) -> int | None:
         """This worker leads now. Returns the first step that the sink has no record of, 0 if it is empty. None: that is
         not known yet; it is asked again after the next step."""
-        ...
 
     def write(self, record: StepRecord) -> bool | None:
         """Write the next applied step. Its samples, of which there may be thousands, are in the ledger only. False: the
         sink has not taken it; `open` is asked again what to write next."""
-        ...
 
     def close(self) -> None:
         """The job has ended."""
-        ...
 
 
 REFILL_MAX = 16384

@@ -66,7 +66,6 @@ class OpenStep(Protocol):
     @property
     def handed_out(self) -> bool:
         """Whether its first pass is not over: a newcomer may still enter."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,7 +242,8 @@ class Harvest:
             return self._flats[name].take().zero_(), 0
         sources = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
         has_grad = group.bits
-        if (whole := self._concatenate(group, sources)) is not None:
+        whole = self._concatenate(group, sources) if self._device.type != "cpu" else None
+        if whole is not None:
             if weight != 1:
                 whole[: group.gradients].mul_(weight)
             self._fill_buffers(group, whole[group.gradients :], shard, weight)
@@ -266,7 +267,7 @@ class Harvest:
     def _concatenate(self, group: FlatGroup, gradients: list[torch.Tensor]) -> torch.Tensor | None:
         """A flat tensor of a GPU with these gradients of all its parameters. Their places in it are not made: the GPU
         would wait for that, as memory of a GPU is not kept and so has no places yet. None: it has to be filled."""
-        if self._device.type == "cpu" or len(gradients) < len(group.parameters):
+        if len(gradients) < len(group.parameters):
             return None
         rest = torch.empty(group.elements - group.gradients, dtype=group.dtype, device=self._device)
         try:
@@ -346,6 +347,8 @@ class Harvest:
         return result.flats[name].to(self._device)
 
     def _changed_integers(self) -> Json:
+        if not self._integers:
+            return None
         found = host_copies([tensor for buffer in self._integers for tensor in (buffer.live, _base(buffer))])
         changed: dict[str, Json] = {
             buffer.name: live.tolist()

@@ -20,18 +20,7 @@ from elastic.agent.worker.environment import WorkerEnvironment
 from runtime.job.training import empty_leaf
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial
-from runtime.restart.rounds import (
-    AllDone,
-    Blame,
-    Failure,
-    GoOn,
-    Hang,
-    RoundState,
-    ScriptReport,
-    ScriptState,
-    StartScript,
-    environment,
-)
+from runtime.restart import rounds
 from runtime.restart.script_host import HostLost, ScriptExit, ScriptHost
 from runtime.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.restart.script_watch import ScriptWatch, where
@@ -87,7 +76,7 @@ class Supervisor:
         """What is watched of the running script."""
         self._step = 0
         """The number of the exchange."""
-        self._at = RoundState()
+        self._at = rounds.RoundState()
         self._store: TCPStore | None = None
         """The store of the round in progress, if this worker has rank 0 in it."""
 
@@ -128,19 +117,21 @@ class Supervisor:
         session.script_does(report.said(self._told.timing.hang_s))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
-        reports = {worker: ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()}
+        reports = {
+            worker: rounds.ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()
+        }
         place = session.place()
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
-            case StartScript(store):
+            case rounds.StartScript(store):
                 self._start(place.members, store)
-            case Blame(worker, failure):
+            case rounds.Blame(worker, failure):
                 if worker == session.worker_id:
                     self._fail(failure)
-            case Hang() as hang:
+            case rounds.Hang() as hang:
                 self._leave_hang(hang)
-            case AllDone():
+            case rounds.AllDone():
                 return True
-            case GoOn():
+            case rounds.GoOn():
                 pass
         return False
 
@@ -182,7 +173,7 @@ class Supervisor:
         self._error_file.parent.mkdir(exist_ok=True)
         self._error_file.unlink(missing_ok=True)
         me = self._session.worker_id
-        settings = environment(me, members, store, self._told.job, self._at.generation - 1, self._error_file)
+        settings = rounds.environment(me, members, store, self._told.job, self._at.generation - 1, self._error_file)
         if os.environ.get(ENABLED) == "1":
             settings[TIMER_FILE] = str(self._error_file.with_suffix(".timer"))
         try:
@@ -190,29 +181,31 @@ class Supervisor:
         except OSError as error:
             self._give_up(ScriptFailed(str(error)), "its start")
         self._seen = ScriptWatch(self._script, self._told.timing.stopped_s, time.monotonic())
-        self._at.script = ScriptState.RUNNING
+        self._at.script = rounds.ScriptState.RUNNING
         rank, world = int(settings["RANK"]), int(settings["WORLD_SIZE"])
         self._session.note("script_started", rank=rank, world=world, script=self._script)
 
     def _watch(self) -> None:
         """Wait until the script has ended, or the next exchange is due; not at all if the script is to be started."""
-        if self._at.script is not ScriptState.RUNNING or self._seen is None:
-            time.sleep(EXCHANGE_S if self._at.script is not ScriptState.WAITING else 0.0)
+        if self._at.script is not rounds.ScriptState.RUNNING or self._seen is None:
+            time.sleep(EXCHANGE_S if self._at.script is not rounds.ScriptState.WAITING else 0.0)
         elif (ended := self._host.ended(EXCHANGE_S)) is not None:
             self._note_end(ended.status)
             self._at.ended(self._failure_of(ended))
         elif self._seen.look(time.monotonic()):
             self._session.note("script_stopped", because="stopped by a signal (state T)")
             self._note_end(self._host.stop(0.0))
-            self._at.ended(Failure(-signal.SIGKILL, time.time()))
+            self._at.ended(rounds.Failure(-signal.SIGKILL, time.time()))
 
-    def _failure_of(self, ended: ScriptExit) -> Failure | None:
+    def _failure_of(self, ended: ScriptExit) -> rounds.Failure | None:
         if ended.expired:  # by a signal that it may have caught, to exit with any status
             said = f"the timer of {ended.expired} expired (torch.distributed.elastic.timer)"
             # Elsewhere the same place twice proves a mistake of the script; a collective may hang twice for another
             # reason each time, so the place has the round.
-            return Failure(ended.status or 1, time.time(), f"{ended.expired} in round {self._at.generation}", said)
-        return Failure.read(ended.status, time.time(), self._error_file) if ended.status else None
+            return rounds.Failure(
+                ended.status or 1, time.time(), f"{ended.expired} in round {self._at.generation}", said
+            )
+        return rounds.Failure.read(ended.status, time.time(), self._error_file) if ended.status else None
 
     def _note_end(self, status: int | None) -> None:
         if status is not None:
@@ -221,7 +214,7 @@ class Supervisor:
     def _end_script(self) -> None:
         """End the script if it runs. It has time to save its state, unless a worker was lost: then it may wait for that
         worker for ever."""
-        if self._at.script is not ScriptState.RUNNING:
+        if self._at.script is not rounds.ScriptState.RUNNING:
             return
         grace_s = self._told.timing.stop_grace_s
         going = self._session.going
@@ -235,11 +228,11 @@ class Supervisor:
 
     def _stop_script(self, grace_s: float) -> None:
         self._note_end(self._host.stop(grace_s))
-        self._at.script = ScriptState.WAITING
+        self._at.script = rounds.ScriptState.WAITING
 
-    def _leave_hang(self, hang: Hang) -> None:
+    def _leave_hang(self, hang: rounds.Hang) -> None:
         """Show where this worker's script is. One worker fails for all; the others end their scripts with the round."""
-        if self._at.script is ScriptState.RUNNING:
+        if self._at.script is rounds.ScriptState.RUNNING:
             said = f"elastic: {hang.said}; round {self._at.generation} ends, and the script of this worker is here:"
             print(said, file=sys.stderr, flush=True)
             print("\n".join(where(self._script)), file=sys.stderr, flush=True)  # behind what the script itself writes
@@ -250,7 +243,7 @@ class Supervisor:
                 ScriptsHang(f"{hang.said}; the ends of their logs show where they are"), f"round {self._at.generation}"
             )
 
-    def _fail(self, failure: Failure) -> NoReturn:
+    def _fail(self, failure: rounds.Failure) -> NoReturn:
         if failure.is_from_outside:
             self._session.note("script_killed", signal=-failure.status)
             signal.signal(-failure.status, signal.SIG_DFL) if -failure.status != signal.SIGKILL else None
@@ -264,7 +257,7 @@ class Supervisor:
 
     def _hurry_script(self) -> None:
         """End the script before the agent ends this worker."""
-        if self._at.script is ScriptState.RUNNING:
+        if self._at.script is rounds.ScriptState.RUNNING:
             self._stop_script(0.8 * self._told.timing.stop_grace_s)
 
     def _stopped(self, number: int, frame: FrameType | None) -> NoReturn:

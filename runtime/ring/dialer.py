@@ -9,17 +9,8 @@ import socket
 import time
 
 from elastic.protocol.worker_id import node_of
+from runtime.ring import handshake
 from runtime.ring.frames import LinkError, PeerLink
-from runtime.ring.handshake import (
-    Hello,
-    HelloRefused,
-    Inbox,
-    check_welcome,
-    decode_answer,
-    decode_challenge,
-    encode_hello,
-    proven_hello,
-)
 from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.ring.unix_socket import connect_local, tune
 
@@ -39,7 +30,7 @@ class Dial:
         self,
         host: str,
         port: int,
-        hello: Hello,
+        hello: handshake.Hello,
         token: str,
         *,
         local: bool,
@@ -53,7 +44,7 @@ class Dial:
         self._sock: socket.socket | None = None
         self._connected = False
         self._unsent = b""
-        self._inbox = Inbox()
+        self._inbox = handshake.Inbox()
         self._retry_s = _RETRY_MIN_S
         self.retry_at_s = 0.0
         self.problem = "no answer"
@@ -97,15 +88,15 @@ class Dial:
             message = self._inbox.read(self._sock) if self._challenged else None
             if message is None:
                 return None
-            welcome = decode_answer(message)
-            check_welcome(welcome, self._hello, self._token)
+            welcome = handshake.decode_answer(message)
+            handshake.check_welcome(welcome, self._hello, self._token)
             self.offer = welcome.offer
         except BlockingIOError:
             return None
         except (OSError, EOFError) as error:
             self._try_later(now_s, str(error))
             return None
-        except HelloRefused:
+        except handshake.HelloRefused:
             self.close()
             raise
         sock, self._sock = self._sock, None
@@ -114,8 +105,8 @@ class Dial:
     def _answer(self, challenge: bytes | None) -> None:
         if challenge is None:
             return
-        self._hello = proven_hello(self._hello, decode_challenge(challenge), self._token)
-        self._unsent, self._inbox, self._challenged = encode_hello(self._hello), Inbox(), True
+        self._hello = handshake.proven_hello(self._hello, handshake.decode_challenge(challenge), self._token)
+        self._unsent, self._inbox, self._challenged = handshake.encode_hello(self._hello), handshake.Inbox(), True
 
     def _take_kept(self, kept: PeerLink, now_s: float) -> bool:
         """Whether it is clear what becomes of the kept connection."""
@@ -140,7 +131,7 @@ class Dial:
 
     def _open(self) -> None:
         self._kept_until_s = math.inf
-        self._unsent, self._inbox, self._challenged = b"", Inbox(), False
+        self._unsent, self._inbox, self._challenged = b"", handshake.Inbox(), False
         self._sock = connect_local(self._host, self._port) if self._local else None
         self._connected = self._sock is not None
         if self._sock is None:

@@ -74,11 +74,9 @@ class FrameSink(Protocol):
 
         Raises LinkError if the frame is out of place.
         """
-        ...
 
     def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
         """The payload has arrived in the memory that accept returned."""
-        ...
 
 
 _CLOSED = frozenset({0, errno.ECONNRESET, errno.EPIPE})

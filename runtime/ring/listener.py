@@ -17,19 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from elastic.protocol.worker_id import node_of
-from runtime.ring.handshake import (
-    Hello,
-    HelloRefused,
-    Inbox,
-    Welcome,
-    decode_hello,
-    encode_challenge,
-    encode_refusal,
-    encode_welcome,
-    is_proven,
-    new_challenge,
-    proven_welcome,
-)
+from runtime.ring import handshake
 from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.ring.unix_socket import is_same_user, local_door, tune
 
@@ -49,7 +37,7 @@ MAX_COPIES = 256
 """Every newcomer keeps one connection to the donor until it is a member, and newcomers become members together."""
 _WAKE, _DOOR = "wake", "door"
 
-ServeCopy = Callable[[socket.socket, Hello], None]
+ServeCopy = Callable[[socket.socket, handshake.Hello], None]
 TokenOf = Callable[[int], str | None]
 Refused = Callable[[str, str], None]
 """Called with (why, address of the caller)."""
@@ -60,7 +48,7 @@ class _Parked:
     """A ring connection that waits. checked: its caller has proved the generation's token. host: as in IncomingPeer."""
 
     sock: socket.socket
-    hello: Hello
+    hello: handshake.Hello
     expires_s: float
     checked: bool
     host: str
@@ -69,11 +57,11 @@ class _Parked:
 class Arrivals:
     """Ring connections of one generation, for its builder. `wake` becomes readable when there is a new one."""
 
-    def __init__(self, take: Callable[[], list[tuple[socket.socket, Hello]]]) -> None:
+    def __init__(self, take: Callable[[], list[tuple[socket.socket, handshake.Hello]]]) -> None:
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._take = take
 
-    def take(self) -> list[tuple[socket.socket, Hello]]:
+    def take(self) -> list[tuple[socket.socket, handshake.Hello]]:
         """The connections since the last call, oldest first, non-blocking; the caller owns and answers them."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake)
@@ -237,7 +225,7 @@ class Listener:
             checked = self._check(hello)
         except BlockingIOError:
             return
-        except HelloRefused as refusal:
+        except handshake.HelloRefused as refusal:
             refused: str | None = str(refusal)
         except ssl.SSLError as error:
             self.refused(f"the caller's TLS: {error.reason or error}", sock)
@@ -259,23 +247,23 @@ class Listener:
     def _refuse(self, sock: socket.socket, because: str) -> None:
         self.refused(because, sock)
         with contextlib.suppress(OSError):
-            sock.send(encode_refusal(because))
+            sock.send(handshake.encode_refusal(because))
         sock.close()
 
-    def _check(self, hello: Hello) -> bool:
+    def _check(self, hello: handshake.Hello) -> bool:
         """Whether the caller has proved the token; False: the token is not known here yet. Raises HelloRefused."""
         if hello.job != self._job:
-            raise HelloRefused(f"this worker belongs to job {self._job!r}")
+            raise handshake.HelloRefused(f"this worker belongs to job {self._job!r}")
         if hello.to != self._me:
-            raise HelloRefused(f"this is {self._me}, not {hello.to}")
+            raise handshake.HelloRefused(f"this is {self._me}, not {hello.to}")
         token = self._token_of(hello.generation)
         if token is None and hello.purpose == "copy":
-            raise HelloRefused(f"{self._me} does not know generation {hello.generation}")
-        if token is not None and not is_proven(hello, token):
-            raise HelloRefused("the token is not the generation's")
+            raise handshake.HelloRefused(f"{self._me} does not know generation {hello.generation}")
+        if token is not None and not handshake.is_proven(hello, token):
+            raise handshake.HelloRefused("the token is not the generation's")
         return token is not None
 
-    def _hand_over(self, sock: socket.socket, hello: Hello, host: str, checked: bool) -> None:
+    def _hand_over(self, sock: socket.socket, hello: handshake.Hello, host: str, checked: bool) -> None:
         tune(sock)
         if hello.purpose == "ring":
             self._park(_Parked(sock, hello, time.monotonic() + PARKED_S, checked, host))
@@ -305,16 +293,16 @@ class Listener:
         self.refused(f"too many that wait for generations which {self._me} does not know", dropped.sock)
         dropped.sock.close()
 
-    def _claim(self, generation: int) -> list[tuple[socket.socket, Hello]]:
+    def _claim(self, generation: int) -> list[tuple[socket.socket, handshake.Hello]]:
         with self._lock:
             mine = [(parked.sock, parked.hello) for parked in self._parked if parked.hello.generation == generation]
             self._parked = [parked for parked in self._parked if parked.hello.generation != generation]
         return mine
 
-    def _too_old(self, hello: Hello) -> str:
+    def _too_old(self, hello: handshake.Hello) -> str:
         return f"generation {hello.generation} is over, {self._me} is at {self._floor}"
 
-    def _start_copy(self, sock: socket.socket, hello: Hello) -> None:
+    def _start_copy(self, sock: socket.socket, hello: handshake.Hello) -> None:
         thread = threading.Thread(target=self._copy, args=(sock, hello), name=f"copy-{hello.worker_id}", daemon=True)
         with self._lock:
             full = len(self._copies) >= MAX_COPIES
@@ -325,14 +313,14 @@ class Listener:
             return
         thread.start()
 
-    def _copy(self, sock: socket.socket, hello: Hello) -> None:
+    def _copy(self, sock: socket.socket, hello: handshake.Hello) -> None:
         try:
             sock.settimeout(HELLO_S)
-            welcome = proven_welcome(
-                Welcome(hello.generation, self._me, hello.plan), hello, self._token_of(hello.generation) or ""
+            welcome = handshake.proven_welcome(
+                handshake.Welcome(hello.generation, self._me, hello.plan), hello, self._token_of(hello.generation) or ""
             )
             with contextlib.suppress(OSError):  # if the caller hung up, serve_copy finds the end at once
-                sock.sendall(encode_welcome(welcome))
+                sock.sendall(handshake.encode_welcome(welcome))
             sock.settimeout(None)
             self._serve_copy(sock, hello)
         finally:
@@ -347,11 +335,11 @@ class IncomingPeer:
 
     host: str
     expires_s: float
-    _challenge: str = field(default_factory=new_challenge)
+    _challenge: str = field(default_factory=handshake.new_challenge)
     _challenged: bool = False
-    _inbox: Inbox = field(default_factory=Inbox)
+    _inbox: handshake.Inbox = field(default_factory=handshake.Inbox)
 
-    def hear(self, sock: socket.socket) -> Hello | None:
+    def hear(self, sock: socket.socket) -> handshake.Hello | None:
         """The hello once it is complete: it answers our challenge, and its worker is on the certificate's node.
 
         Raises BlockingIOError while the caller has more to send, HelloRefused, EOFError, and OSError of the socket.
@@ -359,14 +347,14 @@ class IncomingPeer:
         if isinstance(sock, SealedSocket):
             sock.shake_hands()
         if not self._challenged:
-            sock.send(encode_challenge(self._challenge))  # less than the buffer of any socket
+            sock.send(handshake.encode_challenge(self._challenge))  # less than the buffer of any socket
             self._challenged = True
         message = self._inbox.read(sock)
         if message is None:
             return None
-        hello = decode_hello(message)
+        hello = handshake.decode_hello(message)
         if hello.challenge != self._challenge:
-            raise HelloRefused("it answers another challenge")
+            raise handshake.HelloRefused("it answers another challenge")
         if isinstance(sock, SealedSocket):
             sock.check_owner(node_of(hello.worker_id))
         return hello

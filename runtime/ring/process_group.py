@@ -45,15 +45,12 @@ class TransportGroup(Protocol):
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> PendingWork:
         """Send inputs[r] to rank r, and receive outputs[r] from rank r. All are bytes; empty tensors are not sent."""
-        ...
 
     def allreduce(self, tensors: list[Tensor], options: AllreduceOptions, /) -> PendingWork:
         """Replace the one tensor by the sum, or the maximum, of all members'."""
-        ...
 
     def abort(self) -> None:
         """Make all work of the group end soon. Any thread; may take long."""
-        ...
 
 
 def connect_s(world_size: int) -> float:

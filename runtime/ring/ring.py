@@ -46,11 +46,9 @@ class Operation(FrameSink, Protocol):
 
     def needs(self, peer: str) -> bool:
         """Whether anything more must come from this peer, as far as is known now."""
-        ...
 
     def advance(self) -> bool:
         """Do what the frames so far allow; True once nothing more has to come or to be queued."""
-        ...
 
 
 class Ring:

@@ -13,17 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from elastic.errors import BuildFailed, GenerationEnded
+from runtime.ring import handshake
 from runtime.ring.dialer import Dial
 from runtime.ring.frames import LinkError, PeerLink, hang_up
-from runtime.ring.handshake import (
-    Hello,
-    HelloRefused,
-    Welcome,
-    encode_refusal,
-    encode_welcome,
-    is_proven,
-    proven_welcome,
-)
 from runtime.ring.listener import Arrivals, IncomingPeer, Listener
 from runtime.ring.ring import Peer, Ring
 from runtime.ring.unix_socket import tune
@@ -54,7 +46,7 @@ def build(
     BuildFailed naming the members without a connection, GenerationEnded soon after `cancelled` is set.
     """
     rank = [peer.worker_id for peer in peers].index(me)
-    welcome = Welcome(generation, me, plan, offer)
+    welcome = handshake.Welcome(generation, me, plan, offer)
     links = dict(kept or {})
     if kept:
         kept.clear()
@@ -81,7 +73,7 @@ class _Builder:
     def __init__(
         self,
         job: str,
-        welcome: Welcome,
+        welcome: handshake.Welcome,
         token: str,
         peers: Sequence[Peer],
         rank: int,
@@ -98,7 +90,7 @@ class _Builder:
             peer.worker_id: Dial(
                 peer.host,
                 peer.port,
-                Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan),
+                handshake.Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan),
                 token,
                 local=peer.host == listener.address[0],
                 seal=listener.seal,
@@ -147,7 +139,7 @@ class _Builder:
     def _advance(self, peer: str, dial: Dial, now_s: float) -> None:
         try:
             sock = dial.advance(now_s)
-        except HelloRefused as refusal:
+        except handshake.HelloRefused as refusal:
             raise BuildFailed(f"{peer} refused the connection: {refusal}", unreachable=(peer,)) from refusal
         if sock is not None:
             self.connections[peer] = sock
@@ -164,18 +156,18 @@ class _Builder:
                 return
             sock, hello = heard
             if (hello.job, hello.generation, hello.worker_id, hello.to) != wanted:
-                raise HelloRefused("it is for another ring")
-        except (OSError, EOFError, HelloRefused, LinkError):
+                raise handshake.HelloRefused("it is for another ring")
+        except (OSError, EOFError, handshake.HelloRefused, LinkError):
             kept.close()
         else:
             self._admit(sock, hello)
         del self.kept[peer]
 
-    def _admit(self, sock: socket.socket, hello: Hello) -> None:
+    def _admit(self, sock: socket.socket, hello: handshake.Hello) -> None:
         objection = self._objection(hello)
         if objection:
             self._listener.refused(objection, sock)
-        answer = encode_refusal(objection) if objection else encode_welcome(self._answer(hello))
+        answer = handshake.encode_refusal(objection) if objection else handshake.encode_welcome(self._answer(hello))
         try:
             sock.send(answer)
         except OSError:  # the caller has hung up, and calls again if it lives
@@ -190,11 +182,11 @@ class _Builder:
             hang_up(earlier)
         self.connections[hello.worker_id] = sock
 
-    def _answer(self, hello: Hello) -> Welcome:
-        return proven_welcome(self._welcome, hello, self._token)
+    def _answer(self, hello: handshake.Hello) -> handshake.Welcome:
+        return handshake.proven_welcome(self._welcome, hello, self._token)
 
-    def _objection(self, hello: Hello) -> str:
-        if not is_proven(hello, self._token):
+    def _objection(self, hello: handshake.Hello) -> str:
+        if not handshake.is_proven(hello, self._token):
             return "the token is not the generation's"
         if hello.worker_id not in self._younger:
             return f"{hello.worker_id} is no younger member of generation {hello.generation}"
@@ -220,7 +212,7 @@ class _KeptLink:
     def fileno(self) -> int:
         return self._link.fileno()
 
-    def hear(self) -> tuple[socket.socket, Hello] | None:
+    def hear(self) -> tuple[socket.socket, handshake.Hello] | None:
         """The socket and the hello, once it is complete; None while there is more to come.
 
         Raises EOFError, LinkError, HelloRefused and OSError if nothing comes of it.

@@ -132,7 +132,6 @@ class Connection(Protocol):
     @property
     def address(self) -> tuple[str, int]:
         """The address of the other end; ("", 0) within one host."""
-        ...
 
     def counters(self) -> Counters: ...
 

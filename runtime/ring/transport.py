@@ -22,7 +22,6 @@ class Transport(Protocol):
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by the sum of all members', or by the largest values where it is int16. Inside an attempt
         only; every member calls it, with integers of the same dtypes and lengths. Raises as `exchange`."""
-        ...
 
     def attempt(self) -> AbstractContextManager[None]:
         """A context around all exchanges of one reduction, in the thread that computes.
@@ -31,7 +30,6 @@ class Transport(Protocol):
         received tensors, and tensors computed from them inside, may be used anywhere, and sent tensors may change.
         Raises RingBroken when it is entered or left after an abort; then it does not use these tensors any more.
         """
-        ...
 
     def exchange(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> None:
         """Send to the ranks of sends, and receive from the ranks of receives, all at once. Inside an attempt only.
@@ -41,15 +39,12 @@ class Transport(Protocol):
         next computation in this thread, on this device, finds the received tensors; the host may have to wait until the
         attempt is over. Raises RingBroken on an abort and for every error underneath.
         """
-        ...
 
     def abort(self) -> None:
         """Make every exchange, running or later, raise RingBroken soon. Any thread; at once; may be called again."""
-        ...
 
     def close(self) -> None:
         """Abort and free everything; returns when no attempt uses it any more. Any thread; may be called again."""
-        ...
 
 
 class Meeting(Protocol):
@@ -58,12 +53,10 @@ class Meeting(Protocol):
     @property
     def offer(self) -> str:
         """What rank 0 has to tell the others, which is sent to them while the mesh is built."""
-        ...
 
     @property
     def because(self) -> str:
         """Why `connect` has returned None; "" otherwise."""
-        ...
 
     def connect(self, offer: str) -> Transport | None:
         """Connect the transport, once the mesh is built; every member calls it with the offer of rank 0. It may take
@@ -71,11 +64,9 @@ class Meeting(Protocol):
 
         Raises BuildFailed, saying what to do, if the members cannot be connected in this way.
         """
-        ...
 
     def abort(self) -> None:
         """Make `connect`, running in another thread, raise soon, as far as possible."""
-        ...
 
 
 Meet: TypeAlias = Callable[[int, Sequence[str], int], AbstractContextManager[Meeting]]

@@ -23,19 +23,8 @@ from runtime.reduction.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.host_copies import host_copies
 from runtime.reduction.partial_sum import Json
+from runtime.state import encoding
 from runtime.state.change_detection import StateMarks, differences, tensor_mark, value_sum
-from runtime.state.encoding import (
-    NamedTensor,
-    decode,
-    device_for,
-    dtype_name,
-    encode,
-    from_blob,
-    laid_out,
-    plain_leaves,
-    strides_of,
-    to_blob,
-)
 from runtime.state.registrable import check_registrable, sharded, unwrapped
 from runtime.state.script_state import Values, encode_value
 
@@ -261,7 +250,7 @@ class Carrier:
 
     def place(self, kind: str) -> torch.device:
         """The device of a tensor here that was on a device of this type at its donor."""
-        return device_for(kind, self._device)
+        return encoding.device_for(kind, self._device)
 
     def _named_modules(self) -> list[tuple[str, nn.Module]]:
         """(name, module) of the registered modules and all their parts. The search, which takes torch a microsecond a
@@ -298,11 +287,11 @@ class Carrier:
         training writes: send or copy them before. Raises NotCarried naming a value that cannot be copied.
         """
         header, tensors = self.describe()
-        return header, [to_blob(tensor) for _, tensor in tensors]
+        return header, [encoding.to_blob(tensor) for _, tensor in tensors]
 
-    def describe(self) -> tuple[dict[str, Json], list[NamedTensor]]:
+    def describe(self) -> tuple[dict[str, Json], list[encoding.NamedTensor]]:
         """(header, the tensors themselves, in its order). Raises NotCarried naming a value that cannot be copied."""
-        tensors: list[NamedTensor] = []
+        tensors: list[encoding.NamedTensor] = []
         objects: dict[str, Json] = {name: self._encode(name, thing, tensors) for name, thing in self._objects.items()}
         state: dict[str, Json] = {
             key: encode_value(key, value, tensors) for key, value in self.values.as_dict().items()
@@ -311,10 +300,10 @@ class Carrier:
         header: dict[str, Json] = {"format": STATE_FORMAT, "tensors": entries, "objects": objects, "state": state}
         return header, tensors
 
-    def _encode(self, name: str, thing: Any, numbered: list[NamedTensor]) -> Json:
+    def _encode(self, name: str, thing: Any, numbered: list[encoding.NamedTensor]) -> Json:
         state = thing.state_dict()
         if not isinstance(thing, nn.Module):
-            return {"state": encode(state, name, numbered)}
+            return {"state": encoding.encode(state, name, numbered)}
         # By address: a tensor with two names in a module is in its state_dict() twice.
         bases = {
             buffer.live.data_ptr(): buffer.base
@@ -335,10 +324,10 @@ class Carrier:
         ]
         fixed: list[Json] = [_plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
         return {
-            "state": encode(tensors, name, numbered),
+            "state": encoding.encode(tensors, name, numbered),
             "evaluating": evaluating,
             "fixed": fixed,
-            "nonpersistent": encode(left_out, name, numbered),
+            "nonpersistent": encoding.encode(left_out, name, numbered),
         }
 
     def load(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
@@ -354,20 +343,20 @@ class Carrier:
         entries = cast(list[dict[str, Any]], header["tensors"])
 
         def tensor(i: int) -> torch.Tensor:
-            return laid_out(tensors[i], entries[i]["strides"], devices[i])
+            return encoding.laid_out(tensors[i], entries[i]["strides"], devices[i])
 
         devices = [self.place(entry["device"]) for entry in entries]
-        decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
-        values = decode(header["state"], tensor)
+        decoded = {name: encoding.decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
+        values = encoding.decode(header["state"], tensor)
         try:
             for name, thing in self._objects.items():
                 if isinstance(thing, nn.Module):
                     _load_module(thing, decoded[name], objects[name])
-                    _load_nonpersistent(thing, decode(objects[name]["nonpersistent"], tensor))
+                    _load_nonpersistent(thing, encoding.decode(objects[name]["nonpersistent"], tensor))
                 elif isinstance(thing, torch.optim.Optimizer):
-                    _load_optimizer(thing, decode(objects[name]["state"], tensor))
+                    _load_optimizer(thing, encoding.decode(objects[name]["state"], tensor))
                 else:
-                    thing.load_state_dict(decode(objects[name]["state"], tensor))
+                    thing.load_state_dict(encoding.decode(objects[name]["state"], tensor))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(f"{name} refuses the state that is to be loaded: {error!r}") from error
         for buffer in (*self._floats, *self._integers):
@@ -386,9 +375,9 @@ class Carrier:
             objects = cast(dict[str, dict[str, Json]], header["objects"])
             if sorted(objects) != sorted(self._objects):
                 raise ValueError(f"it has {sorted(objects)}, registered are {sorted(self._objects)}")
-            tensors = [from_blob(_nothing(tensor.nbytes), tensor.dtype, tensor.shape) for tensor in described]
-            decode(header["state"], tensors.__getitem__)
-            decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
+            tensors = [encoding.from_blob(_nothing(tensor.nbytes), tensor.dtype, tensor.shape) for tensor in described]
+            encoding.decode(header["state"], tensors.__getitem__)
+            decoded = {name: encoding.decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
             self._check_fit(objects, decoded)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
@@ -396,7 +385,7 @@ class Carrier:
     def _tensors(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
             pairs = zip(described_tensors(header), blobs, strict=True)
-            return [from_blob(blob, tensor.dtype, tensor.shape) for tensor, blob in pairs]
+            return [encoding.from_blob(blob, tensor.dtype, tensor.shape) for tensor, blob in pairs]
         except ValueError as error:
             raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
 
@@ -454,7 +443,7 @@ class Carrier:
         }
         digested = {name: tree for name, tree in trees.items() if name not in self._undigested}
         for name, tree in (*digested.items(), ("job.state", header["state"])):
-            found += [(path, json.dumps(value), None) for path, value in plain_leaves(tree, name)]
+            found += [(path, json.dumps(value), None) for path, value in encoding.plain_leaves(tree, name)]
         return found
 
     def fingerprint(self, step: int) -> str:
@@ -465,7 +454,7 @@ class Carrier:
         """
         hashed = hashlib.blake2b(digest_size=8)
         _hash_some(hashed, [parameter for _, parameter in self._parameters], step)
-        tensors: list[NamedTensor] = []
+        tensors: list[encoding.NamedTensor] = []
         state = {key: encode_value(key, value, tensors) for key, value in self.values.as_dict().items()}
         hashed.update(json.dumps([self.learning_rates(), state], sort_keys=True).encode())
         _hash_some(hashed, [tensor for _, tensor in tensors], step, rows=True)
@@ -497,7 +486,7 @@ class Carrier:
         for name, scheduler in self.schedulers().items():
             marks[f"scheduler {name}"] = scheduler.last_epoch
         for key, value in self.values.as_dict().items():
-            tensors: list[NamedTensor] = []
+            tensors: list[encoding.NamedTensor] = []
             plain = encode_value(key, value, tensors)
             marks[f"job.state.{key}"] = (json.dumps(plain), [tensor_mark(tensor, full) for _, tensor in tensors])
         return StateMarks(marks, full)
@@ -548,9 +537,9 @@ def _entry(path: str, tensor: torch.Tensor) -> dict[str, Json]:
     device = tensor.device.type
     return {
         "name": path,
-        "dtype": dtype_name(tensor),
+        "dtype": encoding.dtype_name(tensor),
         "shape": shape,
-        "strides": strides_of(tensor),
+        "strides": encoding.strides_of(tensor),
         "nbytes": nbytes,
         "device": device,
     }

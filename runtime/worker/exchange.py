@@ -78,14 +78,14 @@ class RingExchange:
         self,
         standing: SharedWorkerState,
         rings: Rings,
-        gauge: ProgressReporter,
+        reporter: ProgressReporter,
         journal: Journal,
         reduction: Reduction,
         overlap: Overlap,
     ) -> None:
         self._standing = standing
         self._rings = rings
-        self._gauge = gauge
+        self._reporter = reporter
         self._journal = journal
         self._reduction = reduction
         self._overlap = overlap
@@ -133,7 +133,7 @@ class RingExchange:
             _check_agreement(headers, ring.members[0], task.op)
             carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
             standing.post(worker_state.HeadersHeld(generation, number))
-            self._gauge.gathered()
+            self._reporter.gathered()
 
         native = self._reduction is Reduction.ALLREDUCE and bool(task.groups)
         merged = [total(roots).flats for _ in roots[:1]] if self._merges(task) else None
@@ -162,12 +162,12 @@ class RingExchange:
             if task.op.kind is OpKind.ALLREDUCE:
                 result.note = {worker: other["own"] for worker, other in headers.items()}
         except RingBroken as broken:
-            self._gauge.broken(str(broken))
+            self._reporter.broken(str(broken))
             self._attempts = attempts
             standing.post(worker_state.RingLost(generation, str(broken)))
             attempts.broken(broken)
             return None
-        self._gauge.reduced(task.op)
+        self._reporter.reduced(task.op)
         with standing.changed:
             if complete(worker_state.Obtained(generation, tuple(carried)), result):
                 return result

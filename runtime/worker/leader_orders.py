@@ -11,21 +11,7 @@ from typing import NoReturn
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.client import AgentClient
 from elastic.errors import ExitCode
-from elastic.protocol.messages import (
-    Close,
-    Drain,
-    Fence,
-    Generation,
-    Home,
-    Invite,
-    Kind,
-    Order,
-    Pointed,
-    Publish,
-    Quiesce,
-    Ready,
-    Release,
-)
+from elastic.protocol import messages
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
 from runtime.session import DrainNotice
@@ -57,10 +43,10 @@ class LeaderOrders:
         self._client = client
         self._journal = journal
         self._term = 0
-        self._generations: dict[int, Generation] = {}
-        self._over: Close | Fence | Release | None = None
+        self._generations: dict[int, messages.Generation] = {}
+        self._over: messages.Close | messages.Fence | messages.Release | None = None
 
-    def deliver(self, order: Order) -> None:
+    def deliver(self, order: messages.Order) -> None:
         """Take an order. Orders of an older leader's term are refused."""
         answer, holds = None, False
         with self._standing.changed:
@@ -69,22 +55,22 @@ class LeaderOrders:
             newer_leader = order.term > self._term
             self._term = order.term
             match order:
-                case Publish(_, generation):
+                case messages.Publish(_, generation):
                     self._published(order, generation, newer_leader)
-                case Quiesce():
+                case messages.Quiesce():
                     self._asker.abort()
                     self._standing.post(order)
-                case Invite():
+                case messages.Invite():
                     self.invited = True
                     self._standing.changed.notify_all()
-                case Home(_, _, home):
+                case messages.Home(_, _, home):
                     self.home = home
-                case Pointed(_, _, series, entry, holds):
+                case messages.Pointed(_, _, series, entry, holds):
                     answer = self.pointed.pop((series, entry), None)
-                case Drain(_, _, left_ms, because, signalled):
+                case messages.Drain(_, _, left_ms, because, signalled):
                     self.going = DrainNotice(time.monotonic() + left_ms / 1000, because, signalled)
-                case Fence() | Release() | Close():
-                    if self._over is None or isinstance(order, Close):
+                case messages.Fence() | messages.Release() | messages.Close():
+                    if self._over is None or isinstance(order, messages.Close):
                         self._over = order
                     self._asker.abort()
                     self._asker.abort_following()
@@ -92,8 +78,8 @@ class LeaderOrders:
         if answer is not None:
             answer(holds)
 
-    def _published(self, order: Publish, generation: Generation, newer_leader: bool) -> None:
-        if generation.kind is not Kind.PLANNED:
+    def _published(self, order: messages.Publish, generation: messages.Generation, newer_leader: bool) -> None:
+        if generation.kind is not messages.Kind.PLANNED:
             self._asker.abort()
             self._asker.abort_following(unless=generation.ids)
         self._generations[generation.number] = generation
@@ -102,18 +88,18 @@ class LeaderOrders:
         before = self._standing.position.record
         after = self._standing.post(order)
         if self.ready and after.phase is Phase.FRESH and (newer_leader or before is not after.record):
-            self._client.send(Ready(after.me, generation.number, self._outdated))
+            self._client.send(messages.Ready(after.me, generation.number, self._outdated))
 
     def copy_outdated(self) -> None:
         """Report that another copy was out of date too early: after a few, training waits for the next."""
         with self._standing.changed:
             self._outdated += 1
-            self._client.send(Ready(self._standing.position.me, self.newest.number, self._outdated))
+            self._client.send(messages.Ready(self._standing.position.me, self.newest.number, self._outdated))
 
     # -------------------------------------------------------------------------------------------- questions
 
     @property
-    def newest(self) -> Generation:
+    def newest(self) -> messages.Generation:
         """The newest generation that was announced, in effect or pending."""
         with self._standing.changed:
             return self._generations[max(self._generations)]
@@ -130,7 +116,7 @@ class LeaderOrders:
     @property
     def complete(self) -> bool:
         """Whether the leader says that the job is complete: one member has left the loop, so all have every result."""
-        return isinstance(self._over, Close) and self._over.exit_code == 0
+        return isinstance(self._over, messages.Close) and self._over.exit_code == 0
 
     def leave_if_over(self) -> None:
         """End this process if it has no part in the job any more. No user code runs after that, except the script's
@@ -139,16 +125,16 @@ class LeaderOrders:
         Not to be called under the lock: the goodbye needs the client's thread.
         """
         over = self._over
-        if isinstance(over, Close | Release) and self.going is not None and self.going.signalled:
+        if isinstance(over, messages.Close | messages.Release) and self.going is not None and self.going.signalled:
             held_signals.call_handler()
-        if isinstance(over, Close):
+        if isinstance(over, messages.Close):
             if over.exit_code:
                 print(f"elastic: {self._standing.position.me} stops: {over.because}", file=sys.stderr)
             self.exit(over.exit_code)
-        if isinstance(over, Release):
+        if isinstance(over, messages.Release):
             self.exit(ExitCode.DONE)
-        if isinstance(over, Fence) or self._standing.position.phase is Phase.GONE:
-            because = over.because if isinstance(over, Fence) else self._standing.position.because
+        if isinstance(over, messages.Fence) or self._standing.position.phase is Phase.GONE:
+            because = over.because if isinstance(over, messages.Fence) else self._standing.position.because
             print(f"elastic: {self._standing.position.me} is fenced: {because}", file=sys.stderr)
             self.exit(ExitCode.FENCED)
 

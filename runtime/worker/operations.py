@@ -50,7 +50,7 @@ class OperationLoop:
     _asker: CopyClient
     _admission: JoinProtocol
     _client: AgentClient
-    _gauge: ProgressReporter
+    _reporter: ProgressReporter
     _journal: Journal
     _timing: Timing
     _retains: bool
@@ -59,7 +59,7 @@ class OperationLoop:
     def __init__(self) -> None:
         """To be called when the subclass has made the parts."""
         self._turn = RingExchange(
-            self._standing, self._rings, self._gauge, self._journal, self.reduction, self._overlap
+            self._standing, self._rings, self._reporter, self._journal, self.reduction, self._overlap
         )
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
@@ -111,7 +111,7 @@ class OperationLoop:
         self._task = OperationSpec(op, fingerprint, groups or {}, own, tuple(cuts))
         if op.joinable:
             self._pace.begin(time.monotonic())
-        self._gauge.begin(op)
+        self._reporter.begin(op)
         if self.behind:
             return
         self._leave_unless_leaving()
@@ -134,13 +134,13 @@ class OperationLoop:
             match worker_state.next_move(self._standing.position):
                 case worker_state.Compute(unit):
                     self._standing.post(worker_state.Started(unit))
-                    self._gauge.handed_out(self._task.op, unit)
+                    self._reporter.handed_out(self._task.op, unit)
                     return unit
                 case _:
                     return None
 
     def unit_done(self, leaf: Partial) -> None:
-        self._gauge.computed()
+        self._reporter.computed()
         if self._task.op.kind is OpKind.SYNC:
             assert self._donor.carrier is not None
             leaf.note = self._donor.carrier.digest()
@@ -149,11 +149,11 @@ class OperationLoop:
     def finish(self) -> Partial | None:
         if self.behind:
             return self._admission.take_over(self._task.op, self._task.fingerprint)
-        self._gauge.waits(self._task.op)
+        self._reporter.waits(self._task.op)
         result = self._finish()
         if result is None:
             return None
-        self._gauge.after(self._task.op)
+        self._reporter.after(self._task.op)
         self._donor.window.close()
         if self._standing.position.leaving:
             self._depart()

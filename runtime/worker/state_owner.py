@@ -14,21 +14,6 @@ import torch
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Kind, Quiesce, Report, RingUp, Word
 from elastic.protocol.reduction_tree import Node
-from elastic.protocol.worker_state import (
-    AbortRings,
-    Acknowledge,
-    AwaitAcknowledgements,
-    BuildRing,
-    CloseRetired,
-    DropRoots,
-    FreeResult,
-    Leave,
-    LinksClosed,
-    Phase,
-    RetireRing,
-    Say,
-    WorkerState,
-)
 from elastic.records.journal import Journal
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Partial, fold, siblings
@@ -50,13 +35,13 @@ class SharedWorkerState:
     ) -> None:
         """sums_on: the device of the tensors of results."""
         self.changed = threading.Condition(threading.RLock())
-        self.position = WorkerState(me)
+        self.position = worker_state.WorkerState(me)
         self.result: Partial | None = None
         """The result of operation ``position.kept``."""
         self._shared = False
         self.served = 0
         """Number of threads that are sending the result's tensors now: until 0 they are not reused."""
-        self.acknowledgements: AwaitAcknowledgements | None = None
+        self.acknowledgements: worker_state.AwaitAcknowledgements | None = None
         self.sums_on = sums_on
         self._rings = rings
         self._say = say
@@ -64,12 +49,14 @@ class SharedWorkerState:
         self._held: dict[Node, Partial] = {}
         self._pool: list[dict[str, torch.Tensor]] = []
 
-    def post(self, event: worker_state.Event) -> WorkerState:
+    def post(self, event: worker_state.Event) -> worker_state.WorkerState:
         """Step the machine; returns the state after the step. Wakes every waiter."""
         with self.changed:
             # Before the ring is left, so that the first report names the members that are gone already.
             if isinstance(event, Quiesce) and (closed := self._rings.closed(self.position.entered)):
-                self.position, _ = worker_state.step(self.position, LinksClosed(self.position.entered, closed))
+                self.position, _ = worker_state.step(
+                    self.position, worker_state.LinksClosed(self.position.entered, closed)
+                )
             before = self.position
             self.position, actions = worker_state.step(before, event)
             self._note(before, self.position)
@@ -80,34 +67,34 @@ class SharedWorkerState:
 
     def _perform(self, action: worker_state.Action) -> None:
         match action:
-            case AbortRings():
+            case worker_state.AbortRings():
                 if self._rings.abort(self.position.entered, self.post):
                     self._journal.write("ring_aborted", generation=self.position.entered)
-            case BuildRing(generation):
+            case worker_state.BuildRing(generation):
                 self._rings.build(generation, self.post)
-            case RetireRing(generation, until):
+            case worker_state.RetireRing(generation, until):
                 self._rings.retire(generation, until)
-            case CloseRetired(op):
+            case worker_state.CloseRetired(op):
                 self._rings.close_retired(op)
-            case Acknowledge(generation, op, to):
+            case worker_state.Acknowledge(generation, op, to):
                 self._rings.acknowledge(generation, op, to)
-            case AwaitAcknowledgements():
+            case worker_state.AwaitAcknowledgements():
                 self.acknowledgements = action
-            case FreeResult():
+            case worker_state.FreeResult():
                 self._free_result()
-            case DropRoots(keep):
+            case worker_state.DropRoots(keep):
                 self._held = {node: partial for node, partial in self._held.items() if node in keep}
-            case Say(word):
+            case worker_state.Say(word):
                 if isinstance(word, Report):
                     self._journal.write("reported", generation=word.entered, reduced=word.reduced)
                 if isinstance(word, RingUp):
                     over, because = self._rings.carries(word.generation)
                     self._journal.write("ring_up", generation=word.generation, over=over, because=because)
                 self._say(word)
-            case Leave(because):
+            case worker_state.Leave(because):
                 self._journal.write("fenced", generation=self.position.entered, because=because)
 
-    def _note(self, before: WorkerState, after: WorkerState) -> None:
+    def _note(self, before: worker_state.WorkerState, after: worker_state.WorkerState) -> None:
         if after.entered != before.entered and after.record is not None:
             record = after.record
             self._journal.write(
@@ -118,7 +105,7 @@ class SharedWorkerState:
                 rank=record.ids.index(after.me),
                 reduced=after.reduced,
             )
-            if record.kind is Kind.LOSS and after.phase is Phase.COLLECTING:
+            if record.kind is Kind.LOSS and after.phase is worker_state.Phase.COLLECTING:
                 self._journal.write("redo_started", generation=record.number, op=after.reduced)
 
     # ------------------------------------------------------------------------------------------ partial sums

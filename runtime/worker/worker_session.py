@@ -25,15 +25,7 @@ from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.settings import Settings
 from elastic.config import RingKind
 from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
-from elastic.protocol.messages import (
-    Announce,
-    CheckpointComplete,
-    Failed,
-    Finished,
-    Generation,
-    Kind,
-    Unreadable,
-)
+from elastic.protocol import messages
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.worker_id import node_of
 from elastic.protocol.worker_state import Phase
@@ -107,13 +99,13 @@ class WorkerSession(OperationLoop):
         self._orders = LeaderOrders(self._standing, self._asker, self._client, self._journal)
         self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0
-        self._gauge = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
+        self._reporter = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
         self._retains = told.retain_results
         super().__init__()
         self._stopping = threading.Event()
         bits = numerics_fingerprint.fingerprint(threads, device)
         kept = newest_in_memory(Settings.from_environment(environ))
-        self._announce = Announce(
+        self._announce = messages.Announce(
             self.worker_id, told.node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
         )
         self._client.connect(self._orders.deliver, self._on_lost)
@@ -140,7 +132,7 @@ class WorkerSession(OperationLoop):
     # ------------------------------------------------------------------------------------------ attributes
 
     @property
-    def _record(self) -> Generation:
+    def _record(self) -> messages.Generation:
         record = self._standing.position.record
         assert record is not None
         return record
@@ -193,7 +185,7 @@ class WorkerSession(OperationLoop):
     @property
     def planned(self) -> bool:
         """Whether nobody was lost when the current generation began."""
-        return self._record.kind is Kind.PLANNED
+        return self._record.kind is messages.Kind.PLANNED
 
     @property
     def parting(self) -> bool:
@@ -222,10 +214,10 @@ class WorkerSession(OperationLoop):
             for known in [key for key in self._orders.pointed if key[0] == series]:
                 del self._orders.pointed[known]  # a leader that was lost will not answer
             self._orders.pointed[series, str(name)] = answer
-        self._client.send(CheckpointComplete(self.worker_id, series, str(name)))
+        self._client.send(messages.CheckpointComplete(self.worker_id, series, str(name)))
 
     def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
-        self._client.send(Unreadable(self.worker_id, str(entry), because, memory, str(instead or "")))
+        self._client.send(messages.Unreadable(self.worker_id, str(entry), because, memory, str(instead or "")))
         self._orders.give_way(f"{entry} cannot be read: {because}")
 
     # --------------------------------------------------------------------------------------------- its agent
@@ -241,7 +233,7 @@ class WorkerSession(OperationLoop):
     def _say_progress(self) -> None:
         joining = self._admission.doing if self._orders.ready else ""
         p = self._standing.position
-        self._client.send(self._gauge.progress(p, self._applied, joining, self._rings.carries(p.entered)))
+        self._client.send(self._reporter.progress(p, self._applied, joining, self._rings.carries(p.entered)))
 
     # -------------------------------------------------------------------------------------------- the state
 
@@ -259,9 +251,9 @@ class WorkerSession(OperationLoop):
     # --------------------------------------------------------------------------------------------- newcomer
 
     def await_invitation(self) -> None:
-        self._gauge.at("spare")
+        self._reporter.at("spare")
         self._admission.await_invitation()
-        self._gauge.at("newcomer")
+        self._reporter.at("newcomer")
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return self._admission.meta(until)
@@ -271,10 +263,10 @@ class WorkerSession(OperationLoop):
 
     def script_does(self, what: str) -> None:
         """What `elastic status` shows of the script that this worker runs beside itself."""
-        self._gauge.script = what
+        self._reporter.script = what
 
     def loop_over(self) -> None:
-        self._gauge.loop_over()
+        self._reporter.loop_over()
 
     # ---------------------------------------------------------------------------------------------- the end
 
@@ -303,13 +295,13 @@ class WorkerSession(OperationLoop):
         elif isinstance(error, LinkTooSlow):
             code = ExitCode.BELOW_QUORUM
         message = "".join(traceback.format_exception(error))
-        self._client.send(Failed(self.worker_id, self.generation, place, message, int(code)))
+        self._client.send(messages.Failed(self.worker_id, self.generation, place, message, int(code)))
         self._journal.write("script_failed", generation=self.generation, place=place)
         self._client.close()
 
     def close(self, digest: str) -> None:
         """Every member is at the end: stay until the leader has said goodbye, so that no member misses a result."""
-        self._client.send(Finished(self.worker_id, self.generation, digest))
+        self._client.send(messages.Finished(self.worker_id, self.generation, digest))
         with self._standing.changed:
             self._standing.changed.wait_for(lambda: self._orders.over, self._timing.fence_grace_s)
         self._stopping.set()

@@ -49,8 +49,8 @@ from elastic.records.journal import Journal, journal_path
 from elastic.rendezvous.reach import Reach
 from elastic.wire import broadcast, codec, generation_delta
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousStub
 from elastic.wire.generation_delta import Delta
+from elastic.wire.services import RendezvousStub
 
 STEP_S = 1.0
 """Training of this fleet makes a step so often; words of it go with the beats."""
@@ -267,7 +267,7 @@ async def main() -> None:
     options = parser.parse_args()
     gc.disable()  # what collecting garbage of thousands costs would fall upon each of them
     read_once()
-    vars(leader_session)[RendezvousStub.__name__] = Counting
+    vars(leader_session)["RendezvousStub"] = Counting
     spec, who = read_job(options.job_dir), f"agents-{options.first}"
     with Journal(journal_path(options.job_dir, who), spec.name, who, "bench") as journal:
         numbers = range(options.first, options.first + options.count)

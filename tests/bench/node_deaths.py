@@ -274,7 +274,7 @@ class Elastic:
 
     def kill_agent(self, node: str) -> Callable[[], None]:
         """All that the daemon has started for the job, and neither the daemon nor what stands by."""
-        agent = self._newest("charge_started", node)
+        agent = self._newest("job_agent_started", node)
         pids = (agent, *descendants(agent))
 
         def strike() -> None:

@@ -256,7 +256,7 @@ class _Watch:
         if strike.act == "kill_all":
             chosen = alive
         elif strike.victim == "fork_server":
-            ready = [line for line in self._journals.all() if line["event"] == "nursery_ready"]
+            ready = [line for line in self._journals.all() if line["event"] == "fork_server_ready"]
             if not ready or ready[-1]["pid"] not in living(self.job.command.mark):
                 raise signals.Impossible("no fork server runs")
             return [int(ready[-1]["pid"])]

@@ -160,7 +160,7 @@ class Fleet(Cluster):
 
     def pids(self) -> list[int]:
         """Of all agents of jobs, standbys and workers that were ever started here."""
-        known = ("charge_started", "standby_started", "worker_started")
+        known = ("job_agent_started", "standby_started", "worker_started")
         return [line["pid"] for line in self.journal() if line["event"] in known]
 
     def living(self) -> list[int]:

@@ -74,14 +74,14 @@ class Node:
     async def await_nurseries(self, count: int) -> int:
         """The pid of the newest, once so many have been ready."""
         async with asyncio.timeout(PATIENCE_S):
-            while len(ready := self.events("nursery_ready")) < count:
+            while len(ready := self.events("fork_server_ready")) < count:
                 await asyncio.sleep(0.01)
         return int(ready[-1]["pid"])
 
     async def close(self) -> None:
         self.starter.close()
         async with asyncio.timeout(PATIENCE_S):
-            while any(_lives(line["pid"]) for line in self.events("nursery_ready")):
+            while any(_lives(line["pid"]) for line in self.events("fork_server_ready")):
                 await asyncio.sleep(0.01)
         self.journal.close()
 

@@ -21,7 +21,7 @@ from elastic.security.certificate_authority import Authority
 from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.security.roles import SERVER_NAME, Role
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetStub
+from elastic.wire.services import FleetStub
 from runtime.ring.ring import Peer
 from runtime.ring.tls import TlsContexts
 from runtime.transfer.connection import CopyFailed, open_copy

@@ -111,11 +111,11 @@ def test_what_two_forked_workers_draw_by_chance_differs_as_in_cold_ones(node: No
 
 def test_a_killed_fork_server_takes_no_worker_along_and_is_made_anew(node: Node, do: Do[Any]) -> None:
     async def scenario() -> None:
-        before = len(node.events("nursery_ready"))
+        before = len(node.events("fork_server_ready"))
         old = node.start(MIRROR="wait")
         await asyncio.wait_for(old.spoke.wait(), PATIENCE_S)
         os.kill(await node.await_nurseries(before), signal.SIGKILL)
-        while len(node.events("nursery_over")) < 1:
+        while len(node.events("fork_server_unusable")) < 1:
             await asyncio.sleep(0.01)
         meanwhile = await node.ended(MIRROR="exit")
         assert meanwhile.cold == "the fork server is not ready yet"
@@ -132,7 +132,7 @@ def test_a_killed_fork_server_takes_no_worker_along_and_is_made_anew(node: Node,
 
 def test_a_frozen_fork_server_delays_a_worker_but_does_not_lose_it(node: Node, do: Do[Any]) -> None:
     async def scenario() -> None:
-        before = len(node.events("nursery_ready"))
+        before = len(node.events("fork_server_ready"))
         os.kill(await node.await_nurseries(before), signal.SIGSTOP)
         worker = await node.ended(MIRROR="exit")
         assert "fork server" in worker.cold
@@ -192,7 +192,7 @@ def test_a_module_that_starts_a_thread_when_it_is_imported_is_left_to_the_worker
     )
     with node_of(tmp_path, (sys.executable, "train.py"), do, cwd=tmp_path) as node:
         worker = do(node.ended())
-        (left_out,) = node.events("nursery_without")
+        (left_out,) = node.events("fork_server_without")
     assert (worker.cold, worker.status.result()) == ("", 12)
     assert (left_out["module"], left_out["because"]) == ("busy", "threads beside the main one: 1")
 

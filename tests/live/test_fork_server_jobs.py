@@ -18,7 +18,7 @@ PACE_S = 0.05
 
 def fork_server(job: Job) -> int:
     """The pid of the first one, once it can fork. Workers do not wait for it for ever, if the machine is busy."""
-    return int(job.await_event("nursery_ready")["pid"])
+    return int(job.await_event("fork_server_ready")["pid"])
 
 
 def ways(job: Job) -> list[str]:
@@ -38,7 +38,7 @@ def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(qui
         assert job.wait() == 0
         assert job.result["digest"] == quiet.digest
         assert ways(job) == ["cold"] * 3
-        assert job.events("nursery_ready") == []
+        assert job.events("fork_server_ready") == []
         assert job.left_behind() == {}
 
 

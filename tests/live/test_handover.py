@@ -161,7 +161,7 @@ def test_the_agent_that_stands_by_is_of_the_newest_program_and_takes_over_when_a
         new = fleet.until("a standby of the new program", lambda: standby(1))
         assert fleet.events("standby_started", node="a")[1]["job"] == job
 
-        agent = fleet.events("charge_started", node="a")[-1]["pid"]
+        agent = fleet.events("job_agent_started", node="a")[-1]["pid"]
         for pid in (agent, *descendants(agent)):
             kill_if_there(pid)
         fleet.await_slots(job, "a.0", "b.0", gone="a.0.0")

@@ -147,7 +147,7 @@ def test_one_whose_end_no_replica_has_seen_ends_again_and_says_that_its_state_is
     restore(fleet, backup)
     for replica in ("r0", "r1"):
         fleet.replica(replica)
-    fleet.until("it is placed again", lambda: fleet.events("charge_started", job=job, node="a")[1:])
+    fleet.until("it is placed again", lambda: fleet.events("job_agent_started", job=job, node="a")[1:])
     ended = fleet.await_end(job)
     assert ended["exit_code"] == ExitCode.STATE_LOST and "nothing is kept" in ended["because"]
     assert fleet.living() == []

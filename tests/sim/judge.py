@@ -94,12 +94,17 @@ class Judge:
         self._first_applied_s.setdefault(worker.p.record.began, self.world.clock.now_s)
 
     def grouped(self, group: Group) -> None:
-        """Whoever is in a record is known, or known dead; and only of who is known there is any silence."""
+        """Whoever is in a record is known, or known dead; only of who is known there is any silence; and no two members
+        that stay have the same home."""
         known, dead = group.workers, group.dead
         if any(worker not in known and worker not in dead for record in group.chain for worker in record.ids):
             raise Violation(f"a leader has forgotten members of {group.chain}")
         if group.given_up and not group.given_up.keys() <= known.keys():
             raise Violation(f"a leader has given up strangers: {group.given_up}")
+        gone = {*dead, *group.given_up, *group.drains}
+        homes = [known[one].member.home for one in (group.aim.ids if group.aim else ()) if one not in gone]
+        homes = [home for home in homes if home >= 0]
+        require(len(homes) == len(set(homes)), f"members of {group.aim} share a home: {homes}")
 
     def ticked(self, group: Group, now_s: float) -> None:
         """A deadline that stays in the past after its tick would make the leader spin."""

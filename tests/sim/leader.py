@@ -61,7 +61,7 @@ class Leader:
         self.streams: dict[str, Stream] = {}
         self._named_s: dict[str, float] = {}
         """Node -> when its silence was noticed last."""
-        self._vigil = AgentMonitor(world.spec.timing, 1, self.clock.now_s)
+        self._monitor = AgentMonitor(world.spec.timing, 1, self.clock.now_s)
         self._mailbox: deque[Event] = deque()
         self._asleep: list[Callable[[], None]] = []
         self._next_tick_s = math.inf
@@ -137,24 +137,24 @@ class Leader:
     def attach(self, stream: Stream) -> None:
         node = stream.agent.node
         self.streams[node] = stream
-        self._vigil.watch(node, self.clock.now_s)
+        self._monitor.watch(node, self.clock.now_s)
 
     def detach(self, stream: Stream) -> None:
         node = stream.agent.node
         if self.streams.get(node) is stream:
             del self.streams[node]
-            self._vigil.forget(node)
+            self._monitor.forget(node)
             self.post(AgentDown(node, ended=True))
 
     def hear(self, stream: Stream, event: Event) -> None:
         """Of a stream that was replaced nothing is heard any more."""
         if self.streams.get(stream.agent.node) is stream:
-            self._vigil.beat(stream.agent.node, self.clock.now_s)
+            self._monitor.beat(stream.agent.node, self.clock.now_s)
             self.post(event)
 
     def beat(self, stream: Stream) -> None:
         if self.streams.get(stream.agent.node) is stream and not self.paused:
-            self._vigil.beat(stream.agent.node, self.clock.now_s)
+            self._monitor.beat(stream.agent.node, self.clock.now_s)
 
     def _watch(self) -> None:
         if not self.alive or self.world.over:
@@ -163,11 +163,11 @@ class Leader:
         self.world.clock.after(self.world.spec.timing.beat_s, self._watch)
 
     def _judge(self) -> None:
-        silent, back = self._vigil.look(self.clock.now_s)
+        silent, back = self._monitor.look(self.clock.now_s)
         for node in silent:
             self.world.reach("an agent was silent on a stream that was up")
             self._named_s[node] = self.clock.now_s
-            self.post(AgentDown(node, self._vigil.silence_s))
+            self.post(AgentDown(node, self._monitor.silence_s))
         for node in back:
             self.post(AgentUp(node))
 

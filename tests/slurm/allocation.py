@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.support.processes import kill_if_there
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
 from elastic.records import ledger
@@ -105,9 +104,8 @@ LIVE_GATES = {json.dumps(str(self._gates))}
 
     def kill(self, what: str) -> None:
         """etcd, the rendezvous, or a worker."""
-        words = {"etcd": "--name\0fleet", "rendezvous": "elastic\0rendezvous", "worker": str(TRAINER)}[what]
-        (pid, *_) = (pid for pid in self._slurm.processes() if words in Path(f"/proc/{pid}/cmdline").read_text())
-        kill_if_there(pid)
+        words = {"etcd": "--name\0fleet", "rendezvous": "elastic\0rendezvous", "worker": str(TRAINER)}
+        self._slurm.kill_program(words[what])
 
     def await_more_steps(self, count: int) -> None:
         wanted = len(self.steps()) + count

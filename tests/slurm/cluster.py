@@ -118,6 +118,14 @@ class Slurm:
         daemon.kill()
         daemon.wait()
 
+    def await_saved(self, job: str) -> None:
+        """Until slurmctld has on disk what it knows now of a job: it writes some seconds later, and if it is killed
+        before, it takes a job that runs for one that waits, and ends it."""
+        path = self.home / "state" / "job_state"
+        earlier = path.stat().st_ino if path.exists() else None
+        self.run("scontrol", "update", f"JobId={job}", "Comment=saved")
+        self.until(f"{job} is saved", lambda: path.exists() and path.stat().st_ino != earlier)
+
     def start_controller(self) -> None:
         self._daemon("slurmctld", "-D")
 
@@ -140,9 +148,13 @@ class Slurm:
         named = [value.partition(b"=")[2].decode() for value in variables if value.startswith(b"SLURMD_NODENAME=")]
         return named[0] if named else ""
 
-    def processes(self) -> list[int]:
-        """Of all jobs that run, and of Slurm."""
-        return sorted(living(self._mark))
+    def kill_program(self, words: str, node: str = "") -> None:
+        """The oldest process of a job with these words in its command line. node: where; "": anywhere."""
+        for pid in sorted(living(self._mark)):
+            if words in _command_line(pid) and node in ("", self._node_of(pid)):
+                kill_if_there(pid)
+                return
+        raise AssertionError(f"no {words!r} on {node or 'any node'}")
 
     def states(self) -> dict[str, str]:
         said = subprocess.run(
@@ -186,9 +198,10 @@ class Slurm:
         return self.until(f"{job} runs", node)
 
     def run_again(self, job: str) -> None:
-        """As soon as it is back in the queue, where Slurm would leave it for two minutes."""
+        """In the second after it is back in the queue, where Slurm would leave it for two minutes. Not in the same
+        one: a slurmd that has ended a job refuses a credential of that second, and Slurm then says FAILED."""
         self.until(f"{job} is queued again", lambda: self.job(job)["JobState"] == "PENDING")
-        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+1")
 
     def end(self, job: str) -> str:
         """Wait for it. Returns its state."""
@@ -207,6 +220,11 @@ class Slurm:
             assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}\n{self.story()}"
             time.sleep(POLL_S)
         return value
+
+    def output(self, job: str) -> str:
+        """What a job of `submit` has printed, in all its runs."""
+        (path,) = self.home.glob(f"{job}_*.out")
+        return path.read_text(errors="replace")
 
     def story(self) -> str:
         files = (*self.home.glob("*.log"), *self.home.glob("*.out"))
@@ -233,6 +251,14 @@ class Slurm:
             if not await_exits(living(self._mark), within_s=10.0):
                 return
         raise AssertionError(f"left: {living(self._mark)}")
+
+
+def _command_line(pid: int) -> str:
+    """ "": it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def _parent(pid: int) -> int:

@@ -22,6 +22,10 @@ def submit_agents(slurm: Slurm, fleet: Fleet, nodes: int, *options: str) -> list
     return [f"{array}_{number}" for number in range(1, nodes + 1)]
 
 
+AGENT = "agent\0--"
+"""`elastic agent` in a command line."""
+
+
 def slots(*nodes: str) -> list[str]:
     return [f"{node}.0" for node in nodes]
 
@@ -84,6 +88,34 @@ def test_all_agents_are_preempted_at_once_and_no_step_is_done_again(home: Path, 
         assert {line["step"] for line in fleet.events("state_restored")} == {done}
 
 
+def test_a_node_slurms_daemons_and_an_agent_of_an_array_die(home: Path, quiet: Quiet) -> None:
+    with Slurm(home, 3) as slurm, Fleet(home, replicas=1) as fleet:
+        nodes = {task: slurm.node_of(task) for task in submit_agents(slurm, fleet, 2)}
+        (task, lost), (_, other) = nodes.items()
+        (spare,) = {*slurm.nodes} - {lost, other}
+        fleet.await_nodes(lost, other)
+        job = fleet.train("together", workers=2, min_workers=1)
+        fleet.pace(0.1)
+        fleet.await_slots(job, *slots(lost, other))
+        slurm.switch_off(lost)
+        slurm.run_again(task)
+        fleet.await_slots(job, *slots(other, spare))
+        slurm.await_saved(task)
+        for name in ("slurmctld", spare):
+            slurm.kill(name)
+        fleet.await_more_steps(job, 3)
+        slurm.start_controller()
+        slurm.switch_on(spare)
+        assert {line["worker_id"] for line in fleet.events("member_lost")} == {f"{lost}.0.0"}
+        slurm.until("Slurm answers", slurm.states)
+        slurm.kill_program(AGENT, spare)
+        assert slurm.end(task) == "FAILED"
+        fleet.await_slots(job, *slots(other))
+        (another,) = submit_agents(slurm, fleet, 1)
+        fleet.await_slots(job, *slots(other, slurm.node_of(another)))
+        fleet.finish(job, quiet.digest, quiet.steps)
+
+
 def test_a_time_limit_that_is_raised_behind_the_signal_brings_the_node_back(home: Path, quiet: Quiet) -> None:
     """Slurm gives the signal at most 60 s before the time that was asked for, and no second one."""
     with Slurm(home, 2) as slurm, Fleet(home, replicas=1) as fleet:
@@ -135,6 +167,7 @@ def test_daemons_of_slurm_and_of_the_fleet_die_and_training_goes_on(home: Path, 
     with allocation(home, 2, 2) as (slurm, allocated):
         allocated.submit()
         allocated.await_nodes(*slurm.nodes)
+        slurm.await_saved(allocated.job)
         for name in ("slurmctld", "n2"):
             slurm.kill(name)
         allocated.await_more_steps(3)
@@ -145,6 +178,8 @@ def test_daemons_of_slurm_and_of_the_fleet_die_and_training_goes_on(home: Path, 
             allocated.await_more_steps(3)
         allocated.kill("worker")
         allocated.await_nodes(*slurm.nodes)
+        slurm.kill_program(AGENT, "n2")
+        allocated.await_nodes("n1")
         allocated.check(quiet)
 
 

@@ -66,3 +66,20 @@ def test_a_job_at_its_time_limit_puts_itself_into_the_queue_and_goes_on(slurm: S
     slurm.run_again(job)
     slurm.completes(job)
     training.check(done)
+
+
+def test_a_job_whose_node_is_lost_goes_on_elsewhere_from_its_newest_checkpoint(home: Path, training: Training) -> None:
+    with Slurm(home, 2) as slurm:
+        command = training.command("--checkpoint-every '20 steps'")
+        job = slurm.submit(command, WHOLE, "--requeue", environment=training.environment)
+        slurm.until("it trains, and has a checkpoint", lambda: len(training.steps) > 45)
+        slurm.switch_off(slurm.node_of(job))
+        done = len(training.steps)
+        training.pace(0.0)
+        slurm.run_again(job)
+        slurm.completes(job)
+        (begun_again_with,) = {line["step"] for line in training.events("state_restored")}
+        assert begun_again_with in (20, 40, 60, 80) and begun_again_with <= done
+        again = f"steps {begun_again_with} to {done - 1} are done again"
+        assert again in slurm.output(job), slurm.story()
+        training.check(begun_again_with)

@@ -127,11 +127,7 @@ def end(waiting: Sequence[WaitingAgent]) -> None:
         one.process.stdin.close()
     ends_s = time.monotonic() + STANDBY_END_S
     for one in waiting:
-        try:
-            one.process.wait(max(0.0, ends_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
+        stop_signals.wait_or_kill(one.process, max(0.0, ends_s - time.monotonic()))
 
 
 def record_of(jobs_dir: Path, node: str, job: str) -> Path:

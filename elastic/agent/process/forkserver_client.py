@@ -4,9 +4,9 @@
     worker   --reins: its pid-->  agent         it is the agent's child, not the fork server's (clone_parent.py)
     agent    --reins: one byte, "run"-->  worker
 
-The fork server sends events for the journal: `nursery_without` for a module that cannot be imported beforehand, and
-then either `nursery_ready`, or `nursery_over` with the reason why it is of no use. All else is between worker and
-agent: if reins are closed without a pid, there is no worker; if the agent closes a worker's reins, the worker ends.
+The fork server sends events for the journal: `fork_server_without` for a module that cannot be imported beforehand, and
+then either `fork_server_ready`, or `fork_server_unusable` with the reason. All else is between worker and agent: if
+reins are closed without a pid, there is no worker; if the agent closes a worker's reins, the worker ends.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class ForkServer:
             return False
         said = json.loads(message)
         match said.pop("event"):
-            case "nursery_over":
+            case "fork_server_unusable":
                 self._give_up(said["because"])
             case event:
                 self._journal.write(event, pid=self._process.pid, **said)
-                if event == "nursery_ready":
+                if event == "fork_server_ready":
                     self.ready = True
                     self._on_change()
         return True
@@ -113,5 +113,7 @@ class ForkServer:
 
     def _give_up(self, because: str) -> None:
         self.ready, self.because = False, because
-        self._journal.write("nursery_over", pid=self._process.pid, from_outside=self.from_outside, because=because)
+        self._journal.write(
+            "fork_server_unusable", pid=self._process.pid, from_outside=self.from_outside, because=because
+        )
         self._on_change()

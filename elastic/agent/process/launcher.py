@@ -122,7 +122,7 @@ class Launcher:
             self._fork_server = ForkServer(process, self._journal, self._changed)
         except (ColdStart, ConfigError, OSError) as error:
             self._fork_server, self._cold = None, str(error)
-            self._journal.write("nursery_over", from_outside=False, because=self._cold)
+            self._journal.write("fork_server_unusable", from_outside=False, because=self._cold)
 
     def _changed(self) -> None:
         if self._fork_server is not None and self._fork_server.from_outside and self._made < FORK_SERVERS:

@@ -28,7 +28,7 @@ from elastic.protocol.messages import Finished, Order, Progress, Word
 from elastic.rendezvous.operator_client import CHANNEL_OPTIONS, said_by
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import AgentStub
+from elastic.wire.services import AgentStub
 
 CONNECT_S = 10.0
 """Seconds within which the agent, which started this process, has to answer on its socket."""

@@ -50,11 +50,7 @@ def beside(job_dir: Path) -> Iterator[str]:
         yield _how_it_started(process)
     finally:
         process.send_signal(stop_signals.order_to(process.pid, stop_signals.HELD[0]))
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_signals.wait_or_kill(process, END_S)
         assert process.stdout is not None
         process.stdout.close()
 

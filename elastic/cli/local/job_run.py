@@ -224,7 +224,7 @@ class _Children:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._watcher.close()
         self._end_agent()
-        _end(self._rendezvous, 0.0)
+        stop_signals.wait_or_kill(self._rendezvous, 0.0)
         self._output.close()
         for key in list(self._selector.get_map().values()):
             self._unwatch(key.fd)
@@ -293,7 +293,7 @@ class _Children:
         """Kill it with everything it started."""
         assert self._agent.stdin is not None
         self._agent.stdin.close()
-        _end(self._agent, KEEPER_END_S)
+        stop_signals.wait_or_kill(self._agent, KEEPER_END_S)
 
     def _start_rendezvous(self) -> None:
         module, where = "elastic.rendezvous", ("--job-dir", str(self._dir), "--etcd", self._etcd.endpoint)
@@ -388,13 +388,13 @@ class _Children:
                 break
         self._end_agent()
         self._forward()
-        _end(self._rendezvous, RENDEZVOUS_STOP_S)  # it writes no result any more
+        stop_signals.wait_or_kill(self._rendezvous, RENDEZVOUS_STOP_S)  # it writes no result any more
         return how_stopped(self._signals.received[0], before, self._result(), self._agent.returncode)
 
     def _end_rendezvous(self) -> None:
         if not (self._dir / "result.json").exists():
             _ask(self._rendezvous, signal.SIGTERM)
-        _end(self._rendezvous, RENDEZVOUS_END_S)
+        stop_signals.wait_or_kill(self._rendezvous, RENDEZVOUS_END_S)
 
     def _outcome(self) -> RunOutcome:
         outcome = self._how_it_ended()
@@ -467,15 +467,6 @@ def how_stopped(
 
 def _ask(child: subprocess.Popen[bytes], asked: signal.Signals) -> None:
     child.send_signal(stop_signals.order_to(child.pid, asked))
-
-
-def _end(child: subprocess.Popen[bytes], within_s: float) -> None:
-    """Wait for its end, and then kill it."""
-    try:
-        child.wait(within_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
 
 
 def _how(status: int | None) -> str:

@@ -24,6 +24,7 @@ from elastic.errors import ElasticError
 from elastic.records.job_directory import read_json
 from elastic.records.journal import read_all, recoveries
 from elastic.records.ledger_tail import StepsTail
+from elastic.records.resume import redone
 from elastic.rendezvous.operator_client import fetch_status
 
 PLAIN_S = 10.0
@@ -46,6 +47,7 @@ class LiveView:
         self._planned_at: tuple[object, ...] = ()
         self._job_dir = job_dir
         self._told_of = 0
+        self._redone = redone(job_dir)
 
     def gather(self) -> None:
         self.tail.poll(time.monotonic())
@@ -90,6 +92,16 @@ class LiveView:
                 return "; ".join(["the first step", *phases])
         return ""
 
+    def _again(self) -> str:
+        """Which steps of the ledger are done again, and which is next; "" where none are. The ledger, from which the
+        step and the speed are, has no new line meanwhile."""
+        step = self.tail.last.get("step")
+        if self._redone is None or step is None or step > self._redone[1]:
+            return ""
+        first, last = self._redone
+        following = max(first, self.status.get("applied", 0))
+        return f"steps {first} to {last} are done again, {following} is next"
+
     def facts(self) -> dict[str, Any]:
         """The display's content: plain values, JSON-able."""
         members = self.status.get("members", [])
@@ -103,6 +115,7 @@ class LiveView:
             "spares": self.status.get("spares", []),
             "stragglers": self.status.get("stragglers", {}),
             "waits_for": self._waits_for(),
+            "again": self._again(),
             "step": step,
             "total": total,
             "steps_per_s": round(rate, 3),
@@ -246,6 +259,8 @@ def table(facts: dict[str, Any]) -> Table:
 
 def _speed(facts: dict[str, Any]) -> list[str]:
     """steps/s, samples/s or, where the script draws its own samples, shards/s, and the time left."""
+    if facts["again"]:
+        return [facts["again"]]
     known = facts["samples_per_s"] is not None
     work = f"{facts['samples_per_s']:.0f} samples/s" if known else f"{facts['shards_per_s'] or 0:.0f} shards/s"
     left = [f"{span(facts['eta_s'])} left"] if facts["eta_s"] is not None else []

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 
+from elastic.protocol.membership import transitions
 from elastic.protocol.membership.events import Action, Elected, Note, Tell
-from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
+from elastic.protocol.membership.group import ARCS, Group, Leaver, Stage, State, WorkerView
 from elastic.protocol.membership.partitions import not_found_yet
 from elastic.protocol.membership.planned_changes import plan_change, settle, take_effect
 from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
 from elastic.protocol.membership.ring_reports import end_rebuilding
-from elastic.protocol.membership.transitions import (
-    become_closed,
-    become_forming,
-    become_quiescing,
-    commit,
-    dismiss,
-    fence,
-    give_home,
-    heard_to_be,
-    told,
-)
 from elastic.protocol.messages import Announce, Close, Kill, Kind, Member, Plan, Publish, Quiesce, RingState
 
 
@@ -28,7 +19,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     """Adopt the durable records. Everything else is learned again from the announcements of agents."""
     g.term, g.chain = event.term, event.chain
     if not g.chain:
-        become_forming(g, f"waiting for {g.asked_for} workers", now_s, do)
+        transitions.become_forming(g, f"waiting for {g.asked_for} workers", now_s, do)
         return
     assert g.top is not None
     absent = not_found_yet(g, now_s)
@@ -37,6 +28,11 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
             g.youngest = max(g.youngest, member.seniority)
             g.workers[member.worker_id] = WorkerView(member, slot=-1, pid=0, numerics="", stage=Stage.NAMED)
             g.silent_nodes[member.node] = absent
+    of: dict[int, Member] = {}
+    for member in sorted(g.top.members, key=lambda member: member.seniority):
+        if member.home >= 0 and (older := of.get(member.home)):  # it had to leave when the other one got its number
+            g.drains[older.worker_id] = Leaver(f"{member.worker_id} has its RANK", math.inf, demoted=True)
+        of[member.home] = member
     g.planned_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
 
@@ -59,10 +55,10 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     if not known:
         do.append(Note("announced", {"worker_id": word.worker_id, "pid": word.pid, "entered": word.entered}))
     if g.state is State.CLOSING:
-        dismiss(g, [word.worker_id], do)
+        transitions.dismiss(g, [word.worker_id], do)
         return
     if word.entered and not listed and g.chain:
-        fence(g, (word.worker_id,), "a later generation exists without this worker", now_s, do)
+        transitions.fence(g, (word.worker_id,), "a later generation exists without this worker", now_s, do)
         return
     if (strange := _strange_numerics(g, seen)) is not None:
         _refuse(g, word.worker_id, strange, now_s, do)
@@ -70,24 +66,27 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     if seen.stage is Stage.REFUSED:
         do.append(Tell((word.worker_id,), Kill(g.term, word.worker_id)))  # the first order may have been lost
         return
+    if listed is None and (other := transitions.with_its_home(g, seen)):
+        turn_out(g, word.worker_id, f"{other} has got its RANK from another leader", now_s, do)
+        return
     if g.state is State.FORMING and word.entered and g.chain:
-        become_quiescing(g, f"{word.worker_id} holds the state after all", now_s, do)
+        transitions.become_quiescing(g, f"{word.worker_id} holds the state after all", now_s, do)
         return
     if g.state is State.FORMING:
         if g.lost and word.invited:
-            turn_out(g, word.worker_id, now_s, do)  # it was invited before the loss; nobody has been since
+            turn_out(g, word.worker_id, g.lost, now_s, do)  # it was invited before the loss; nobody has been since
         form(g, now_s, do)
         return
     if listed is None:
-        give_home(g, word.worker_id, do)
+        transitions.give_home(g, word.worker_id, do)
     # What it has entered it knows: thousands who find a new leader are told nothing but what they lack.
-    lacks = (record for record in told(g) if record.number > word.entered)
+    lacks = (record for record in transitions.told(g) if record.number > word.entered)
     do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in lacks)
     if g.state is State.QUIESCING:
         assert g.top is not None
         do.append(Tell((word.worker_id,), Quiesce(g.term, g.round, g.top.number)))
     elif word.ring is RingState.ABORTED and _is_stranded(g, word):
-        become_quiescing(g, f"the ring of {word.worker_id} is aborted", now_s, do)
+        transitions.become_quiescing(g, f"the ring of {word.worker_id} is aborted", now_s, do)
     else:
         end_rebuilding(g, now_s, do)
         take_effect(g, running, now_s, do)
@@ -129,9 +128,9 @@ def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action])
     do.append(Note("refused", {"worker_id": worker, "because": because}))
     if g.state is State.FORMING:
         advice = "run all workers on the same torch, thread count and CPU capability, or use --reduction allreduce"
-        become_closed(g, 2, f"{worker} cannot take part in an exact job: {because}; {advice}", now_s, do)
+        transitions.become_closed(g, 2, f"{worker} cannot take part in an exact job: {because}; {advice}", now_s, do)
         return
-    heard_to_be(g, worker, Stage.REFUSED)
+    transitions.heard_to_be(g, worker, Stage.REFUSED)
     do.append(Tell((worker,), Close(g.term, f"refused: {because}", 2)))
 
 
@@ -154,7 +153,7 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
         return
     members = founders(g, present)
     because = f"{len(members)} of {g.asked_for} workers are here" + (", the join window is over" * g.window_over)
-    commit(g, Kind.FORM, members, Plan(), because, do)
+    transitions.commit(g, Kind.FORM, members, Plan(), because, do)
 
 
 def _wait_or_close(g: Group, present: int, now_s: float, do: list[Action]) -> None:
@@ -166,4 +165,4 @@ def _wait_or_close(g: Group, present: int, now_s: float, do: list[Action]) -> No
         return
     when = f"within {limit_s:.0f} s" if g.starting or nobody else "within the join window"
     because = f"only {present} of at least {g.spec.min_workers} workers came {when}"
-    become_closed(g, 3, because, now_s, do)
+    transitions.become_closed(g, 3, because, now_s, do)

@@ -11,33 +11,10 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from elastic.protocol import messages
+from elastic.protocol.membership import transitions
 from elastic.protocol.membership.events import Action, Note, Tell
 from elastic.protocol.membership.group import Group, Leaver, Stage, State, slot_of
-from elastic.protocol.membership.transitions import (
-    become_closed,
-    become_paused,
-    become_quiescing,
-    become_running,
-    commit,
-    heard_inside,
-    heard_to_be,
-    kill_expelled,
-    move_on,
-)
-from elastic.protocol.messages import (
-    Doing,
-    DrainOver,
-    DrainWish,
-    Generation,
-    Invite,
-    Kill,
-    Kind,
-    Left,
-    Member,
-    Plan,
-    Progress,
-    Release,
-)
 from elastic.protocol.recovery_plan import paces_of, rank_order
 
 MISSES = 2
@@ -113,7 +90,7 @@ def _because(g: Group, joined: list[str], gone: list[str]) -> str:
     return "; ".join([f"{worker} joins" for worker in joined] + [why(worker) for worker in gone])
 
 
-def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Member] | None:
+def _leaves_early(g: Group, running: messages.Generation, listed: set[str]) -> list[messages.Member] | None:
     """The members of an early generation, in which draining workers leave without a wait for newcomers. None if there
     is no need for it, or if it is planned already. A demoted worker has time to wait."""
     stay = [member for member in running.members if member.worker_id in listed]
@@ -133,7 +110,7 @@ def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
     return sorted(asking, key=lambda worker: g.workers[worker].member.seniority)
 
 
-def wished_to_drain(g: Group, word: DrainWish, now_s: float, do: list[Action]) -> None:
+def wished_to_drain(g: Group, word: messages.DrainWish, now_s: float, do: list[Action]) -> None:
     """All workers of a node drain at once, because the node has to go; else they would leave one after another.
 
     The last call comes LAST_CALL_S before the end, or when half of the time is over if that is later.
@@ -154,10 +131,19 @@ def stop_in_order(g: Group, now_s: float, do: list[Action]) -> None:
     plan_change(g, now_s, do)
 
 
-def drain_is_over(g: Group, word: DrainOver, now_s: float, do: list[Action]) -> None:
+def drain_is_over(g: Group, word: messages.DrainOver, now_s: float, do: list[Action]) -> None:
     for worker in _neighbours(g, word.worker_id):
-        g.drains.pop(worker, None)
+        if not has_successor(g, worker):
+            g.drains.pop(worker, None)
     plan_change(g, now_s, do)
+
+
+def has_successor(g: Group, worker: str) -> bool:
+    """Whether another living worker has got the number of this draining one, and its script the same RANK. Then one of
+    the two has to go, and the drain is not taken back."""
+    home = g.workers[worker].member.home
+    others = (name for name, seen in g.workers.items() if seen.member.home == home >= 0 and name != worker)
+    return worker in g.drains and any(name not in g.dead and name not in g.given_up for name in others)
 
 
 def _neighbours(g: Group, worker: str) -> list[str]:
@@ -170,7 +156,7 @@ def _neighbours(g: Group, worker: str) -> list[str]:
 
 def commit_planned(
     g: Group,
-    members: Iterable[Member],
+    members: Iterable[messages.Member],
     because: str,
     do: list[Action],
     *,
@@ -184,8 +170,8 @@ def commit_planned(
     given = paces_of(ids, g.top) if paces is None else tuple(paces[worker] for worker in ids)
     newcomers = tuple(m.worker_id for m in ordered if g.running.member(m.worker_id) is None)
     hold = _holds(g, {m.worker_id for m in ordered})
-    plan = Plan(newcomers=newcomers, paces=given)
-    commit(g, Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
+    plan = messages.Plan(newcomers=newcomers, paces=given)
+    transitions.commit(g, messages.Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
 
 
 def _holds(g: Group, listed: Collection[str]) -> bool:
@@ -206,9 +192,9 @@ def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def invite(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
-    move_on(g, worker, Stage.INVITED, moved_s=now_s)
+    transitions.move_on(g, worker, Stage.INVITED, moved_s=now_s)
     do.append(Note("invited", {"worker_id": worker}))
-    do.append(Tell((worker,), Invite(g.term, worker)))
+    do.append(Tell((worker,), messages.Invite(g.term, worker)))
     await_newcomer(g, worker, now_s, do)
 
 
@@ -234,7 +220,7 @@ def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:
         plan_change(g, now_s, do)
 
 
-def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
+def progressed(g: Group, word: messages.Progress, now_s: float, do: list[Action]) -> None:
     seen = g.workers.get(word.worker_id)
     if seen is None:
         return
@@ -243,7 +229,7 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
     if not seen.entered:
         g.given_up.pop(word.worker_id, None)
     running = g.running
-    g.workers[word.worker_id] = heard_inside(g, word.worker_id, word.generation)._replace(
+    g.workers[word.worker_id] = transitions.heard_inside(g, word.worker_id, word.generation)._replace(
         reduced=max(seen.reduced, word.reduced),
         applied=max(seen.applied, word.applied),
         phase=word.phase,
@@ -256,7 +242,7 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         over=word.over,
         over_because=word.over_because,
         moved_s=seen.moved_s if word.phase == seen.phase else now_s,
-        worked_s=seen.worked_s if word.doing is Doing.WAITING else now_s,
+        worked_s=seen.worked_s if word.doing is messages.Doing.WAITING else now_s,
         heard_s=now_s,
         heard_from_s=seen.heard_from_s if now_s - seen.heard_s <= g.spec.timing.suspect_s else now_s,
     )
@@ -267,7 +253,7 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         g.in_vain.discard(slot_of(word.worker_id))
         stop_waiting(g, slot_of(word.worker_id), now_s, do)
     take_effect(g, running, now_s, do)
-    kill_expelled(g, now_s, do)
+    transitions.kill_expelled(g, now_s, do)
 
 
 def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
@@ -280,25 +266,25 @@ def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
         seen = g.workers[worker]
         because = f"admitted, and then no answer and no byte for {patience_s:.0f} s; it last said: {seen.phase}"
         do.append(Note("newcomer_stuck", {"worker_id": worker, "because": because}))
-        do.append(Tell((worker,), Kill(g.term, worker)))
+        do.append(Tell((worker,), messages.Kill(g.term, worker)))
         g.workers[worker] = seen._replace(moved_s=now_s)
         if g.running is not None and worker not in g.running.ids:
-            move_on(g, worker, Stage.REFUSED)
+            transitions.move_on(g, worker, Stage.REFUSED)
             g.turned_away.add(worker)
     if stuck:
         plan_change(g, now_s, do)
 
 
-def take_effect(g: Group, before: Generation | None, now_s: float, do: list[Action]) -> None:
+def take_effect(g: Group, before: messages.Generation | None, now_s: float, do: list[Action]) -> None:
     """Settle after the first word of a worker that has entered a planned generation."""
     record = g.running
-    if record is None or record is before or record.kind is not Kind.PLANNED:
+    if record is None or record is before or record.kind is not messages.Kind.PLANNED:
         return
     if g.state not in (State.RUNNING, State.PAUSED):
         return
     settle(g, record.because, now_s, do)
     if any(worker in g.dead or worker in g.given_up for worker in record.ids):
-        become_quiescing(g, "a member was lost while its generation took effect", now_s, do)
+        transitions.become_quiescing(g, "a member was lost while its generation took effect", now_s, do)
         return
     g.turned_away = set()
     release_newcomers(g, do)
@@ -308,26 +294,26 @@ def take_effect(g: Group, before: Generation | None, now_s: float, do: list[Acti
 def settle(g: Group, because: str, now_s: float, do: list[Action]) -> None:
     """Run, or pause below quorum: a ring is up."""
     if g.running is not None and g.running.hold:
-        become_paused(g, now_s, do)
+        transitions.become_paused(g, now_s, do)
     else:
-        become_running(g, because, now_s, do)
+        transitions.become_running(g, because, now_s, do)
 
 
-def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
+def left(g: Group, word: messages.Left, now_s: float, do: list[Action]) -> None:
     """A member has drained: all that stay have the last result. After a quiesce it holds the state again."""
-    record = next((r for r in g.chain if r.number == word.generation and r.kind is Kind.PLANNED), None)
+    record = next((r for r in g.chain if r.number == word.generation and r.kind is messages.Kind.PLANNED), None)
     if word.worker_id not in g.workers or record is None or g.state is State.QUIESCING:
         return
     all_gone = all(worker in g.dead or worker in g.given_up for worker in record.ids)
     lost = any(not _has_left(g, worker) for worker in record.ids)
     if g.state is not State.CLOSING and all_gone and lost:
-        become_quiescing(g, f"everybody that stayed was lost before {word.worker_id} left", now_s, do)
+        transitions.become_quiescing(g, f"everybody that stayed was lost before {word.worker_id} left", now_s, do)
         return
     running = g.running
-    heard_inside(g, word.worker_id, word.generation)
-    heard_to_be(g, word.worker_id, Stage.LEFT)
+    transitions.heard_inside(g, word.worker_id, word.generation)
+    transitions.heard_to_be(g, word.worker_id, Stage.LEFT)
     do.append(Note("drained", {"worker_id": word.worker_id}))
-    do.append(Tell((word.worker_id,), Release(g.term, word.worker_id)))
+    do.append(Tell((word.worker_id,), messages.Release(g.term, word.worker_id)))
     if record.ids:
         take_effect(g, running, now_s, do)
     close_if_all_left(g, now_s, do)
@@ -344,7 +330,7 @@ def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:
     waiting = [worker for worker in g.alive(g.listed) if g.workers[worker].entered and not _has_left(g, worker)]
     if not waiting:
         because = f"stopped after a step, because every node had to go ({g.running.because}); start the job again"
-        become_closed(g, 6, because, now_s, do)
+        transitions.become_closed(g, 6, because, now_s, do)
 
 
 def release_newcomers(g: Group, do: list[Action]) -> None:
@@ -353,7 +339,7 @@ def release_newcomers(g: Group, do: list[Action]) -> None:
     if g.running is g.aim and g.aim is not None:
         planned = {*g.aim.ids, *(g.committing.ids if g.committing else ())}
     for worker in sorted(g.newcomers & set(g.drains) - planned - set(g.dead)):
-        do.append(Tell((worker,), Release(g.term, worker)))
+        do.append(Tell((worker,), messages.Release(g.term, worker)))
 
 
 def shed(g: Group, now_s: float, do: list[Action]) -> None:

@@ -83,17 +83,17 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     g.stuck, g.hung = set(), {}
     g.reports = {}  # `dead` is kept: a worker that holds the state after all does not wait for the dead
     for worker in sorted(worker for worker, seen in g.workers.items() if not seen.entered):
-        turn_out(g, worker, now_s, do)
+        turn_out(g, worker, lost, now_s, do)
     begins = "begin again" if g.begins_anew else "go on from what is kept"
     become_forming(g, f"{lost}; waiting for new processes, to {begins}", now_s, do)
     return True
 
 
-def turn_out(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
-    """Expel a process from before the loss."""
+def turn_out(g: Group, worker: str, because: str, now_s: float, do: list[Action]) -> None:
+    """Expel a newcomer. A new process takes its slot."""
     seen = g.workers[worker]
     move_on(g, worker, Stage.EXPELLED, expelled_s=seen.expelled_s if seen.stage is Stage.EXPELLED else now_s)
-    do.append(Tell((worker,), Fence(g.term, worker, g.lost)))
+    do.append(Tell((worker,), Fence(g.term, worker, because)))
 
 
 def revive(g: Group, now_s: float, do: list[Action]) -> None:

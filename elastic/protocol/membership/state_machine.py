@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 
 from elastic.errors import ExitCode
+from elastic.protocol import messages
+from elastic.protocol.membership import planned_changes, transitions
 from elastic.protocol.membership.closing import failed, finished, slot_given_up
 from elastic.protocol.membership.events import (
     Action,
@@ -30,51 +32,9 @@ from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_unt
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
 from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, wait_for_slow
 from elastic.protocol.membership.partitions import fell_silent, is_absence, next_silence_ends_s, silent_too_long
-from elastic.protocol.membership.planned_changes import (
-    drain_is_over,
-    invite_spares,
-    left,
-    plan_change,
-    progressed,
-    replace_stuck,
-    shed,
-    stop_in_order,
-    wished_to_drain,
-)
 from elastic.protocol.membership.restore import checkpointed, unreadable
 from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
-from elastic.protocol.membership.transitions import (
-    become_closed,
-    become_quiescing,
-    become_rebuilding,
-    fence,
-    heard_to_be,
-    kill_expelled,
-    move_on,
-    publish,
-)
-from elastic.protocol.messages import (
-    Announce,
-    BuildFailedReport,
-    CheckpointComplete,
-    DrainOver,
-    DrainWish,
-    Failed,
-    Finished,
-    Kind,
-    Left,
-    Progress,
-    Ready,
-    Report,
-    RingBrokenReport,
-    RingState,
-    RingUp,
-    SlotGivenUp,
-    Unreadable,
-    WorkerDead,
-    WorkerFrozen,
-)
 
 
 def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ...]:
@@ -88,9 +48,9 @@ def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ..
             break
         before = g.chain, g.state
         _apply(g, event, now_s, actions)
-        freed |= not isinstance(event, Progress) or (g.chain, g.state) != before
+        freed |= not isinstance(event, messages.Progress) or (g.chain, g.state) != before
     if freed and g.state is not State.CLOSED:  # progress alone frees no place
-        invite_spares(g, now_s, actions)
+        planned_changes.invite_spares(g, now_s, actions)
     return tuple(actions)
 
 
@@ -116,44 +76,44 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case CommitRefused(number, because):
             do.append(Note("commit_refused", {"number": number, "because": because}))
             g.committing = None
-        case Announce():
+        case messages.Announce():
             announced(g, event, now_s, do)
-        case Report():
+        case messages.Report():
             reported(g, event, now_s, do)
-        case RingUp() | RingBrokenReport() | BuildFailedReport():
+        case messages.RingUp() | messages.RingBrokenReport() | messages.BuildFailedReport():
             heard_of_ring(g, event, now_s, do)
-        case Progress():
+        case messages.Progress():
             rebuilt(g, event, now_s, do)
-            progressed(g, event, now_s, do)
+            planned_changes.progressed(g, event, now_s, do)
             compare(g, now_s, do)
             expel_if_stuck(g, event.worker_id, now_s, do)
-            shed(g, now_s, do)
-        case Ready(worker, _, outdated):
+            planned_changes.shed(g, now_s, do)
+        case messages.Ready(worker, _, outdated):
             if worker in g.workers:
                 if not g.workers[worker].entered:  # from a member this word is out of date
-                    heard_to_be(g, worker, Stage.READY)
+                    transitions.heard_to_be(g, worker, Stage.READY)
                 g.given_up.pop(worker, None)
                 wait_for_slow(g, worker, outdated, now_s, do)
-                plan_change(g, now_s, do)
-        case DrainWish():
-            wished_to_drain(g, event, now_s, do)
-        case DrainOver():
-            drain_is_over(g, event, now_s, do)
-        case Left():
-            left(g, event, now_s, do)
-        case WorkerDead(worker, because, snapshot):
+                planned_changes.plan_change(g, now_s, do)
+        case messages.DrainWish():
+            planned_changes.wished_to_drain(g, event, now_s, do)
+        case messages.DrainOver():
+            planned_changes.drain_is_over(g, event, now_s, do)
+        case messages.Left():
+            planned_changes.left(g, event, now_s, do)
+        case messages.WorkerDead(worker, because, snapshot):
             lost(g, worker, because, now_s, do, dead=True, snapshot=snapshot)
-        case WorkerFrozen(worker, because):
+        case messages.WorkerFrozen(worker, because):
             lost(g, worker, because, now_s, do, dead=False)
-        case Failed():
+        case messages.Failed():
             failed(g, event, now_s, do)
-        case Finished():
+        case messages.Finished():
             finished(g, event, now_s, do)
-        case SlotGivenUp():
+        case messages.SlotGivenUp():
             slot_given_up(g, event, now_s, do)
-        case CheckpointComplete():
+        case messages.CheckpointComplete():
             checkpointed(g, event, do)
-        case Unreadable():
+        case messages.Unreadable():
             unreadable(g, event, do)
         case PointerAt(entry):
             known = g.unreadable.get(entry)
@@ -164,11 +124,11 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             if g.state is State.FORMING:
                 form(g, now_s, do)
             else:
-                plan_change(g, now_s, do)
+                planned_changes.plan_change(g, now_s, do)
         case Stopped(because, at_once=True):
-            become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
+            transitions.become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
         case Stopped():
-            stop_in_order(g, now_s, do)
+            planned_changes.stop_in_order(g, now_s, do)
         case GroupTick():
             ticked(g, now_s, do)
 
@@ -200,9 +160,9 @@ def deadline_s(g: Group) -> float:
 def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     timing = g.spec.timing
     if g.state is State.PAUSED and now_s >= g.since_s + timing.pause_limit_s:
-        become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
+        transitions.become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
     if now_s >= g.last_call_s:
-        plan_change(g, now_s, do)
+        planned_changes.plan_change(g, now_s, do)
     silent = silent_too_long(g, now_s)
     for node in silent:
         del g.silent_nodes[node]
@@ -216,7 +176,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     if g.state is State.FORMING and now_s >= g.since_s + timing.join_window_s:
         g.window_over = True
         form(g, now_s, do)
-    replace_stuck(g, now_s, do)
+    planned_changes.replace_stuck(g, now_s, do)
     end_hung(g, now_s, do)
     if g.awaited and now_s >= g.awaited_until_s:
         stop_in_vain(g, now_s, do)
@@ -228,11 +188,11 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     end_mute(g, now_s, do)
     if g.state is State.QUIESCING and now_s >= g.proof_ends_s:
         decide(g, now_s, do, waited_out=True)
-    kill_expelled(g, now_s, do)
+    transitions.kill_expelled(g, now_s, do)
     for worker in g.expelled:
         if now_s >= g.workers[worker].expelled_s + timing.fence_grace_s:
             # The kill waits until a later generation has completed a step: look again.
-            move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
+            transitions.move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
 
 
 def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
@@ -241,21 +201,21 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
         return
     g.committing = None
     fields = {"generation": number, "kind": str(record.kind), "members": list(record.ids), "because": record.because}
-    if record.kind is Kind.FORM:
+    if record.kind is messages.Kind.FORM:
         fields["level"] = g.spec.level
     do.append(Note("committed", fields))
     if g.state is State.CLOSING:
         return
-    if record.kind is Kind.PLANNED:
+    if record.kind is messages.Kind.PLANNED:
         g.chain = (*g.chain, record)
         g.planned_s = now_s
         if g.state is State.QUIESCING:
-            become_quiescing(g, g.because, now_s, do)
+            transitions.become_quiescing(g, g.because, now_s, do)
         else:
-            publish(g, record, do)
-            plan_change(g, now_s, do)
+            transitions.publish(g, record, do)
+            planned_changes.plan_change(g, now_s, do)
         return
-    if record.kind is Kind.FORM:
+    if record.kind is messages.Kind.FORM:
         g.applied = 0
     take_back_demotions(g, record)
     before, members = g.listed, set(record.ids)
@@ -275,13 +235,13 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
         if worker in members:
             settled = seen.stage in (Stage.FINISHED, Stage.LEFT)
             stage = seen.stage if settled else Stage.MEMBER
-            move_on(g, worker, stage, entered=number, ring=RingState.BUILDING)
+            transitions.move_on(g, worker, stage, entered=number, ring=messages.RingState.BUILDING)
         else:  # a newcomer says again that it is ready
             stage = Stage.INVITED if seen.stage is Stage.READY else seen.stage
-            move_on(g, worker, stage, moved_s=now_s)
-    fence(g, sorted(worker for worker in before if worker in g.workers and worker not in members),
+            transitions.move_on(g, worker, stage, moved_s=now_s)
+    transitions.fence(g, sorted(worker for worker in before if worker in g.workers and worker not in members),
            record.because, now_s, do)  # fmt: skip
-    publish(g, record, do)
-    become_rebuilding(g, now_s, do)
+    transitions.publish(g, record, do)
+    transitions.become_rebuilding(g, now_s, do)
     if lost:
-        become_quiescing(g, f"{lost[0]} was lost while generation {number} was committed", now_s, do)
+        transitions.become_quiescing(g, f"{lost[0]} was lost while generation {number} was committed", now_s, do)

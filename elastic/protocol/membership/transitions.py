@@ -12,22 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from elastic.config import Reduction
-from elastic.protocol import shard_assignment
+from elastic.protocol import messages, shard_assignment
 from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
-from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
-from elastic.protocol.messages import (
-    Close,
-    Fence,
-    Generation,
-    Home,
-    Kill,
-    Kind,
-    Member,
-    Plan,
-    Publish,
-    Quiesce,
-    Release,
-)
+from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView, slot_of
 
 _AWAY = (Stage.REFUSED, Stage.FINISHED, Stage.LEFT, Stage.EXPELLED, Stage.KILLED)
 
@@ -65,7 +52,7 @@ def become_quiescing(g: Group, because: str, now_s: float, do: list[Action]) -> 
     _become(g, State.QUIESCING, because, now_s, do)
     g.round += 1
     g.reports = {}
-    do.append(Tell(g.alive(g.listed | g.newcomers), Quiesce(g.term, g.round, g.top.number)))
+    do.append(Tell(g.alive(g.listed | g.newcomers), messages.Quiesce(g.term, g.round, g.top.number)))
 
 
 def become_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
@@ -97,7 +84,7 @@ def become_closed(g: Group, exit_code: int, because: str, now_s: float, do: list
     _become(g, State.CLOSED, because, now_s, do)
     alive = tuple(worker for worker in g.workers if worker not in g.dead)
     if alive:
-        do.append(Tell(alive, Close(g.term, because, exit_code)))
+        do.append(Tell(alive, messages.Close(g.term, because, exit_code)))
     do.append(End(exit_code, because, g.digest if exit_code == 0 else ""))
 
 
@@ -111,15 +98,15 @@ def dismiss(g: Group, workers: Iterable[str], do: list[Action]) -> None:
     """Tell members and newcomers that the job is complete; a draining worker leaves without its last result."""
     for worker in workers:
         draining = g.running is not None and g.lists(worker) and not g.running.member(worker)
-        order = Release(g.term, worker) if draining else Close(g.term, "the job is complete")
+        order = messages.Release(g.term, worker) if draining else messages.Close(g.term, "the job is complete")
         do.append(Tell((worker,), order))
 
 
 def commit(
     g: Group,
-    kind: Kind,
-    members: tuple[Member, ...],
-    plan: Plan,
+    kind: messages.Kind,
+    members: tuple[messages.Member, ...],
+    plan: messages.Plan,
     because: str,
     do: list[Action],
     *,
@@ -129,12 +116,12 @@ def commit(
 ) -> None:
     """Commit the next generation. began: for a form generation; other kinds keep the value of the generation before."""
     number = (g.top.number if g.top else 0) + 1
-    base = g.chain[0].number if kind is Kind.PLANNED else number
+    base = g.chain[0].number if kind is messages.Kind.PLANNED else number
     token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
     began = began or (g.top.began if g.top else "")
     if g.spec.reduction is Reduction.EXACT:
         plan = replace(plan, slack=shard_assignment.slack_percent(len({member.host for member in members})))
-    g.committing = Generation(number, kind, base, members, plan, because, hold, token, early, began)
+    g.committing = messages.Generation(number, kind, base, members, plan, because, hold, token, early, began)
     do.append(Commit(g.committing))
 
 
@@ -144,22 +131,38 @@ def give_home(g: Group, worker: str, do: list[Action]) -> None:
     seen = g.workers[worker]
     home = seen.member.home
     if home < 0:
-        gone = {*g.dead, *g.given_up, *g.drains, *g.workers.at(*_AWAY)}
+        gone = _gone(g)
         taken = {other.member.home for name, other in g.workers.items() if name not in gone}
         home = next(number for number in itertools.count() if number not in taken)
         g.workers[worker] = seen._replace(member=replace(seen.member, home=home))
-    do.append(Tell((worker,), Home(g.term, worker, home)))
+    do.append(Tell((worker,), messages.Home(g.term, worker, home)))
 
 
-def publish(g: Group, record: Generation, do: list[Action]) -> None:
-    if record.kind is Kind.FORM:
+def with_its_home(g: Group, seen: WorkerView) -> str:
+    """Another worker, of another slot, with the number that a newcomer brings from an earlier leader, or ""."""
+    me, home = seen.member.worker_id, seen.member.home
+    if home < 0:
+        return ""
+    gone = _gone(g)
+    others = (name for name, other in g.workers.items() if other.member.home == home and name not in gone)
+    return next((name for name in others if slot_of(name) != slot_of(me)), "")
+
+
+def _gone(g: Group) -> set[str]:
+    return {*g.dead, *g.given_up, *g.drains, *g.workers.at(*_AWAY)}
+
+
+def publish(g: Group, record: messages.Generation, do: list[Action]) -> None:
+    if record.kind is messages.Kind.FORM:
         for spare in sorted(g.newcomers - {*record.ids, *g.dead}):
             give_home(g, spare, do)
-    do.append(Tell(tuple(sorted(worker for worker in g.workers if worker not in g.dead)), Publish(g.term, record)))
+    do.append(
+        Tell(tuple(sorted(worker for worker in g.workers if worker not in g.dead)), messages.Publish(g.term, record))
+    )
     do.append(Note("published", {"generation": record.number, "kind": str(record.kind), "because": record.because}))
 
 
-def told(g: Group) -> tuple[Generation, ...]:
+def told(g: Group) -> tuple[messages.Generation, ...]:
     """The records that a worker has to know: the last loss generation, the running one, and those planned since."""
     assert g.running is not None
     return tuple(r for r in g.chain if r is g.base or r.number >= g.running.number)
@@ -171,12 +174,12 @@ def fence(g: Group, workers: Iterable[str], because: str, now_s: float, do: list
     for worker in workers:
         seen = g.workers[worker]
         if seen.stage is Stage.LEFT or worker in g.drains:
-            do.append(Tell((worker,), Release(g.term, worker)))
+            do.append(Tell((worker,), messages.Release(g.term, worker)))
         elif seen.entered:
             if seen.stage is not Stage.EXPELLED:
                 move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
                 do.append(Note("expelled", {"worker_id": worker, "because": because}))
-            do.append(Tell((worker,), Fence(g.term, worker, because)))
+            do.append(Tell((worker,), messages.Fence(g.term, worker, because)))
 
 
 def kill_expelled(g: Group, now_s: float, do: list[Action]) -> None:
@@ -188,4 +191,4 @@ def kill_expelled(g: Group, now_s: float, do: list[Action]) -> None:
         if now_s >= g.workers[worker].expelled_s + g.spec.timing.fence_grace_s:
             move_on(g, worker, Stage.KILLED)
             do.append(Note("kill", {"worker_id": worker, "because": "fenced and fence_grace is over"}))
-            do.append(Tell((worker,), Kill(g.term, worker)))
+            do.append(Tell((worker,), messages.Kill(g.term, worker)))

@@ -7,20 +7,11 @@ from dataclasses import replace
 from elastic.protocol.messages import Generation, Kind, Quiesce, Report, RingState
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.reduction_tree import leaves
-from elastic.protocol.worker_state.events import (
-    AbortRings,
-    BuildRing,
-    DropRoots,
-    Leave,
-    LinksClosed,
-    Outcome,
-    RetireRing,
-    Say,
-)
+from elastic.protocol.worker_state import events
 from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
-def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
+def quiesce(p: WorkerState, order: Quiesce) -> events.Outcome:
     if order.up_to < p.entered:
         return p, ()  # this leader did not know of the generation entered; to obey would break a live ring
     p = replace(
@@ -36,15 +27,15 @@ def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
         leaving=0,
     )
     report = _report(p, order.round)
-    return replace(p, report=report), (AbortRings(), Say(report))
+    return replace(p, report=report), (events.AbortRings(), events.Say(report))
 
 
-def links_closed(p: WorkerState, event: LinksClosed) -> Outcome:
+def links_closed(p: WorkerState, event: events.LinksClosed) -> events.Outcome:
     """Note closed links. After the ring was left, the report is sent again with them."""
     if event.generation != p.entered or set(event.peers) <= set(p.closed):
         return p, ()
     report = replace(p.report, closed=event.peers) if p.quiesced and p.report is not None else None
-    return replace(p, closed=event.peers, report=report), (Say(report),) if report is not None else ()
+    return replace(p, closed=event.peers, report=report), (events.Say(report),) if report is not None else ()
 
 
 def _report(p: WorkerState, round: int) -> Report:
@@ -67,16 +58,16 @@ def _report(p: WorkerState, round: int) -> Report:
     )
 
 
-def planned(p: WorkerState, generation: Generation) -> Outcome:
+def planned(p: WorkerState, generation: Generation) -> events.Outcome:
     if generation.number <= max(p.promise, p.entered) or any(g.number == generation.number for g in p.pending):
         return p, ()
     if p.record is None or generation.base < p.record.base or (p.quiesced and p.phase is not Phase.FRESH):
         return p, ()
     p = replace(p, pending=(*p.pending, generation), quiesced=False)
-    return p, (BuildRing(generation),) if generation.member(p.me) else ()
+    return p, (events.BuildRing(generation),) if generation.member(p.me) else ()
 
 
-def enter_planned(p: WorkerState, generation: Generation) -> Outcome:
+def enter_planned(p: WorkerState, generation: Generation) -> events.Outcome:
     """Enter a planned generation. The rings of pending generations that it replaces are retired unused."""
     replaced = [g.number for g in p.pending if g.number < generation.number and g.member(p.me)]
     entered = replace(
@@ -88,17 +79,17 @@ def enter_planned(p: WorkerState, generation: Generation) -> Outcome:
         built=tuple(number for number in p.built if number > generation.number),
         closed=(),
     )
-    return entered, tuple(RetireRing(number, p.reduced) for number in replaced)
+    return entered, tuple(events.RetireRing(number, p.reduced) for number in replaced)
 
 
-def joined(p: WorkerState, number: int, op: int) -> Outcome:
+def joined(p: WorkerState, number: int, op: int) -> events.Outcome:
     chosen = next((g for g in p.pending if g.number == number), None)
     if p.phase is not Phase.FRESH or chosen is None or number <= p.promise or chosen.member(p.me) is None:
         return p, ()
     return enter_planned(replace(p, phase=Phase.READY, reduced=op + 1, kept=op, effect=(op, number), copied=-1), chosen)
 
 
-def enter_loss(p: WorkerState, generation: Generation) -> Outcome:
+def enter_loss(p: WorkerState, generation: Generation) -> events.Outcome:
     """Take part in a form or loss generation, or learn that it does not list this worker."""
     if generation.number <= max(p.promise, p.entered) or (p.record and generation.number <= p.record.number):
         return p, ()
@@ -106,8 +97,8 @@ def enter_loss(p: WorkerState, generation: Generation) -> Outcome:
         # A form generation counts operations from 0 again, so what was copied before it is worthless.
         if p.entered or (generation.kind is Kind.FORM and p.record is not None):
             because = f"generation {generation.number} exists without this worker: {generation.because}"
-            return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
-        return replace(p, record=generation, pending=(), built=(), quiesced=False), (AbortRings(),)
+            return replace(p, phase=Phase.GONE, because=because), (events.AbortRings(), events.Leave(because))
+        return replace(p, record=generation, pending=(), built=(), quiesced=False), (events.AbortRings(),)
     p = replace(
         p,
         record=generation,
@@ -134,7 +125,7 @@ def enter_loss(p: WorkerState, generation: Generation) -> Outcome:
             p = _fall_behind(p, plan.source_of(p.me) or "")
         else:
             raise AssertionError(f"{p.me} is in operation {p.reduced}, the plan redoes {plan.op}")
-    return p, (DropRoots(p.roots), BuildRing(generation))
+    return p, (events.DropRoots(p.roots), events.BuildRing(generation))
 
 
 def overtaken(p: WorkerState, generation: Generation) -> bool:
@@ -146,9 +137,9 @@ def overtaken(p: WorkerState, generation: Generation) -> bool:
     return generation.began != p.record.began and not founds
 
 
-def give_way(p: WorkerState, generation: Generation) -> Outcome:
+def give_way(p: WorkerState, generation: Generation) -> events.Outcome:
     because = f"generation {generation.number} is of a job that went on from {generation.began} without this worker"
-    return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
+    return replace(p, phase=Phase.GONE, because=because), (events.AbortRings(), events.Leave(because))
 
 
 def _take_share(p: WorkerState, generation: Generation) -> WorkerState:

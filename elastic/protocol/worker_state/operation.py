@@ -7,23 +7,13 @@ from dataclasses import replace
 from elastic.protocol.messages import Generation, Kind
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.reduction_tree import leaves
-from elastic.protocol.worker_state.events import (
-    Acknowledge,
-    Action,
-    AwaitAcknowledgements,
-    Begin,
-    CloseRetired,
-    Done,
-    FreeResult,
-    Outcome,
-    RetireRing,
-)
+from elastic.protocol.worker_state import events
 from elastic.protocol.worker_state.generation_change import enter_planned
 from elastic.protocol.worker_state.pending import newcomers_in, taking_effect
 from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
-def begin(p: WorkerState, event: Begin) -> Outcome:
+def begin(p: WorkerState, event: events.Begin) -> events.Outcome:
     if p.phase is not Phase.READY or p.record is None:
         raise AssertionError(f"{p.me} begins operation {p.reduced} while {p.phase}")
     p = replace(
@@ -52,7 +42,7 @@ def _owned(p: WorkerState, record: Generation, units: int) -> tuple[int, ...]:
     return default_units_of(p.me, record, units)
 
 
-def done(p: WorkerState, event: Done) -> Outcome:
+def done(p: WorkerState, event: events.Done) -> events.Outcome:
     """Keep a computed unit, unless a plan has taken the unit, or a root that it was folded with, meanwhile."""
     if p.running != event.unit:
         return p, ()
@@ -62,7 +52,7 @@ def done(p: WorkerState, event: Done) -> Outcome:
     return replace(p, running=None, roots=roots), ()
 
 
-def obtained(p: WorkerState, generation: int, carried: tuple[tuple[int, ...], ...]) -> Outcome:
+def obtained(p: WorkerState, generation: int, carried: tuple[tuple[int, ...], ...]) -> events.Outcome:
     if p.quiesced or generation != p.entered or p.phase is not Phase.COLLECTING:
         return p, ()
     op = p.reduced
@@ -76,10 +66,10 @@ def obtained(p: WorkerState, generation: int, carried: tuple[tuple[int, ...], ..
     leavers = tuple(worker for worker in record.ids if worker not in chosen.ids)
     if chosen.member(p.me) is None:
         stayers = tuple(worker for worker in chosen.ids if worker in record.ids)
-        return replace(p, leaving=chosen.number), (AwaitAcknowledgements(generation, op, stayers),)
+        return replace(p, leaving=chosen.number), (events.AwaitAcknowledgements(generation, op, stayers),)
     entered, retired = enter_planned(p, chosen)
-    acknowledged = (Acknowledge(generation, op, leavers),) if leavers else ()
-    return entered, (*acknowledged, RetireRing(generation, op + 1), *retired)
+    acknowledged = (events.Acknowledge(generation, op, leavers),) if leavers else ()
+    return entered, (*acknowledged, events.RetireRing(generation, op + 1), *retired)
 
 
 def _complete(p: WorkerState) -> WorkerState:
@@ -101,32 +91,32 @@ def _complete(p: WorkerState) -> WorkerState:
     )
 
 
-def fetched(p: WorkerState, op: int) -> Outcome:
+def fetched(p: WorkerState, op: int) -> events.Outcome:
     if p.laggard is None or op != p.reduced or p.quiesced:
         return p, ()
     return _complete(p), ()
 
 
-def fetch_failed(p: WorkerState, op: int) -> Outcome:
+def fetch_failed(p: WorkerState, op: int) -> events.Outcome:
     if not p.laggard or op != p.reduced or p.quiesced:
         return p, ()
     held = set(leaves(p.roots)) | ({p.running} if p.running is not None else set())
     return replace(p, laggard="", todo=tuple(unit for unit in range(p.units) if unit not in held)), ()
 
 
-def used(p: WorkerState, op: int) -> Outcome:
+def used(p: WorkerState, op: int) -> events.Outcome:
     """Free the result early; a member behind then computes it alone. The result stays if it was reported, or if
     newcomers have just come in: they ask for it and cannot compute it."""
     if p.kept != op or p.owed == op or p.quiesced:
         return p, ()
-    return replace(p, kept=-1), (FreeResult(op),)
+    return replace(p, kept=-1), (events.FreeResult(op),)
 
 
-def headers_held(p: WorkerState, generation: int, op: int) -> Outcome:
+def headers_held(p: WorkerState, generation: int, op: int) -> events.Outcome:
     """Free the result of op - 1: all members are in operation op, so all of them have it."""
     if generation != p.entered or op != p.reduced or p.quiesced:
         return p, ()
-    actions: tuple[Action, ...] = (CloseRetired(op),)
+    actions: tuple[events.Action, ...] = (events.CloseRetired(op),)
     if p.kept == op - 1 and p.kept >= 0:
-        return replace(p, kept=-1), (*actions, FreeResult(op - 1))
+        return replace(p, kept=-1), (*actions, events.FreeResult(op - 1))
     return p, actions

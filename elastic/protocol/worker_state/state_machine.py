@@ -8,105 +8,68 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elastic.protocol.messages import (
-    BuildFailedReport,
-    Kind,
-    Left,
-    Publish,
-    Quiesce,
-    RingBrokenReport,
-    RingState,
-    RingUp,
-)
-from elastic.protocol.worker_state.events import (
-    Acknowledged,
-    Begin,
-    Copied,
-    CopyBegun,
-    CopyEnded,
-    Done,
-    Event,
-    Fetched,
-    FetchFailed,
-    GraceOver,
-    HeadersHeld,
-    Joined,
-    LinksClosed,
-    Obtained,
-    Outcome,
-    ReadHeader,
-    RingBuilt,
-    RingFailed,
-    RingLost,
-    Say,
-    Started,
-    Used,
-)
-from elastic.protocol.worker_state.generation_change import (
-    enter_loss,
-    give_way,
-    joined,
-    links_closed,
-    overtaken,
-    planned,
-    quiesce,
-)
+from elastic.protocol import messages
+from elastic.protocol.worker_state import events, generation_change
 from elastic.protocol.worker_state.next_move import Exchange, next_move
 from elastic.protocol.worker_state.operation import begin, done, fetch_failed, fetched, headers_held, obtained, used
 from elastic.protocol.worker_state.pending import to_carry
 from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
-def step(p: WorkerState, event: Event) -> Outcome:
+def step(p: WorkerState, event: events.Event) -> events.Outcome:
     """Apply one event; events of older generations and of other phases are ignored, not errors."""
     if p.phase is Phase.GONE:
         return p, ()
     match event:
-        case Begin():
+        case events.Begin():
             return begin(p, event)
-        case Started(unit):
+        case events.Started(unit):
             return replace(p, running=unit, todo=tuple(u for u in p.todo if u != unit)), ()
-        case Done():
+        case events.Done():
             return done(p, event)
-        case ReadHeader():
+        case events.ReadHeader():
             # The header is sent now, or is not read at all: newcomers may copy only until it is read.
             numbers = tuple(generation.number for generation in to_carry(p))
             return (replace(p, carry=numbers) if isinstance(next_move(p), Exchange) else p), ()
-        case Obtained(generation, carried):
+        case events.Obtained(generation, carried):
             return obtained(p, generation, carried)
-        case Fetched(op):
+        case events.Fetched(op):
             return fetched(p, op)
-        case FetchFailed(op):
+        case events.FetchFailed(op):
             return fetch_failed(p, op)
-        case RingBuilt() | RingFailed() | RingLost():
+        case events.RingBuilt() | events.RingFailed() | events.RingLost():
             return ring_changed(p, event)
-        case LinksClosed():
-            return links_closed(p, event)
-        case HeadersHeld(generation, op):
+        case events.LinksClosed():
+            return generation_change.links_closed(p, event)
+        case events.HeadersHeld(generation, op):
             return headers_held(p, generation, op)
-        case Used(op):
+        case events.Used(op):
             return used(p, op)
-        case CopyBegun(newcomer):
+        case events.CopyBegun(newcomer):
             return replace(p, copying=_with(p.copying, newcomer), holders=_without(p.holders, newcomer)), ()
-        case CopyEnded(newcomer, op, complete):
+        case events.CopyEnded(newcomer, op, complete):
             held = complete and p.phase is Phase.COLLECTING and op == p.reduced
             holders = _with(p.holders, newcomer) if held else _without(p.holders, newcomer)
             return replace(p, copying=_without(p.copying, newcomer), holders=holders), ()
-        case GraceOver():
+        case events.GraceOver():
             return replace(p, lingered=True), ()
-        case Copied(op, at_step):
+        case events.Copied(op, at_step):
             refused = p.phase is not Phase.FRESH or p.quiesced
             return (p if refused else replace(p, copied=op, copied_step=at_step)), ()
-        case Joined(generation, op):
-            return joined(p, generation, op)
-        case Acknowledged():
-            return (p, (Say(Left(p.me, p.leaving)),)) if p.leaving else (p, ())
-        case Quiesce():
-            return quiesce(p, event)
-        case Publish(_, generation):
-            if overtaken(p, generation):
-                return give_way(p, generation)
-            return planned(p, generation) if generation.kind is Kind.PLANNED else enter_loss(p, generation)
+        case events.Joined(generation, op):
+            return generation_change.joined(p, generation, op)
+        case events.Acknowledged():
+            return (p, (events.Say(messages.Left(p.me, p.leaving)),)) if p.leaving else (p, ())
+        case messages.Quiesce():
+            return generation_change.quiesce(p, event)
+        case messages.Publish(_, generation):
+            if generation_change.overtaken(p, generation):
+                return generation_change.give_way(p, generation)
+            return (
+                generation_change.planned(p, generation)
+                if generation.kind is messages.Kind.PLANNED
+                else generation_change.enter_loss(p, generation)
+            )
 
 
 def _with(names: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -117,20 +80,22 @@ def _without(names: Iterable[str], name: str) -> tuple[str, ...]:
     return tuple(other for other in names if other != name)
 
 
-def ring_changed(p: WorkerState, event: RingBuilt | RingFailed | RingLost) -> Outcome:
+def ring_changed(p: WorkerState, event: events.RingBuilt | events.RingFailed | events.RingLost) -> events.Outcome:
     match event:
-        case RingBuilt(generation):
-            if generation == p.entered and p.ring is RingState.BUILDING and not p.quiesced:
-                return replace(p, ring=RingState.LIVE), (Say(RingUp(p.me, generation)),)
+        case events.RingBuilt(generation):
+            if generation == p.entered and p.ring is messages.RingState.BUILDING and not p.quiesced:
+                return replace(p, ring=messages.RingState.LIVE), (events.Say(messages.RingUp(p.me, generation)),)
             if any(g.number == generation for g in p.pending):
-                return replace(p, built=(*p.built, generation)), (Say(RingUp(p.me, generation)),)
-        case RingFailed(generation, unreachable):
-            failed = Say(BuildFailedReport(p.me, generation, unreachable))
-            if generation == p.entered and p.ring is RingState.BUILDING:
-                return replace(p, ring=RingState.ABORTED), (failed,)
+                return replace(p, built=(*p.built, generation)), (events.Say(messages.RingUp(p.me, generation)),)
+        case events.RingFailed(generation, unreachable):
+            failed = events.Say(messages.BuildFailedReport(p.me, generation, unreachable))
+            if generation == p.entered and p.ring is messages.RingState.BUILDING:
+                return replace(p, ring=messages.RingState.ABORTED), (failed,)
             if any(g.number == generation for g in p.pending):
                 return p, (failed,)
-        case RingLost(generation, because):
-            if generation == p.entered and p.ring is not RingState.ABORTED:
-                return replace(p, ring=RingState.ABORTED), (Say(RingBrokenReport(p.me, generation, because)),)
+        case events.RingLost(generation, because):
+            if generation == p.entered and p.ring is not messages.RingState.ABORTED:
+                return replace(p, ring=messages.RingState.ABORTED), (
+                    events.Say(messages.RingBrokenReport(p.me, generation, because)),
+                )
     return p, ()

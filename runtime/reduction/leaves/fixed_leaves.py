@@ -22,6 +22,7 @@ from runtime.fixed_point.conversion import NONFINITE, decode, encode
 from runtime.fixed_point.exponents import INT32, INT64, BlockExponents, Owners, Range, exponents, overflowed
 from runtime.reduction.flat_pool import Flats
 from runtime.reduction.leaves.layout import FlatGroup
+from runtime.reduction.leaves.leaf_format import NamedParts, put_back_nonfinite, take_out_nonfinite
 from runtime.reduction.partial_sum import Partial
 
 BLOCK = 256
@@ -106,7 +107,7 @@ class FixedPoint:
     def encode(self, leaf: Partial) -> None:
         floats, leaf.flats = leaf.flats, {name: pool.take() for name, pool in self._pools.items()}
         if self._convert(floats, leaf.flats):
-            leaf.nonfinite = self._take_out(floats)
+            leaf.nonfinite = take_out_nonfinite(self._named_parts(floats))
             self._convert(floats, leaf.flats)
 
     def _convert(self, floats: Mapping[str, Tensor], integers: Mapping[str, Tensor]) -> bool:
@@ -145,16 +146,7 @@ class FixedPoint:
             firsts = len(verbatim) - len(group.buffers)
             yield name, verbatim[:firsts], verbatim[firsts:]
 
-    def _take_out(self, floats: Mapping[str, Tensor]) -> int:
-        """Put zeros in the place of infinities and NaN. Returns the bits of the parameters and buffers with some."""
-        bits = 0
-        for bit, part in self._named_parts(floats):
-            if not bool(part.isfinite().all()):
-                bits |= bit
-                torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0, out=part)
-        return bits
-
-    def _named_parts(self, floats: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
+    def _named_parts(self, floats: Mapping[str, Tensor]) -> NamedParts:
         """(bit in Partial.nonfinite, values) of each parameter and "mean" buffer."""
         following = sum(len(group.parameters) for group in self._groups.values())
         for name, group in self._groups.items():
@@ -196,8 +188,6 @@ class FixedPoint:
             values.copy_(firsts.to(raw).view(values.dtype))
             flat[group.elements - len(group.buffers) :].copy_(flags)
         if result.nonfinite:
-            for bit, part in self._named_parts(floats):
-                if result.nonfinite & bit:
-                    part.fill_(torch.nan)
+            put_back_nonfinite(self._named_parts(floats), result.nonfinite)
         self._learn(result)
         return replace(result, flats=floats)

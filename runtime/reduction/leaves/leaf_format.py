@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from runtime.reduction.flat_pool import Flats
@@ -17,34 +18,47 @@ class LeafFormat(Protocol):
     @property
     def align(self) -> int:
         """At multiples of so many gradients of a group a part of them may begin."""
-        ...
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """Name of a dtype -> elements of a leaf's flat tensor."""
-        ...
 
     def begin(self, pass_no: int) -> None:
         """A pass begins, or begins anew because a leaf did not fit."""
-        ...
 
     def encode(self, leaf: Partial) -> None:
         """Replace the floats of a leaf, all in its flats."""
-        ...
 
     def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
         """Where a group's gradients lo..hi-1 lie: (name of the dtype, first element, the one behind the last)."""
-        ...
 
     def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
         """A group's gradients from lo on, a multiple of `align`: name of the dtype -> tensor of that place."""
-        ...
 
     def misfits(self, result: Partial) -> bool:
         """Whether a leaf was too large, so that the result means nothing, and the pass has to be computed again. All
         members get the same answer."""
-        ...
 
     def decode(self, result: Partial, pools: Mapping[str, Flats]) -> Partial:
         """The result in floats, in flat tensors of these pools. The result is not changed."""
-        ...
+
+
+NamedParts = Iterator[tuple[int, Tensor]]
+"""(bit in Partial.nonfinite, values) of each parameter or buffer."""
+
+
+def take_out_nonfinite(parts: NamedParts) -> int:
+    """Put zeros in the place of infinities and NaN. Returns the bits of the parts with some."""
+    bits = 0
+    for bit, part in parts:
+        if not bool(part.isfinite().all()):
+            bits |= bit
+            torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0, out=part)
+    return bits
+
+
+def put_back_nonfinite(parts: NamedParts, bits: int) -> None:
+    """Fill the parts that have one of these bits with NaN."""
+    for bit, part in parts:
+        if bits & bit:
+            part.fill_(torch.nan)

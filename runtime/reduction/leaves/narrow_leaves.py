@@ -11,7 +11,7 @@ a bit for the parameter in Partial.nonfinite. In the result all of such a parame
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +21,7 @@ from elastic.config import Compression
 from runtime.fixed_point import int8_blocks
 from runtime.reduction.flat_pool import Flats
 from runtime.reduction.leaves.layout import FlatGroup
+from runtime.reduction.leaves.leaf_format import NamedParts, put_back_nonfinite, take_out_nonfinite
 from runtime.reduction.partial_sum import Partial
 
 _WIDE = "float32"
@@ -76,21 +77,12 @@ class NarrowLeaves:
             leaf.flats[self._name] = narrow = self._pools[self._name].take()
             self._narrow.pack(floats[: self._gradients], narrow)
             if narrow.dtype is torch.int8 and int8_blocks.has_nonfinite(narrow):
-                leaf.nonfinite = self._take_out(floats)
+                leaf.nonfinite = take_out_nonfinite(self._named_parts(floats))
                 self._narrow.pack(floats[: self._gradients], narrow)
         if self._gradients < len(floats):
             leaf.flats[_WIDE] = self._pools[_WIDE].take().copy_(floats[self._gradients :])
 
-    def _take_out(self, floats: Tensor) -> int:
-        """Put zeros in the place of infinities and NaN. Returns the bits of the parameters with some."""
-        bits = 0
-        for bit, part in self._named_parts(floats):
-            if not bool(part.isfinite().all()):
-                bits |= bit
-                torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0, out=part)
-        return bits
-
-    def _named_parts(self, floats: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def _named_parts(self, floats: Tensor) -> NamedParts:
         """(bit in Partial.nonfinite, gradient) of each parameter."""
         assert self._wide is not None
         for i, part in zip(self._wide.numbers, self._wide.gradient_parts(floats), strict=True):
@@ -117,9 +109,7 @@ class NarrowLeaves:
                 gradients = floats[: self._gradients]
                 self._narrow.unpack(flats.pop(self._name), gradients)
                 if result.nonfinite:
-                    for bit, part in self._named_parts(floats):
-                        if result.nonfinite & bit:
-                            part.fill_(torch.nan)
+                    put_back_nonfinite(self._named_parts(floats), result.nonfinite)
                 if not math.isfinite(gradients.sum().item()):
                     # Which NaN a sum gives depends on where in a tensor it stands, and so on the world.
                     gradients.masked_fill_(gradients.isnan(), torch.nan)

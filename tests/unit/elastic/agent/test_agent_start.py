@@ -52,7 +52,7 @@ def test_the_fork_server_of_a_job_is_started_before_the_agent(tmp_path: Path) ->
     try:
         os.set_blocking(process.channel.fileno(), True)
         process.channel.settimeout(BOUND_S)
-        assert json.loads(process.channel.recv(65536))["event"] == "nursery_ready"
+        assert json.loads(process.channel.recv(65536))["event"] == "fork_server_ready"
     finally:
         os.kill(process.pid, signal.SIGKILL)
         os.waitpid(process.pid, 0)

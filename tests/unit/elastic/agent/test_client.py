@@ -16,12 +16,12 @@ from elastic.protocol.messages import Finished, Progress
 from elastic.rendezvous.served_stream import OUTBOX_LIMIT
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import AgentServicer, add_AgentServicer_to_server
+from elastic.wire.services import add_to_server
 
 WAIT_S = 60.0
 
 
-class Agent(AgentServicer):
+class Agent:
     """Keeps every record at once, and what it hears."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def test_a_worker_says_that_it_has_finished_behind_its_last_steps(tmp_path: Path
     agent = Agent()
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)
-        add_AgentServicer_to_server(agent, server)
+        add_to_server("Agent", agent, server)
         server.add_insecure_port(f"unix:{tmp_path}/a.sock")
         server.start()
         client = AgentClient(f"{tmp_path}/a.sock", job="job", worker_id="a.0.0", job_dir=tmp_path)

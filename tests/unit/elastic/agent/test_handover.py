@@ -93,8 +93,8 @@ def test_what_a_daemon_hands_over_is_read_as_it_was() -> None:
     )
     bare = JobUpgradeState(submission, 1, None, keeper=None, memory=None, finishing=True, token="")
     duty = pb.Duty(job="job", slots=2, document=to_json(submission).decode())
-    estate = DaemonUpgradeState(41, (duty.SerializeToString(),), {"other": "{}"}, (holding, bare))
-    assert fleet_upgrade.read(json.loads(json.dumps(fleet_upgrade.write(estate)))) == estate
+    state = DaemonUpgradeState(41, (duty.SerializeToString(),), {"other": "{}"}, (holding, bare))
+    assert fleet_upgrade.read(json.loads(json.dumps(fleet_upgrade.write(state)))) == state
 
 
 @pytest.mark.parametrize("reader", [upgrade_state.read, fleet_upgrade.read])

@@ -31,11 +31,7 @@ from elastic.rendezvous.leader_stream import leader_options
 from elastic.rendezvous.reach import Reach
 from elastic.rendezvous.service import SERVER_OPTIONS, JobEntry, RendezvousService
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import (
-    RendezvousServicer,
-    RendezvousStub,
-    add_RendezvousServicer_to_server,
-)
+from elastic.wire.services import RendezvousStub, add_to_server
 
 PATIENCE_S = 30.0
 
@@ -63,7 +59,7 @@ async def replica(lead: JobEntry | None) -> tuple[grpc.aio.Server, str]:
     if lead is not None:
         service.leads["job"] = lead
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    add_RendezvousServicer_to_server(service, server)
+    add_to_server("Rendezvous", service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, f"127.0.0.1:{port}"
@@ -114,7 +110,7 @@ def test_agents_of_a_large_job_give_a_replica_longer_to_accept_and_are_not_expel
     assert connect_s <= spec.timing.scaled(workers).fence_grace_s / 3
 
 
-class Slow(RendezvousServicer):
+class Slow:
     """A leader that wants to hear its agent with every fourth beat, and with each one later."""
 
     def __init__(self, beat_s: float) -> None:
@@ -142,7 +138,7 @@ def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_pa
     async def story() -> None:
         leader = Slow(spec.timing.beat_s)
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_RendezvousServicer_to_server(leader, server)
+        add_to_server("Rendezvous", leader, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
@@ -175,7 +171,7 @@ def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_pa
     asyncio.run(story())
 
 
-class Hearing(RendezvousServicer):
+class Hearing:
     """A leader of many agents, each of which speaks with every fourth beat."""
 
     def __init__(self, beat_s: float, *, infers: bool) -> None:
@@ -197,7 +193,7 @@ def test_an_agent_of_a_large_job_says_at_its_beat_what_can_wait(tmp_path: Path, 
     async def story() -> None:
         leader = Hearing(spec.timing.beat_s, infers=infers)
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_RendezvousServicer_to_server(leader, server)
+        add_to_server("Rendezvous", leader, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:

@@ -28,6 +28,7 @@ FACTS: dict[str, Any] = {
     "spares": [],
     "stragglers": {},
     "waits_for": "",
+    "again": "",
     "step": 17,
     "total": 400,
     "steps_per_s": 0.8312,
@@ -157,6 +158,25 @@ def test_the_total_is_what_workers_say_and_a_script_that_draws_its_samples_has_s
     assert (facts["total"], facts["eta_s"]) == (60, 4)
     assert (facts["samples_per_s"], facts["shards_per_s"]) == (None, 80.0)
     assert "step 19 of 60" in plain_line(facts) and "10 steps/s, 80 shards/s, 4 s left" in plain_line(facts)
+
+
+def test_while_steps_are_done_again_it_is_said_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running(tmp_path, monkeypatch, applied=44)
+    (tmp_path / "steps.jsonl").write_text("".join(step(number) for number in range(76)))
+    resumes = [{"run": 2, "redone": None}, {"run": 3, "redone": [40, 75]}]
+    (tmp_path / "resumes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in resumes))
+    snapshot = LiveView(tmp_path)
+    assert snapshot.facts()["again"] == "steps 40 to 75 are done again, 40 is next", "no leader has told of one yet"
+    snapshot.gather()
+    facts = snapshot.facts()
+    console = Console(width=200, file=None)
+    with console.capture() as shown:
+        console.print(table(facts))
+    for text in (plain_line(facts), shown.get()):
+        assert "steps 40 to 75 are done again, 44 is next" in text and "steps/s" not in text
+    (tmp_path / "steps.jsonl").write_text("".join(step(number) for number in range(77)))
+    snapshot.gather()
+    assert snapshot.facts()["again"] == "" and "steps/s" in plain_line(snapshot.facts())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.errors import NotAdmitted
 from elastic.fleet import admission, documents
-from elastic.fleet import leader as office_module
+from elastic.fleet import leader as leader_module
 from elastic.fleet.admission import Admission
 from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Submission
 from elastic.fleet.job_environment import NodeSettings
@@ -37,7 +37,7 @@ from elastic.security.rejection_log import RejectionLog
 from elastic.store.election import Candidate, Won
 from elastic.store.lease import LeaseKeeper
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousStub, add_RendezvousServicer_to_server
+from elastic.wire.services import RendezvousStub, add_to_server
 from tests.memory_store import MemoryStore
 from tests.unit.elastic.agent.test_leader_session import Attendant
 from tests.unit.elastic.fleet.test_leader import Leading, duties
@@ -112,19 +112,19 @@ def test_a_token_is_shown_nowhere() -> None:
 
 def daemon(leading: Leading, node: str, *holds: str) -> Any:
     """One that has those jobs."""
-    session = leading.office.attach(pb.NodeHello(node=node, slots=1, address="10.0.0.1", leave_ms=1000))
+    session = leading.fleet_leader.attach(pb.NodeHello(node=node, slots=1, address="10.0.0.1", leave_ms=1000))
     hold(leading, session, *holds)
     return session
 
 
 def hold(leading: Leading, session: Any, *jobs: str) -> None:
-    leading.office.heard(session, pb.NodeWord(troubles=pb.NodeTroubles(holds=jobs)))
+    leading.fleet_leader.heard(session, pb.NodeWord(troubles=pb.NodeTroubles(holds=jobs)))
 
 
 async def tokens(leading: Leading, wanted: Collection[str]) -> dict[str, str]:
     """By node, once those are granted."""
     while True:
-        found = {grant.node: grant.token for one in leading.office.book.jobs for grant in one.grants}
+        found = {grant.node: grant.token for one in leading.fleet_leader.book.jobs for grant in one.grants}
         if found.keys() == set(wanted):
             return found
         await asyncio.sleep(0.005)  # the store has a thread of its own
@@ -139,7 +139,7 @@ def test_a_daemon_is_told_its_token_which_dies_when_the_agent_has_left_and_is_an
         (duty,) = await duties(a, {name: 1})
         assert len(duty.token) == 64 and await tokens(leading, "a") == {"a": duty.token}
         hold(leading, a, name)
-        await leading.office.change(lambda to: to.cordon("a", "disk"))
+        await leading.fleet_leader.change(lambda to: to.cordon("a", "disk"))
         (moved,) = await duties(b, {name: 1})
         await duties(a, {})
         assert moved.token != duty.token
@@ -147,8 +147,8 @@ def test_a_daemon_is_told_its_token_which_dies_when_the_agent_has_left_and_is_an
         hold(leading, a)
         await tokens(leading, "b")
         hold(leading, b, name)
-        await leading.office.change(lambda to: to.cordon("a", ""))
-        await leading.office.change(lambda to: to.cordon("b", "disk"))
+        await leading.fleet_leader.change(lambda to: to.cordon("a", ""))
+        await leading.fleet_leader.change(lambda to: to.cordon("b", "disk"))
         (again,) = await duties(a, {name: 1})
         assert again.token not in ("", duty.token)
 
@@ -159,7 +159,7 @@ def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> Non
     async def story(leading: Leading) -> None:
         name = await leading.submit("train", 1, 1)
         (duty,) = await duties(daemon(leading, "a"), {name: 1})
-        other = office_module.FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
+        other = leader_module.FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
         work = asyncio.create_task(other.lead())
         await other.ready.wait()
         a = other.attach(pb.NodeHello(node="a", slots=1, address="10.0.0.1", leave_ms=1000))
@@ -173,18 +173,18 @@ def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> Non
 def test_a_grant_ends_also_where_nobody_says_that_the_agent_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
-    monkeypatch.setattr(office_module, "ABSENT_S", 0.05)
-    monkeypatch.setattr(office_module, "AWAY_S", 0.05)
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_S", 0.05)
+    monkeypatch.setattr(leader_module, "AWAY_S", 0.05)
 
     async def story(leading: Leading) -> None:
         a = daemon(leading, "a")
         name = await leading.submit("train", 1, 1)
         await duties(a, {name: 1})
         hold(leading, a, name)
-        leading.office.detach(a)
+        leading.fleet_leader.detach(a)
         await duties(daemon(leading, "b"), {})
-        await leading.office.change(lambda to: to.scale(name, 2))
+        await leading.fleet_leader.change(lambda to: to.scale(name, 2))
         await tokens(leading, "b")
 
     led(tmp_path, story)
@@ -283,7 +283,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], 
                 at.reigns[one.name] = JobLeader(one.spec, tenures[-1], journal, thread)
                 at.service.leads[one.name] = JobEntry(journal, at.reigns[one.name])
             server = grpc.aio.server(options=SERVER_OPTIONS)
-            add_RendezvousServicer_to_server(at.service, server)
+            add_to_server("Rendezvous", at.service, server)
             at.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
             await server.start()
             try:
@@ -369,15 +369,15 @@ def test_a_token_lies_in_a_file_of_its_user_alone_for_as_long_as_the_job_is_here
         mask = os.umask(0)
         try:
             board = NoticeBoard(journal, lambda: None)
-            charge = JobRunner(site, submission, 1, None, board, journal, lambda: None, token="correct-horse")
+            runner = JobRunner(site, submission, 1, None, board, journal, lambda: None, token="correct-horse")
             while not said.exists():
                 await asyncio.sleep(0.01)  # another process
-            file = charge.directory / TOKEN
-            assert read_token(charge.directory) == "correct-horse" and stat.S_IMODE(file.stat().st_mode) == 0o600
-            charge.grant("another one")
-            assert read_token(charge.directory) == "another one" and stat.S_IMODE(file.stat().st_mode) == 0o600
-            charge.stop()
-            await charge.ended()
+            file = runner.directory / TOKEN
+            assert read_token(runner.directory) == "correct-horse" and stat.S_IMODE(file.stat().st_mode) == 0o600
+            runner.grant("another one")
+            assert read_token(runner.directory) == "another one" and stat.S_IMODE(file.stat().st_mode) == 0o600
+            runner.stop()
+            await runner.ended()
             assert not file.exists()
         finally:
             os.umask(mask)

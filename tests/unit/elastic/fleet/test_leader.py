@@ -18,7 +18,7 @@ from elastic.checkpoints.pointer import Pointer
 from elastic.cli.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import StoreRefused, StoreUnavailable
-from elastic.fleet import leader as office_module
+from elastic.fleet import leader as leader_module
 from elastic.fleet import registry
 from elastic.fleet.documents import FleetState, Result, Size, Submission, Wish
 from elastic.fleet.leader import FleetLeader, NodeSession
@@ -50,7 +50,7 @@ HERE = calling()
 
 
 class Leading:
-    """An office that leads on a store in memory, with nodes on paper."""
+    """A leader of a fleet on a store in memory, with nodes on paper."""
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore()
@@ -60,10 +60,10 @@ class Leading:
         self.tenure = LeaseKeeper(self.candidate, won.term)
         self.thread = StoreThread()
         self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
-        self.office = FleetLeader(self.tenure, self.store, self.thread, self.journal)
+        self.fleet_leader = FleetLeader(self.tenure, self.store, self.thread, self.journal)
 
     def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", lock: str = "") -> NodeSession:
-        return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address, lock=lock))
+        return self.fleet_leader.attach(pb.NodeHello(node=name, slots=slots, address=address, lock=lock))
 
     async def submit(self, name: str, workers: int, least: int, priority: int = 0) -> str:
         spec = JobSpec(
@@ -74,8 +74,8 @@ class Leading:
             priority=priority,
             checkpoint_dir="/shared",
         )
-        await asyncio.wait_for(self.office.ready.wait(), PATIENCE_S)
-        return await self.office.change(lambda to: to.submit(spec))
+        await asyncio.wait_for(self.fleet_leader.ready.wait(), PATIENCE_S)
+        return await self.fleet_leader.change(lambda to: to.submit(spec))
 
 
 def play(tmp_path: Path, story: Callable[[Leading], Awaitable[None]]) -> None:
@@ -83,7 +83,7 @@ def play(tmp_path: Path, story: Callable[[Leading], Awaitable[None]]) -> None:
         leading = Leading(tmp_path)
         try:
             async with leading.tenure:
-                work = asyncio.create_task(leading.office.lead())
+                work = asyncio.create_task(leading.fleet_leader.lead())
                 try:
                     async with asyncio.timeout(PATIENCE_S):
                         await story(leading)
@@ -110,18 +110,18 @@ async def duties(session: NodeSession, wanted: dict[str, int]) -> list[pb.Duty]:
 def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         a = leading.node("a")
-        assert (await a.outbox.get()).welcome.term == leading.office.term, "the first word"
+        assert (await a.outbox.get()).welcome.term == leading.fleet_leader.term, "the first word"
         job = await leading.submit("train", 3, 2)
         await duties(a, {})
         b = leading.node("b", slots=2)
         (duty,) = await duties(b, {job: 2})
         assert codec.from_json(Submission, duty.document.encode()).spec.min_workers == 2
         await duties(a, {job: 1})
-        await leading.office.change(lambda to: to.stop(job, "enough"))
-        leading.office.read(*registry.read(leading.store))
+        await leading.fleet_leader.change(lambda to: to.stop(job, "enough"))
+        leading.fleet_leader.read(*registry.read(leading.store))
         assert [one.leave for one in await duties(a, {job: 1})] == [True]
         registry.end(leading.store, job, Result(6, "drained"))
-        leading.office.read(*registry.read(leading.store))
+        leading.fleet_leader.read(*registry.read(leading.store))
         while not (told := (await a.outbox.get()).duties).over:
             pass
         assert ([one.job for one in told.over], list(told.duties)) == ([job], []), "what follows the training may go on"
@@ -135,11 +135,11 @@ def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path
         a, b, c = (leading.node(name) for name in "abc")
         job = await leading.submit("train", 1, 1)
         await duties(a, {job: 1})
-        leading.office.heard(a, pb.NodeWord(leaves=pb.NodeLeaves(because="asked")))
+        leading.fleet_leader.heard(a, pb.NodeWord(leaves=pb.NodeLeaves(because="asked")))
         await duties(a, {})
         await duties(b, {job: 1})
-        await leading.office.change(lambda to: to.cordon("b", "disk"))
-        leading.office.read(*registry.read(leading.store))
+        await leading.fleet_leader.change(lambda to: to.cordon("b", "disk"))
+        leading.fleet_leader.read(*registry.read(leading.store))
         await duties(b, {})
         await duties(c, {job: 1})
 
@@ -149,15 +149,15 @@ def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path
 def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
-    monkeypatch.setattr(office_module, "ABSENT_S", 0.2)
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_S", 0.2)
 
     async def story(leading: Leading) -> None:
         a, b = leading.node("a"), leading.node("b")
         job = await leading.submit("train", 2, 1)
         await duties(a, {job: 1})
         await duties(b, {job: 1})
-        leading.office.detach(b)
+        leading.fleet_leader.detach(b)
         await duties(leading.node("c"), {job: 1})
         await duties(leading.node("b"), {})
 
@@ -167,21 +167,21 @@ def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
 def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_elsewhere_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
-    monkeypatch.setattr(office_module, "ABSENT_S", 1e9)
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_S", 1e9)
 
     async def story(leading: Leading) -> None:
         a, b, c = leading.node("a"), leading.node("b"), leading.node("c")
         job = await leading.submit("train", 2, 1)
         await duties(a, {job: 1})
         await duties(b, {job: 1})
-        leading.office.detach(b)
-        await leading.office.change(lambda to: to.cordon("b", "its machine is gone"))
+        leading.fleet_leader.detach(b)
+        await leading.fleet_leader.change(lambda to: to.cordon("b", "its machine is gone"))
         await duties(c, {job: 1})
-        leading.office.detach(a)
-        leading.office.detach(c)
-        await leading.office.change(lambda to: to.cordon("a", "its machine is gone"))
-        await leading.office.change(lambda to: to.cordon("c", "its machine is gone"))
+        leading.fleet_leader.detach(a)
+        leading.fleet_leader.detach(c)
+        await leading.fleet_leader.change(lambda to: to.cordon("a", "its machine is gone"))
+        await leading.fleet_leader.change(lambda to: to.cordon("c", "its machine is gone"))
         await duties(leading.node("d"), {job: 1})
 
     play(tmp_path, story)
@@ -190,48 +190,48 @@ def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_els
 def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_may_still_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
 
     async def story(leading: Leading) -> None:
-        office, desk = (
-            leading.office,
+        leader, fleet_service = (
+            leading.fleet_leader,
             FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict),
         )
-        desk.office = office
+        fleet_service.fleet_leader = leader
         b = leading.node("b", slots=2)
         leading.node("a")
 
         async def submit(name: str, least: int) -> Any:
             spec = JobSpec(name=name, command=("t",), workers=least, min_workers=least, checkpoint_dir="/shared")
             submitted = pb.Submit(document=codec.to_json(spec).decode())
-            return json.loads((await desk.Ask(pb.Question(submit=submitted), HERE)).document)
+            return json.loads((await fleet_service.Ask(pb.Question(submit=submitted), HERE)).document)
 
         async def overview() -> dict[str, Any]:
-            jobs = json.loads((await desk.Ask(pb.Question(overview=pb.Overview()), HERE)).document)["jobs"]
+            jobs = json.loads((await fleet_service.Ask(pb.Question(overview=pb.Overview()), HERE)).document)["jobs"]
             return {job["job"]: job for job in jobs}
 
-        await asyncio.wait_for(office.ready.wait(), PATIENCE_S)
+        await asyncio.wait_for(leader.ready.wait(), PATIENCE_S)
         assert await submit("large", 3) == {"job": "large-1", "larger": ""}
         await duties(b, {"large-1": 2})
         assert (await submit("huge", 5))["larger"] == "", "a node may be on its way to this leader"
         await submit("small", 1)
-        monkeypatch.setattr(office_module, "ABSENT_S", 0.0)  # from now on nobody is waited for
+        monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)  # from now on nobody is waited for
         huge = "larger than the fleet, which has 3 slots on 2 nodes: needs 5 at once, and holds up nobody"
         assert (await submit("other", 5))["larger"] == huge
         while not (told := (await overview())["huge-2"])["larger"]:
             await asyncio.sleep(0.01)
         assert (told["state"], told["because"]) == ("waits", huge)
         registry.end(leading.store, "large-1", Result(0, "done"))
-        office.read(*registry.read(leading.store))
+        leader.read(*registry.read(leading.store))
         await duties(b, {"small-3": 1})
-        monkeypatch.setattr(office_module, "ABSENT_S", 1e9)
-        monkeypatch.setattr(office, "_began_s", float("-inf"))
-        assert office.plan().larger == {"huge-2", "other-4"}
+        monkeypatch.setattr(leader_module, "ABSENT_S", 1e9)
+        monkeypatch.setattr(leader, "_began_s", float("-inf"))
+        assert leader.plan().larger == {"huge-2", "other-4"}
         c = leading.node("c", slots=2)
-        office.detach(c)
-        assert office.plan().larger == set(), "a node that is away for a moment still counts"
+        leader.detach(c)
+        assert leader.plan().larger == set(), "a node that is away for a moment still counts"
         monkeypatch.setattr(c, "leaves", "asked")
-        assert office.plan().larger == {"huge-2", "other-4"}, "and one that has said goodbye does not"
+        assert leader.plan().larger == {"huge-2", "other-4"}, "and one that has said goodbye does not"
 
     play(tmp_path, story)
 
@@ -242,18 +242,18 @@ POINTER = Pointer("step-000000000080.0.g3-e09a5847", "a.0.0", 3)
 def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
-    monkeypatch.setattr(office_module, "ABSENT_S", 0.0)
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
 
     async def story(leading: Leading) -> None:
         a = leading.node("a", slots=2)
         low = await leading.submit("low", 2, 2)
         await duties(a, {low: 2})
-        await leading.office.change(lambda to: to.scale(low, 2))
+        await leading.fleet_leader.change(lambda to: to.scale(low, 2))
         high = await leading.submit("high", 1, 1, priority=1)
         while not (await duties(a, {low: 2}))[0].leave:
             pass
-        (waits,) = (job.stop for job in leading.office.book.jobs if job.name == low)
+        (waits,) = (job.stop for job in leading.fleet_leader.book.jobs if job.name == low)
         assert waits == Wish(f"preempted for {high}", preempts=True)
 
         # Another leader goes on with what the first one has begun: the documents are all that there is.
@@ -261,7 +261,7 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
         write_key(leading.store, key, POINTER.to_json(), timeout_s=1.0)
         registry.end(leading.store, low, Result(6, "drained"))
         successor = FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
-        leading.office.sessions, successor.sessions = {}, leading.office.sessions
+        leading.fleet_leader.sessions, successor.sessions = {}, leading.fleet_leader.sessions
         work = asyncio.create_task(successor.lead())
         try:
             await duties(a, {high: 1})
@@ -272,18 +272,22 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
             before = next(job for job in book.jobs if job.name == low).submission
             told = again.submission
             assert (told.series, told.identity, told.resume) == (before.series, before.identity, POINTER.entry)
-            desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-            desk.office = successor
-            shown = {job["job"]: job for job in (desk.overview() or {})["jobs"]}
+            fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+            fleet_service.fleet_leader = successor
+            shown = {job["job"]: job for job in (fleet_service.overview() or {})["jobs"]}
             assert shown[low]["because"] == f"preempted for {high}; goes on as low-3"
-            while not (told_now := {job["job"]: job for job in (desk.overview() or {})["jobs"]}["low-3"])["place"]:
+            while not (told_now := {job["job"]: job for job in (fleet_service.overview() or {})["jobs"]}["low-3"])[
+                "place"
+            ]:
                 await asyncio.sleep(0.01)
             assert (told_now["place"], told_now["because"]) == (
                 1,
                 "needs 2 free slots at once, and 1 of the 2 on 1 node are free",
             )
             asked = pb.Question(scale=pb.Scale(job=low, workers=2))
-            assert json.loads((await desk.Ask(asked, HERE)).document)["job"] == "low-3", "its old name still does"
+            assert json.loads((await fleet_service.Ask(asked, HERE)).document)["job"] == "low-3", (
+                "its old name still does"
+            )
             registry.end(leading.store, high, Result(0, "done"))
             successor.read(*registry.read(leading.store))
             await duties(a, {"low-3": 2})
@@ -308,8 +312,8 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
 def test_which_preempted_job_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Result, stopped: bool, again: bool
 ) -> None:
-    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
-    monkeypatch.setattr(office_module, "ABSENT_S", 0.0)
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
 
     async def story(leading: Leading) -> None:
         a = leading.node("a")
@@ -319,13 +323,15 @@ def test_which_preempted_job_waits_again(
         while not (await duties(a, {low: 1}))[0].leave:
             pass
         if stopped:
-            desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-            desk.office = leading.office
-            assert not (await desk.Ask(pb.Question(stop=pb.Stop(job=low, because="enough")), HERE)).refused
+            fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+            fleet_service.fleet_leader = leading.fleet_leader
+            assert not (await fleet_service.Ask(pb.Question(stop=pb.Stop(job=low, because="enough")), HERE)).refused
         registry.end(leading.store, low, ended)
-        leading.office.read(*registry.read(leading.store))
+        leading.fleet_leader.read(*registry.read(leading.store))
         await duties(a, {high: 1})
-        await leading.office.change(lambda to: to.cordon("b", "another round, which comes behind the one that wrote"))
+        await leading.fleet_leader.change(
+            lambda to: to.cordon("b", "another round, which comes behind the one that wrote")
+        )
         names = [job.name for job in registry.read(leading.store)[0].jobs]
         assert names == [low, high, *(["low-3"] if again else [])]
 
@@ -334,17 +340,17 @@ def test_which_preempted_job_waits_again(
 
 def test_a_quota_is_given_and_shown(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
-        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        desk.office = leading.office
+        await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
 
         async def allow(owner: str, slots: int) -> pb.Answer:
-            return await desk.Ask(pb.Question(allow=pb.Allow(owner=owner, slots=slots)), HERE)
+            return await fleet_service.Ask(pb.Question(allow=pb.Allow(owner=owner, slots=slots)), HERE)
 
         assert json.loads((await allow("ann", 4)).document) == {"owner": "ann", "slots": 4, "before": 0}
-        assert "owner ann            0 slots, quota 4" in overview_text(desk.overview() or {})
+        assert "owner ann            0 slots, quota 4" in overview_text(fleet_service.overview() or {})
         assert json.loads((await allow("ann", 0)).document) == {"owner": "ann", "slots": 0, "before": 4}
-        assert (desk.overview() or {})["owners"] == []
+        assert (fleet_service.overview() or {})["owners"] == []
         assert "OWNER='Ann/../x' must be" in (await allow("Ann/../x", 4)).refused
         assert "give 1 to 1000000" in (await allow("ann", -1)).refused
 
@@ -360,13 +366,13 @@ def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_p
         for other in ("2e boot", "1f another boot"):
             with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
                 leading.node("a", address="10.0.0.2", lock=other)
-        assert leading.office.sessions["a"] is first and not first.ended.is_set()
+        assert leading.fleet_leader.sessions["a"] is first and not first.ended.is_set()
         again = leading.node("a", address="10.0.0.2", lock="1f boot")
         assert first.ended.is_set() and not again.ended.is_set()
-        leading.office.detach(first)
-        assert leading.office.sessions == {"a": again}, "what a stream that was replaced says no longer counts"
-        leading.office.detach(again)
-        assert leading.node("a", lock="2e boot") is leading.office.sessions["a"]
+        leading.fleet_leader.detach(first)
+        assert leading.fleet_leader.sessions == {"a": again}, "what a stream that was replaced says no longer counts"
+        leading.fleet_leader.detach(again)
+        assert leading.node("a", lock="2e boot") is leading.fleet_leader.sessions["a"]
 
     play(tmp_path, story)
 
@@ -383,11 +389,11 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
         monkeypatch.setattr(registry, "read", unanswered)
         job = await leading.submit("train", 1, 1)
         monkeypatch.setattr(registry, "read", read)
-        leading.office.read(*registry.read(leading.store))  # as the replica does on its own
+        leading.fleet_leader.read(*registry.read(leading.store))  # as the replica does on its own
         await duties(a, {job: 1})
 
     async def begun(leading: Leading) -> None:
-        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
         await story(leading)
 
     play(tmp_path, begun)
@@ -395,15 +401,17 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
 
 def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
-        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        desk.office = leading.office
+        await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.to_json(spec).decode(), token="t1")
-        answers = [await desk.Ask(pb.Question(submit=submit), HERE) for _ in range(2)]
+        answers = [await fleet_service.Ask(pb.Question(submit=submit), HERE) for _ in range(2)]
         assert [json.loads(answer.document) for answer in answers] == [{"job": "train-1", "larger": ""}] * 2
         assert [job.name for job in registry.read(leading.store)[0].jobs] == ["train-1"]
-        answer = await desk.Ask(pb.Question(submit=pb.Submit(document=submit.document, token="x" * 70_000)), HERE)
+        answer = await fleet_service.Ask(
+            pb.Question(submit=pb.Submit(document=submit.document, token="x" * 70_000)), HERE
+        )
         assert "token='xxx" in answer.refused
 
     play(tmp_path, story)
@@ -411,15 +419,15 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
 
 def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
-        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        desk.office = leading.office
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
         a, b = leading.node("a"), leading.node("b")
         job = await leading.submit("train", 2, 1)
         await duties(a, {job: 1})
         await duties(b, {job: 1})
 
         async def ask(workers: int) -> pb.Answer:
-            return await desk.Ask(pb.Question(scale=pb.Scale(job="train", workers=workers)), HERE)
+            return await fleet_service.Ask(pb.Question(scale=pb.Scale(job="train", workers=workers)), HERE)
 
         assert json.loads((await ask(1)).document) == {"job": job, "workers": 1, "before": 2}
         await duties(b, {})
@@ -427,7 +435,7 @@ def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> 
         await duties(b, {job: 1})
         for workers in (0, 3):
             assert "takes 1 to 2 workers" in (await ask(workers)).refused
-        await leading.office.change(lambda to: to.end(job, Result(0, "done")))
+        await leading.fleet_leader.change(lambda to: to.end(job, Result(0, "done")))
         assert (await ask(1)).refused == f"{job} is over: done"
 
     play(tmp_path, story)
@@ -436,7 +444,7 @@ def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> 
 def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(registry, "ENDED_KEPT", 0)
     tried = asyncio.Event()
 
@@ -452,7 +460,7 @@ def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
         a = leading.node("a")
         first = await leading.submit("first", 1, 1)
         await duties(a, {first: 1})
-        await leading.office.change(lambda to: to.end(first, Result(0, "done")))
+        await leading.fleet_leader.change(lambda to: to.end(first, Result(0, "done")))
         await tried.wait()
         second = await leading.submit("second", 1, 1)
         await duties(a, {second: 1})
@@ -461,7 +469,7 @@ def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
         said = (tmp_path / "journal.jsonl").read_text()
         assert said.count("ended_jobs_not_forgotten") == 1 == said.count("no rights"), "once, however often it is tried"
         monkeypatch.setattr(Registry, "forget", forget)
-        while [job.name for job in leading.office.book.jobs] != [second]:
+        while [job.name for job in leading.fleet_leader.book.jobs] != [second]:
             await asyncio.sleep(0.01)
 
     play(tmp_path, story)
@@ -472,8 +480,8 @@ def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_
         leading = Leading(tmp_path)
         session = leading.node("a")
         async with leading.tenure:
-            work = asyncio.create_task(leading.office.lead())
-            await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+            work = asyncio.create_task(leading.fleet_leader.lead())
+            await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
             leading.store.advance(1e9)
             because = await asyncio.wait_for(work, PATIENCE_S)
         assert session.ended.is_set()
@@ -499,9 +507,9 @@ def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
 
 def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
-        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        desk.office = leading.office
+        await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
         a = leading.node("a", slots=2)
         ann, spec = (
             calling("elastic://operator/ann"),
@@ -509,7 +517,7 @@ def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp
         )
 
         async def ask(context: Any = ann, **content: Any) -> Any:
-            answer = await desk.Ask(pb.Question(**content), context)
+            answer = await fleet_service.Ask(pb.Question(**content), context)
             assert not answer.refused
             return json.loads(answer.document)
 
@@ -551,8 +559,8 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> N
     """It ends the words, and then it cancels the call, which may just be ending because of the words."""
 
     async def story(leading: Leading) -> None:
-        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        desk.office = leading.office
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
 
         async def words() -> AsyncIterator[pb.NodeWord]:
             yield pb.NodeWord(hello=pb.NodeHello(node="a", slots=1))
@@ -565,11 +573,11 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> N
                 await asyncio.sleep(0)
 
         call = asyncio.create_task(
-            desk.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
+            fleet_service.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
         )
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert leading.office.sessions == {}
+        assert leading.fleet_leader.sessions == {}
         leading.node("a", lock="another one")
 
     play(tmp_path, story)

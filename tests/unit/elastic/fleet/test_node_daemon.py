@@ -41,7 +41,7 @@ from elastic.rendezvous.service import SERVER_OPTIONS
 from elastic.security.channels import PLAIN
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from elastic.wire.services import add_to_server
 
 PATIENCE_S = 30.0
 
@@ -90,8 +90,8 @@ class Node:
         self.daemon._over = dict.fromkeys(over, RESULT)
         self.daemon._reconcile()
 
-    def charge(self, job: str) -> JobRunner:
-        return self.daemon._charges[job]
+    def runner(self, job: str) -> JobRunner:
+        return self.daemon._runners[job]
 
     def troubles(self) -> dict[str, str]:
         """The newest that the leader was told."""
@@ -104,7 +104,7 @@ class Node:
     def ends(self) -> list[str]:
         """How each agent ended."""
         lines = [json.loads(line) for line in (self.home / "journal.jsonl").read_text().splitlines()]
-        return [line["because"] for line in lines if line["event"] == "charge_ended"]
+        return [line["because"] for line in lines if line["event"] == "job_agent_ended"]
 
     async def until(self, reached: Callable[[], object]) -> None:
         while not reached():
@@ -119,9 +119,9 @@ def play(home: Path, story: Callable[[Node], Awaitable[None]]) -> None:
                 await story(node)
         finally:
             node.gate.touch()
-            for charge in node.daemon._charges.values():
-                charge.stop()
-                await charge.ended()
+            for runner in node.daemon._runners.values():
+                runner.stop()
+                await runner.ended()
             node.journal.close()
 
     asyncio.run(told())
@@ -137,16 +137,16 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         node.told(node.duty("train-1"))
-        charge = node.charge("train-1")
+        runner = node.runner("train-1")
         await node.until((tmp_path / "gate.up").exists)
         node.told(over=("train-1",))
         node.told()  # forgotten, after many other jobs
         await asyncio.sleep(0)
-        assert charge.finishing and not charge._leave.is_set()
+        assert runner.finishing and not runner._leave.is_set()
         # Where an agent looks that nobody answers: replicas which were started again know nothing of the job.
-        assert json.loads((charge.directory / "result.json").read_bytes())["exit_code"] == 0
+        assert json.loads((runner.directory / "result.json").read_bytes())["exit_code"] == 0
         node.gate.touch()
-        await charge.ended()
+        await runner.ended()
         assert node.ends() == ["the agent of the job exited with 0"], "no signal ended it"
 
     play(tmp_path, story)
@@ -158,15 +158,15 @@ def test_a_job_waits_for_the_gpus_of_one_that_has_not_ended(tmp_path: Path, monk
 
     async def story(node: Node) -> None:
         node.told(node.duty("deaf-1", slots=2))
-        old = node.charge("deaf-1")
+        old = node.runner("deaf-1")
         await node.until((tmp_path / "gate.up").exists)
         node.told(node.duty("next-2"))
-        assert "next-2" not in node.daemon._charges
+        assert "next-2" not in node.daemon._runners
         assert "waits for the GPUs of deaf-1" in node.troubles()["next-2"]
         node.gate.touch()
         await old.ended()
         node.told(node.duty("next-2"))
-        assert node.charge("next-2").devices == ("0",) and node.troubles() == {}
+        assert node.runner("next-2").devices == ("0",) and node.troubles() == {}
 
     play(tmp_path, story)
 
@@ -180,8 +180,8 @@ def test_the_variable_is_set_wherever_there_are_gpus(
 
     async def story(node: Node) -> None:
         node.told(node.duty("one-1"), node.duty("two-2"))
-        assert node.charge("one-1")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == "0"
-        assert node.charge("two-2")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == second
+        assert node.runner("one-1")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == "0"
+        assert node.runner("two-2")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == second
 
     play(tmp_path, story)
 
@@ -204,12 +204,12 @@ def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_aga
 
     async def story(node: Node) -> None:
         node.told(node.duty("train-1"))
-        await node.until(lambda: node.charge("train-1").trouble)
-        assert node.charge("train-1").trouble == "the job cannot be started here: NoCredentials: none found"
+        await node.until(lambda: node.runner("train-1").trouble)
+        assert node.runner("train-1").trouble == "the job cannot be started here: NoCredentials: none found"
         for _ in range(10):
             node.told(node.duty("train-1"))
             await asyncio.sleep(0)
-        assert tries == 1 and not node.charge("train-1").over
+        assert tries == 1 and not node.runner("train-1").over
 
     play(tmp_path, story)
 
@@ -229,8 +229,8 @@ def test_the_directory_of_another_job_of_that_name_is_not_used(tmp_path: Path) -
 
     async def story(node: Node) -> None:
         node.told(node.duty("train-1"))
-        await node.until(lambda: node.charge("train-1").trouble)
-        assert f"{directory} belongs to another job of that name, another one; move" in node.charge("train-1").trouble
+        await node.until(lambda: node.runner("train-1").trouble)
+        assert f"{directory} belongs to another job of that name, another one; move" in node.runner("train-1").trouble
 
     play(tmp_path, story)
 
@@ -244,7 +244,7 @@ def test_settings_and_the_nodes_own_environment_are_for_the_owners_eyes_and_in_n
         given = node.submission("train-1", ("KEY=battery-staple",), str(file))
         node.told(node.duty("train-1", submission=given))
         await node.until((tmp_path / "gate.up").exists)
-        directory = node.charge("train-1").directory
+        directory = node.runner("train-1").directory
         assert read_job(directory).environment == {"KEY": "battery-staple", "TOKEN": "correct-horse"}
         for path in (directory, directory.parent, *directory.rglob("*")):
             assert path.stat().st_mode & 0o077 == 0, path
@@ -258,9 +258,9 @@ def test_a_file_of_environment_that_is_not_there_is_the_trouble_of_the_job(tmp_p
     async def story(node: Node) -> None:
         missing = tmp_path / "secrets.env"
         node.told(node.duty("train-1", submission=node.submission("train-1", env_from=str(missing))))
-        await node.until(lambda: node.charge("train-1").trouble)
+        await node.until(lambda: node.runner("train-1").trouble)
         because = f"env_from={missing} on a cannot be read: No such file or directory"
-        assert node.charge("train-1").trouble == f"the job cannot be started here: {because}"
+        assert node.runner("train-1").trouble == f"the job cannot be started here: {because}"
 
     play(tmp_path, story)
 
@@ -269,7 +269,7 @@ def test_a_file_of_environment_that_is_not_there_is_the_trouble_of_the_job(tmp_p
 def test_a_duty_that_cannot_be_read_is_the_trouble_of_its_job_alone(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         node.told(pb.Duty(job="newer-1", slots=1, document='{"unheard_of": 1}'), node.duty("train-2"))
-        assert list(node.daemon._charges) == ["train-2"]
+        assert list(node.daemon._runners) == ["train-2"]
         assert "the job cannot be read here" in node.troubles()["newer-1"]
         node.told(node.duty("train-2"))
         assert node.troubles() == {}
@@ -292,19 +292,19 @@ def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         node.told(node.duty("train-1"))
-        charge = node.charge("train-1")
+        runner = node.runner("train-1")
         await node.until((tmp_path / "gate.up").exists)
-        memory = Path(json.loads((charge.directory / "checkpoints.json").read_bytes())["memory"])
+        memory = Path(json.loads((runner.directory / "checkpoints.json").read_bytes())["memory"])
         (memory / "state").write_text("state")
         (tmp_path / "gate.up").unlink()
-        assert charge._keeper is not None
-        charge._keeper.send_signal(signal.SIGKILL)
+        assert runner._keeper is not None
+        runner._keeper.send_signal(signal.SIGKILL)
         await node.until((tmp_path / "gate.up").exists)
         host_memory.sweep()
         assert (memory / "state").exists(), "the next agent of the job is there"
-        charge.stop()
+        runner.stop()
         node.gate.touch()
-        await charge.ended()
+        await runner.ended()
         assert not memory.exists()
 
     play(tmp_path, story)
@@ -318,17 +318,17 @@ class Standbys:
 
     async def of(self, job: str) -> int:
         """The pid of the one that a job has, or will have in a moment."""
-        charge = self._node.charge(job)
-        await self._node.until(lambda: charge._standby is not None)
-        assert charge._standby is not None
-        return charge._standby.process.pid
+        runner = self._node.runner(job)
+        await self._node.until(lambda: runner._standby is not None)
+        assert runner._standby is not None
+        return runner._standby.process.pid
 
     async def death(self, job: str) -> int:
         """The agent of a job is killed. Returns the pid of the next one."""
         up = self._node.home / "gate.up"
         await self._node.until(up.exists)
         up.unlink()
-        keeper = self._node.charge(job)._keeper
+        keeper = self._node.runner(job)._keeper
         assert keeper is not None
         keeper.send_signal(signal.SIGKILL)
         await self._node.until(lambda: up.exists() and up.read_text())
@@ -354,17 +354,17 @@ def test_the_standby_of_a_job_begins_when_its_agent_has_died_and_goes_with_the_j
     async def story(node: Node) -> None:
         standbys = Standbys(node)
         node.told(node.duty("train-1"))
-        charge = node.charge("train-1")
+        runner = node.runner("train-1")
         for _ in range(2):
             waits = await standbys.of("train-1")
             assert await standbys.death("train-1") == waits
-            assert charge._keeper is not None and charge._keeper.pid == waits
+            assert runner._keeper is not None and runner._keeper.pid == waits
         last = await standbys.of("train-1")
         record = record_of(node.site.jobs_dir, "a", "train-1")
         assert record.exists()
         node.gate.touch()
-        charge.leave()
-        await charge.ended()
+        runner.leave()
+        await runner.ended()
         await standbys.gone(last)
         assert not record.exists(), "a daemon that starts now has nothing to expect"
         assert standbys.events() == [*["standby_started", "standby_begins"] * 2, "standby_started"]
@@ -387,11 +387,11 @@ def test_a_standby_that_is_not_what_would_be_started_now_is_ended(tmp_path: Path
         node.told(node.duty("train-1", submission=submission))
         standbys = Standbys(node)
         waits = await standbys.of("train-1")
-        charge = node.charge("train-1")
+        runner = node.runner("train-1")
         if how == "another environment":
             (tmp_path / "here.env").write_text("KEY=new\n")
         elif how == "a job directory made anew":
-            charge.directory.rename(tmp_path / "aside")
+            runner.directory.rename(tmp_path / "aside")
         elif how == "another working directory":
             (tmp_path / "now").unlink()
             (tmp_path / "now").symlink_to("v2")
@@ -413,7 +413,7 @@ def test_a_job_whose_workers_are_not_forked_has_no_standby(tmp_path: Path) -> No
             node.duty("other-2"),
         )
         await Standbys(node).of("other-2")
-        assert node.charge("train-1")._standby is None
+        assert node.runner("train-1")._standby is None
         assert not record_of(node.site.jobs_dir, "a", "train-1").exists()
 
     play(tmp_path, story)
@@ -423,11 +423,11 @@ def test_a_job_whose_workers_are_not_forked_has_no_standby(tmp_path: Path) -> No
 def test_a_standby_that_has_died_is_replaced_and_a_log_that_is_no_file_stops_nobody(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         node.told(node.duty("train-1"))
-        standbys, charge = Standbys(node), node.charge("train-1")
+        standbys, runner = Standbys(node), node.runner("train-1")
         first = await standbys.of("train-1")
         os.kill(first, signal.SIGKILL)
-        await node.until(lambda: charge._standby is not None and charge._standby.process.pid != first)
-        log = charge.directory / "logs" / "agent.log"
+        await node.until(lambda: runner._standby is not None and runner._standby.process.pid != first)
+        log = runner.directory / "logs" / "agent.log"
         log.unlink()
         os.mkfifo(log)
         os.kill(await standbys.of("train-1"), signal.SIGKILL)
@@ -456,12 +456,12 @@ def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path
         assert not any(record_of(node.site.jobs_dir, "a", job).exists() for job in refused)
         pids = {job: standby.process.pid for job, standby in waiting.items()}
         # The daemon that begins now: of the same node, whose jobs are unknown to it.
-        for charge in node.daemon._charges.values():
-            assert charge._keeper is not None
-            charge._task.cancel()
-            await charge.ended()
-            charge._keeper.send_signal(signal.SIGKILL)
-            charge._keeper.wait()
+        for runner in node.daemon._runners.values():
+            assert runner._keeper is not None
+            runner._task.cancel()
+            await runner.ended()
+            runner._keeper.send_signal(signal.SIGKILL)
+            runner._keeper.wait()
         node.daemon = Daemon(node.site, Offer(2, (), "a lock"), node.journal, PLAIN, None, waiting)
         (tmp_path / "gate.up").unlink()
         node.told(node.duty("train-1"))
@@ -500,7 +500,7 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         node.daemon._board.watch([provider])
         jobs = [node.duty("one-1"), node.duty("two-2")]
         node.told(*jobs)
-        dirs = [node.charge(job).directory for job in ("one-1", "two-2")]
+        dirs = [node.runner(job).directory for job in ("one-1", "two-2")]
         agents = [relay.NoticeRelay(directory) for directory in dirs]
         await node.until(lambda: all((directory / "notices.json").exists() for directory in dirs))
         assert [agent.look() for agent in agents] == [None, None]
@@ -547,7 +547,7 @@ def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
         node.told(node.duty("train-1"))
         await node.until((tmp_path / "gate.up").exists)
         assert by == [threading.current_thread()]
-        assert (node.charge("train-1").directory / "notices.json").exists()
+        assert (node.runner("train-1").directory / "notices.json").exists()
 
     play(tmp_path, story)
 
@@ -578,7 +578,7 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
     play(tmp_path, story)
 
 
-class Leader(FleetServicer):
+class Leader:
     """Welcomes whoever comes, and hears them out."""
 
     def __init__(self) -> None:
@@ -593,7 +593,7 @@ class Leader(FleetServicer):
 def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
     async def story() -> None:
         leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_FleetServicer_to_server(leader, server)
+        add_to_server("Fleet", leader, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         node = Node(tmp_path, f"127.0.0.1:{port}")
@@ -613,7 +613,7 @@ def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> No
     asyncio.run(story())
 
 
-class Recruiter(FleetServicer):
+class Recruiter:
     """Ends a stream when the node says goodbye, as a leader does. offers: (slots, labels) of each stream. admits: set
     when it welcomes nodes."""
 
@@ -636,7 +636,7 @@ def test_a_node_that_offers_something_else_says_so_on_a_new_stream(tmp_path: Pat
 
     async def story() -> None:
         leader, server = Recruiter(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_FleetServicer_to_server(leader, server)
+        add_to_server("Fleet", leader, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         node = Node(tmp_path, f"127.0.0.1:{port}")

@@ -63,7 +63,7 @@ def play(tmp_path: Path, story: Callable[[Server, Path], Awaitable[None]], store
         with Journal(path, "", "rendezvous", "here") as journal:
             server = Server(tmp_path, (), "127.0.0.1:0", ServerCertificates())
             server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
-            server._address, server._desk = (
+            server._address, server._fleet_service = (
                 "here:1",
                 FleetService(server._service, journal, SeenCertificates(), tmp_path, dict),
             )
@@ -112,7 +112,7 @@ def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
     rests: list[float] = []
     sleep = asyncio.sleep
 
-    async def lead(office: FleetLeader) -> str:
+    async def lead(leader: FleetLeader) -> str:
         return "mvcc: database space exceeded"
 
     async def rest(delay_s: float) -> None:

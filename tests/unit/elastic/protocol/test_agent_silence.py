@@ -10,60 +10,60 @@ SOME, MANY = 3, 5000
 
 
 def test_a_silent_agent_is_named_once_and_so_is_its_return() -> None:
-    vigil = AgentMonitor(OWN, SOME, 0.0)
+    monitor = AgentMonitor(OWN, SOME, 0.0)
     for node in ("a", "b"):
-        vigil.watch(node, 0.0)
+        monitor.watch(node, 0.0)
     told: list[tuple[list[str], list[str]]] = []
     for now_s in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0):
-        vigil.beat("a", now_s)
+        monitor.beat("a", now_s)
         if now_s >= 3.5:
-            vigil.beat("b", now_s)
-        silent, back = vigil.look(now_s)
+            monitor.beat("b", now_s)
+        silent, back = monitor.look(now_s)
         told.append((list(silent), back))
     nothing: tuple[list[str], list[str]] = ([], [])
     assert told == [*[nothing] * 4, (["b"], []), nothing, ([], ["b"]), nothing]
 
 
 def test_thousands_speak_rarely_and_have_the_time_for_it() -> None:
-    vigil = AgentMonitor(OWN, MANY, 0.0)
-    assert vigil.beat_s == 10 * OWN.beat_s
-    vigil.watch("a", 0.0)
+    monitor = AgentMonitor(OWN, MANY, 0.0)
+    assert monitor.beat_s == 10 * OWN.beat_s
+    monitor.watch("a", 0.0)
     for beat in range(1, 8):
-        assert vigil.look(beat * vigil.beat_s - 0.1) == ({}, []), "well within its time"
+        assert monitor.look(beat * monitor.beat_s - 0.1) == ({}, []), "well within its time"
 
 
 def test_a_job_that_shrinks_gives_each_agent_the_time_to_hear_of_it() -> None:
-    vigil = AgentMonitor(OWN, MANY, 0.0)
+    monitor = AgentMonitor(OWN, MANY, 0.0)
     for node in ("a", "b"):
-        vigil.watch(node, 0.0)
-    vigil.look(2.0)
-    assert vigil.follow(SOME, 2.4) and vigil.beat_s == OWN.beat_s
-    assert vigil.look(3.0) == ({}, []), "it was silent for longer than such a job allows, and for good reason"
-    vigil.beat("a", 3.0)
+        monitor.watch(node, 0.0)
+    monitor.look(2.0)
+    assert monitor.follow(SOME, 2.4) and monitor.beat_s == OWN.beat_s
+    assert monitor.look(3.0) == ({}, []), "it was silent for longer than such a job allows, and for good reason"
+    monitor.beat("a", 3.0)
     for now_s in (3.5, 4.0, 4.5):
-        vigil.beat("a", now_s)
-        assert vigil.look(now_s) == ({}, [])
-    assert list(vigil.look(4.9)[0]) == ["b"]
+        monitor.beat("a", now_s)
+        assert monitor.look(now_s) == ({}, [])
+    assert list(monitor.look(4.9)[0]) == ["b"]
 
 
 def test_a_job_that_grows_is_given_longer() -> None:
-    vigil = AgentMonitor(OWN, SOME, 0.0)
-    vigil.watch("a", 0.0)
-    assert vigil.follow(MANY, 0.5) and vigil.beat_s == 10 * OWN.beat_s
-    assert all(vigil.look(now_s) == ({}, []) for now_s in (3.0, 6.0, 9.0))
+    monitor = AgentMonitor(OWN, SOME, 0.0)
+    monitor.watch("a", 0.0)
+    assert monitor.follow(MANY, 0.5) and monitor.beat_s == 10 * OWN.beat_s
+    assert all(monitor.look(now_s) == ({}, []) for now_s in (3.0, 6.0, 9.0))
 
 
 def test_a_few_agents_more_or_less_change_nothing() -> None:
-    vigil = AgentMonitor(OWN, MANY, 0.0)
-    assert not vigil.follow(MANY, 1.0)
-    assert not vigil.follow(int(MANY * STEADY) - 1, 1.0) and not vigil.follow(int(MANY / STEADY) + 1, 1.0)
-    assert vigil.beat_s == 10 * OWN.beat_s
-    assert vigil.follow(int(MANY * STEADY) + 1, 1.0)
+    monitor = AgentMonitor(OWN, MANY, 0.0)
+    assert not monitor.follow(MANY, 1.0)
+    assert not monitor.follow(int(MANY * STEADY) - 1, 1.0) and not monitor.follow(int(MANY / STEADY) + 1, 1.0)
+    assert monitor.beat_s == 10 * OWN.beat_s
+    assert monitor.follow(int(MANY * STEADY) + 1, 1.0)
 
 
 def test_who_is_gone_is_not_silent() -> None:
-    vigil = AgentMonitor(OWN, SOME, 0.0)
-    vigil.watch("a", 0.0)
-    vigil.forget("a")
-    vigil.beat("a", 0.1)
-    assert vigil.look(0.9) == vigil.look(1.8) == vigil.look(2.7) == ({}, [])
+    monitor = AgentMonitor(OWN, SOME, 0.0)
+    monitor.watch("a", 0.0)
+    monitor.forget("a")
+    monitor.beat("a", 0.1)
+    assert monitor.look(0.9) == monitor.look(1.8) == monitor.look(2.7) == ({}, [])

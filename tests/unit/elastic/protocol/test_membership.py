@@ -41,6 +41,7 @@ from elastic.protocol.messages import (
     DrainOver,
     DrainWish,
     Failed,
+    Fence,
     Finished,
     Generation,
     Home,
@@ -350,6 +351,50 @@ def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
         group, actions = step(group, event, 0.0)
         commits += [action for action in actions if isinstance(action, Commit)]
     assert len(commits) == 1 and group.drains == {}
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_drain_is_not_taken_back_once_a_newcomer_has_the_number(another: bool) -> None:
+    """Two scripts with one RANK would go on for good."""
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    events: list[Event] = [Elected(1)]
+    events += [Announce(f"{node}.0.0", node, 0, 1, "host", 1, "same") for node in ("a", "b")]
+    events += [Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1), DrainWish("a.0.0", "spot notice", 120_000)]
+    events += [Announce("c.0.0", "c", 0, 1, "host", 1, "same")] if another else []
+    events += [DrainOver("a.0.0")]
+    for event in events:
+        group, _ = step(group, event, 0.0)
+    homes = [seen.member.home for name, seen in group.workers.items() if name not in group.drains]
+    assert len(homes) == len(set(homes))
+    assert ("a.0.0" in group.drains) == another
+
+
+def test_a_newcomer_whose_number_another_leader_has_given_away_begins_again() -> None:
+    """The new leader hears of the one without a number first, and gives it the lowest that it knows to be free."""
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=1), seed="seed")
+    events: list[Event] = [Elected(1), Announce("a.0.0", "a", 0, 1, "host", 1, "same"), Committed(1)]
+    events += [RingUp("a.0.0", 1), Announce("b.0.0", "b", 0, 1, "host", 1, "same")]
+    for event in events:
+        group, _ = step(group, event, 0.0)
+    assert group.workers["b.0.0"].member.home == 1
+    late = Announce("c.0.0", "c", 0, 1, "host", 1, "same", home=1)
+    for _ in range(2):
+        group, actions = step(group, late, 0.0)
+        assert Tell(("c.0.0",), Fence(1, "c.0.0", "b.0.0 has got its RANK from another leader")) in actions
+    group, actions = step(group, replace(late, worker_id="c.0.1", home=-1), 0.0)
+    assert group.workers["c.0.1"].member.home == 2
+
+
+def test_a_leader_that_finds_two_members_with_one_number_lets_the_older_one_leave() -> None:
+    """The leader before had demoted it, and did not live to let it go."""
+    members = tuple(Member(f"{node}.0.0", node, "host", 1, rank, home) for rank, (node, home) in enumerate(_HOMES))
+    record = Generation(4, Kind.PLANNED, 4, members, Plan(0, 0, ()), "c.0.0 joins")
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    group, _ = step(group, Elected(2, (record,)), 0.0)
+    assert {name: leaver.demoted for name, leaver in group.drains.items()} == {"b.0.0": True}
+
+
+_HOMES = [("a", 1), ("b", 0), ("c", 0), ("d", 2)]
 
 
 def test_a_spare_fills_a_place_and_never_adds_one() -> None:

@@ -28,7 +28,7 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
         leader.write("refused", worker_id="local.2.1", because="its numerics differ")
         leader.write("slot_given_up", slot="local.2", because="local.2.1 exited with 2; max_restarts=0\nTraceback")
         worker.write("ring_up")
-        leader.write("nursery_over", from_outside=True, because="the fork server killed by SIGKILL")
+        leader.write("fork_server_unusable", from_outside=True, because="the fork server killed by SIGKILL")
         said = notices.poll()
         assert [text.split(" ", 1)[0] for text in said] == ["the", "local.2.1", "slot"]
         assert "initial parameters of local.1.0 differed from rank 0's and were copied from local.0.0" in said[0]
@@ -38,7 +38,7 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
             torn.write(b'{"t_mono_ns": 1, "event": "refu\n{"t_mono_ns": 2, "ev')
         assert notices.poll() == []
         leader.write("refused", worker_id="local.2.2", because="again")
-        leader.write("nursery_over", from_outside=False, because="clone3 is not allowed here")
+        leader.write("fork_server_unusable", from_outside=False, because="clone3 is not allowed here")
         refused, cold = notices.poll()
         leader.write("slots_not_written", because="[Errno 30] Read-only file system: 'job/local.slots.json'")
         (slots,) = notices.poll()

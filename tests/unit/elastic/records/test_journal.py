@@ -212,8 +212,8 @@ def test_the_journal_of_a_daemon_is_in_its_log_too(tmp_path: Path, caplog: pytes
     caplog.set_level(logging.INFO)
     path = journal_path(tmp_path, "d")
     with Journal(path, "train-1", "d", "a", logged=logging.INFO) as journal:
-        journal.write("charge_started", pid=7)
-        journal.write("charge_trouble", 3, because="no disk")
+        journal.write("job_agent_started", pid=7)
+        journal.write("job_agent_trouble", 3, because="no disk")
     with Journal(path, "", "d", "a", logged=logging.DEBUG) as journal:
         journal.write("committed", 4)
         journal.write("refused", because="he is a stranger")
@@ -223,11 +223,11 @@ def test_the_journal_of_a_daemon_is_in_its_log_too(tmp_path: Path, caplog: pytes
         journal.write("refused")
     told = [(one.name, one.levelname, one.getMessage(), getattr(one, "fields", None)) for one in caplog.records]
     assert told == [
-        (__name__, "INFO", "charge_started", {"job": "train-1", "pid": 7}),
-        (__name__, "WARNING", "charge_trouble", {"job": "train-1", "generation": 3, "because": "no disk"}),
+        (__name__, "INFO", "job_agent_started", {"job": "train-1", "pid": 7}),
+        (__name__, "WARNING", "job_agent_trouble", {"job": "train-1", "generation": 3, "because": "no disk"}),
         (__name__, "DEBUG", "refused", {"because": "he is a stranger"}),
     ]
-    events = ["charge_started", "charge_trouble", "committed", *["refused"] * 3]
+    events = ["job_agent_started", "job_agent_trouble", "committed", *["refused"] * 3]
     assert [line["event"] for line in read(path)] == events
 
 

@@ -30,11 +30,11 @@ def asked_after(*, sent_away: bool) -> list[str]:
                 return "the leader ended the stream"
             raise broken()
 
-        seeker = LeaderStream(lambda: REPLICAS)
-        await seeker.attend(attend, lambda: asked[-1] == leader)
+        stream = LeaderStream(lambda: REPLICAS)
+        await stream.attend(attend, lambda: asked[-1] == leader)
         asked.clear()
         leader = ""
-        await seeker.attend(attend, lambda: False)
+        await stream.attend(attend, lambda: False)
         return asked
 
     return asyncio.run(seek())

@@ -13,13 +13,13 @@ import grpc.aio
 from elastic.records.journal import Journal
 from elastic.rendezvous.served_stream import ServedStream, serve
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousServicer, RendezvousStub, add_RendezvousServicer_to_server
+from elastic.wire.services import RendezvousStub, add_to_server
 
 STREAMS = 100
 HEARD_S = 60.0
 
 
-class _Brief(RendezvousServicer):
+class _Brief:
     """Ends each stream a few turns of the event loop after it has begun to write."""
 
     def __init__(self, journal: Journal) -> None:
@@ -65,7 +65,7 @@ def test_a_stream_that_is_ended_in_the_middle_of_a_write_ends_on_the_other_side_
     async def story() -> list[grpc.StatusCode]:
         with Journal(tmp_path / "server.jsonl", "job", "server", "server") as journal:
             server = grpc.aio.server()
-            add_RendezvousServicer_to_server(_Brief(journal), server)
+            add_to_server("Rendezvous", _Brief(journal), server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             try:

@@ -20,7 +20,7 @@ from elastic.security.rate_limit import CallerLimits, CallRate
 from elastic.security.rejection_log import AGAIN_S, LINES_AT_ONCE, RejectionLog
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
+from elastic.wire.services import FleetStub, Stub, add_to_server
 
 PATIENCE_S = 60.0
 GRPCS_LIMIT = 1 << 20
@@ -29,7 +29,7 @@ LOOK = pb.Question(overview=pb.Overview())
 WORD = pb.NodeWord(hello=pb.NodeHello(node="a"))
 
 
-class Echo(FleetServicer):
+class Echo:
     """Answers each word, and each question."""
 
     async def Attend(self, words: AsyncIterator[pb.NodeWord], context: Any) -> None:
@@ -47,7 +47,7 @@ class Behind:
         self.address, self._path = address, path
 
     @asynccontextmanager
-    async def stub(self) -> AsyncIterator[FleetStub]:
+    async def stub(self) -> AsyncIterator[Stub]:
         async with grpc.aio.insecure_channel(self.address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
             yield FleetStub(channel)
 
@@ -71,7 +71,7 @@ def play(tmp_path: Path, story: Callable[[Behind], Awaitable[None]], listen: str
             guard = AuthInterceptor(RejectionLog(journal), asks_roles=False)
             options = (("grpc.max_receive_message_length", GRPCS_LIMIT),)
             server = grpc.aio.server(options=options, interceptors=(guard,))
-            add_FleetServicer_to_server(Echo(), server)
+            add_to_server("Fleet", Echo(), server)
             port = server.add_insecure_port(listen)
             await server.start()
             try:

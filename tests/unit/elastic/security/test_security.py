@@ -34,12 +34,7 @@ from elastic.security.rejection_log import AGAIN_S, RejectionLog
 from elastic.security.roles import Identity, Role
 from elastic.security.secure_server import SecureServer, ServerCertificates
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import (
-    FleetStub,
-    RendezvousStub,
-    add_FleetServicer_to_server,
-    add_RendezvousServicer_to_server,
-)
+from elastic.wire.services import FleetStub, RendezvousStub, add_to_server
 
 PATIENCE_S = 90.0
 CALL_S = 60.0
@@ -110,12 +105,12 @@ def play(certs: Path, tmp_path: Path, story: Callable[[At], Awaitable[None]]) ->
 
     async def told() -> None:
         lock = ServerCertificates(of_role(certs / "a", Role.RENDEZVOUS))
-        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, SecureServer(lock, journal) as doorman:
-            server = doorman.server(PATIENT)
+        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, SecureServer(lock, journal) as secure:
+            server = secure.server(PATIENT)
             service = RendezvousService()
-            add_RendezvousServicer_to_server(service, server)
-            add_FleetServicer_to_server(FleetService(service, journal, doorman.shown, tmp_path, dict), server)
-            at.address = doorman.bind(server, "127.0.0.1:0")
+            add_to_server("Rendezvous", service, server)
+            add_to_server("Fleet", FleetService(service, journal, secure.shown, tmp_path, dict), server)
+            at.address = secure.bind(server, "127.0.0.1:0")
             await server.start()
             try:
                 async with asyncio.timeout(PATIENCE_S):

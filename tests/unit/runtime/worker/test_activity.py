@@ -90,16 +90,16 @@ def test_the_time_in_which_the_process_itself_could_not_run_is_not_counted() -> 
 
 
 def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> None:
-    gauge = ProgressReporter(on_host=True, note=lambda moment, text="", unit=-1: None)
+    reporter = ProgressReporter(on_host=True, note=lambda moment, text="", unit=-1: None)
 
     def doing() -> Doing:
-        return gauge.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", "")).doing
+        return reporter.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", "")).doing
 
-    gauge.after(Op(OpKind.PASS, 4, step=6))
+    reporter.after(Op(OpKind.PASS, 4, step=6))
     assert doing() is Doing.ELSEWHERE
-    gauge.loop_over()
+    reporter.loop_over()
     assert doing() is Doing.DECLARED
-    gauge.after(Op(OpKind.EVALUATE, 1, label="evaluate()"))
+    reporter.after(Op(OpKind.EVALUATE, 1, label="evaluate()"))
     assert doing() is Doing.DECLARED
 
 
