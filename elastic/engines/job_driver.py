@@ -71,6 +71,7 @@ class JobDriver:
 
     def __init__(self, request: JobRequest, host: str, extra: str) -> None:
         self.request = request
+        self._extra = extra
         self._spec = request.spec()
         self._function: bytes | None = None
         if callable(request.what):
@@ -132,7 +133,9 @@ class JobDriver:
             _say(f"{node} is lost: {because}")
             task.failures += 1
             if task.failures >= FAILURES and self._entry["state"] == "waits":
-                raise ElasticError(f"no node has come, and each attempt fails: {because}")
+                needs = f"; the Python of each node needs what the function imports, and elastic-ring[{self._extra}]"
+                missing = needs if "ModuleNotFoundError" in because else ""
+                raise ElasticError(f"no node has come, and each attempt fails: {because}{missing}")
             task.due_s = time.monotonic() + task.pause_s
             task.pause_s = min(30.0, max(1.0, 2 * task.pause_s))
         try:

@@ -16,9 +16,9 @@ from elastic.cli.options import add_replicas, client_of, known_replicas
 from elastic.config import check_name
 from elastic.errors import ConfigError, ExitCode
 from elastic.records.files import create_atomically
+from elastic.search.decisions import JobState, TrialJobView
 
 if TYPE_CHECKING:
-    from elastic.search.decisions import TrialJobView
     from elastic.search.search import Search, TrialJobs
     from elastic.search.study_file import StudyFile
 
@@ -123,6 +123,8 @@ class SearchView:
         self._metric = metric
         self._as_json = as_json
         self._live: Any = None
+        self._told: dict[int, str] = {}
+        """Trial -> why it waited at the last look, where no table shows it."""
 
     def ended(self, trial: Any, seen: TrialJobView) -> None:
         from elastic.search.search import entry
@@ -135,6 +137,7 @@ class SearchView:
 
     def looked(self) -> None:
         if self._as_json or not sys.stderr.isatty():
+            self._tell_waiting()
             return
         from rich.console import Console
         from rich.live import Live
@@ -143,6 +146,13 @@ class SearchView:
             self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
             self._live.start()
         self._live.update(self._table(), refresh=True)
+
+    def _tell_waiting(self) -> None:
+        """A line for each new reason why a trial waits."""
+        for number, one in sorted(self._search.active.items()):
+            if one.seen.state is JobState.WAITS and one.seen.because != self._told.get(number, ""):
+                self._say(f"trial {number} waits: {one.seen.because}")
+            self._told[number] = one.seen.because
 
     def close(self) -> None:
         """Take the table off the terminal."""
