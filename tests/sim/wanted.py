@@ -178,7 +178,7 @@ EXCLUDED = {
     f"{_FOLLOWED}: for node in self._silent": Excluded(_THOUSANDS, _SHRINKS),
     f"{_FOLLOWED}: {_NEAR}": Excluded(_THOUSANDS, _HARDLY),
     f"{_FOLLOWED}: not {_NEAR}": Excluded(_THOUSANDS, _SHRINKS),
-    "protocol/worker_state/state_machine.py step: if overtaken(p, generation)": _OVERTAKEN,
+    "protocol/worker_state/state_machine.py step: if generation_change.overtaken(p, generation)": _OVERTAKEN,
     "protocol/worker_state/generation_change.py give_way": _OVERTAKEN,
     "protocol/worker_state/state.py WorkerState.known": Excluded(
         "where sockets find an address; decides nothing",
@@ -187,6 +187,16 @@ EXCLUDED = {
     "agent/standing_words.py StandingWords.has_others": Excluded(
         "asked by an agent that is signalled; decides nothing about words",
         "elastic/agent/test_standing_words.py::test_a_node_knows_whether_its_generation_has_members_elsewhere",
+    ),
+    "agent/standing_words.py StandingWords.shows": Excluded(
+        "asked in jobs of so many agents that they say less; those here are small",
+        "elastic/agent/test_standing_words.py::"
+        "test_an_operation_that_was_completed_in_a_ring_shows_that_the_ring_is_up",
+    ),
+    "protocol/membership/formation.py elected: if member.home >= 0 and (older := of.get(member.home))": Excluded(
+        "needs a leader that ends between the join of a demoted worker's successor and the leaving of that worker",
+        "elastic/protocol/test_membership.py::"
+        "test_a_leader_that_finds_two_members_with_one_number_lets_the_older_one_leave",
     ),
     "agent/standing_words.py StandingWords.to_state": _SUCCESSOR,
     "agent/standing_words.py StandingWords.from_state": _SUCCESSOR,
@@ -296,7 +306,7 @@ EXCLUDED = {
         "a copy here is seldom older than what is kept",
         "elastic/protocol/test_recovery_plan.py::test_what_survives_the_members",
     ),
-    "protocol/membership/state_machine.py _apply: case Unreadable()": _DAMAGED,
+    "protocol/membership/state_machine.py _apply: case messages.Unreadable()": _DAMAGED,
     "protocol/membership/restore.py unreadable": _DAMAGED,
     "protocol/membership/restore.py kept_badly": _DAMAGED,
     "protocol/membership/restore.py revive: if damaged": _DAMAGED,

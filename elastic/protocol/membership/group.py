@@ -449,8 +449,9 @@ class Group:
 
     @property
     def last_call_s(self) -> float:
-        """When the job stops if all members drain and nobody takes over; infinite while a member stays."""
-        if self.aim is None or self.running is None:
+        """When the job stops if all members drain and nobody takes over; infinite while a member stays, and once a
+        generation without members is in effect: the job stops already."""
+        if self.aim is None or self.running is None or not self.running.ids:
             return math.inf
         if not self.aim.ids or self.successors or any(worker not in self.drains for worker in self.aim.ids):
             return math.inf

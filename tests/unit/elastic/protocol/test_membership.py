@@ -385,6 +385,23 @@ def test_a_newcomer_whose_number_another_leader_has_given_away_begins_again() ->
     assert group.workers["c.0.1"].member.home == 2
 
 
+def test_nobody_is_called_a_last_time_once_the_generation_without_members_is_in_effect() -> None:
+    """Also if a later one lists them again, because a newcomer seemed to come: the leader would look at a deadline in
+    the past again and again."""
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    events: list[Event] = [Elected(1), *(Announce(f"{node}.0.0", node, 0, 1, "host", 1, "same") for node in "ab")]
+    events += [Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1)]
+    events += [DrainWish("a.0.0", "spot notice", 20), DrainWish("b.0.0", "spot notice", 20)]
+    for event in events:
+        group, _ = step(group, event, 0.0)
+    group.committing = None
+    again, nobody = group.chain[0], replace(group.chain[0], number=7, kind=Kind.PLANNED, members=())
+    group.chain = (again, nobody, replace(again, number=8, kind=Kind.PLANNED))
+    assert group.last_call_s == 0.01
+    group.workers["a.0.0"] = group.workers["a.0.0"]._replace(entered=7)
+    assert group.last_call_s == float("inf")
+
+
 def test_a_member_that_is_given_up_keeps_its_number_until_it_is_expelled() -> None:
     group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
     words = [Announce(f"{node}.0.0", node, 0, 1, "host", 1, "same") for node in ("a", "b")]
