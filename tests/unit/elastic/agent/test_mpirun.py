@@ -159,6 +159,6 @@ def test_who_waits_for_the_others_hears_that_one_has_ended(came: bool, tmp_path:
     ranks.gone(1).touch()
     with (
         Journal(tmp_path / "n.0.0.jsonl", "job", "n.0.0", "n") as journal,
-        pytest.raises(ConfigError, match=r"n\.1\.0 ended before all had come to elastic\.join\(\)"),
+        pytest.raises(ConfigError, match=r"n\.1\.0 ended before all had called elastic\.join\(\)"),
     ):
         MpiWorld(ranks, "n.0.0", journal)

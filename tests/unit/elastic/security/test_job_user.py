@@ -48,7 +48,7 @@ def test_whoever_is_not_root_or_names_nobody_is_told_so(monkeypatch: pytest.Monk
         with pytest.raises(ConfigError, match=because):
             job_user.find(name)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match="started as root"):
+    with pytest.raises(ConfigError, match="an agent that runs as root"):
         job_user.find(NAME)
 
 
