@@ -7,10 +7,11 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import pytest
@@ -20,7 +21,7 @@ from elastic.security import certificate_authority
 from elastic.security.certificate_authority import Authority
 from runtime.ring import dialer
 from runtime.ring.dialer import Dial
-from runtime.ring.frames import UNREAD_MAX, Frame, FrameKind
+from runtime.ring.frames import UNREAD_MAX, Frame, FrameKind, PeerLink
 from runtime.ring.listener import Listener
 from runtime.ring.ring import Ring
 from runtime.ring.tls import SealedSocket, TlsContexts
@@ -62,12 +63,17 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def follow(opened: dict[str, Listener], built: Sequence[Ring], generation: int) -> list[Ring]:
-    """The next ring, of the members that these rings are of."""
+def follow(
+    opened: dict[str, Listener],
+    built: Sequence[Ring],
+    generation: int,
+    handed: Mapping[str, dict[str, PeerLink]] = MappingProxyType({}),
+) -> list[Ring]:
+    """The next ring, of the members that these rings are of. handed: what members have handed over already."""
     staying = {ring.me: opened[ring.me] for ring in built}
 
     def member(ring: Ring) -> Ring:
-        kept = ring.hand_over(list(staying))
+        kept = handed[ring.me] if ring.me in handed else ring.hand_over(list(staying))
         return build_one(opened[ring.me], ring.me, peers_of(staying), generation=generation, kept=kept)
 
     return everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
@@ -186,7 +192,8 @@ def test_a_connection_in_use_is_made_anew(opened: dict[str, Listener], called: l
     assert link.unsent == torn
     local = link._sock.family == socket.AF_UNIX
     called.clear()
-    second = follow(opened, built, 2)
+    handed = built[0].hand_over(NAMES)  # before w1 leaves too, and reads what is there
+    second = follow(opened, built, 2, {"w0": handed})
     assert called == (["w0"] if torn or local else []), "w1 has called it"
     reduce(second, 3)
     close_all(second)
