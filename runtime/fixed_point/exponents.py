@@ -106,7 +106,8 @@ class Owners:
 
     @staticmethod
     def find(sizes: Sequence[int], block: int, device: torch.device) -> Owners:
-        """Of parameters with so many elements, one after the other, in blocks of so many."""
+        """Find the owners in a tensor that has parameters of these sizes, in elements, one after the other. block:
+        elements of a block."""
         ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int64)
         firsts = torch.arange(0, sum(sizes), block)
         lasts = (firsts + block).clamp_(max=sum(sizes)) - 1

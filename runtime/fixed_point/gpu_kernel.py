@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 _ELEMENTS = 2048
-"""Of one program; a power of two."""
+"""One program of the GPU converts so many; a power of two."""
 
 
 @triton.jit

@@ -242,14 +242,19 @@ class Harvest:
             return self._flats[name].take().zero_(), 0
         sources = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
         has_grad = group.bits
-        whole = self._concatenate(group, sources) if self._device.type != "cpu" else None
-        if whole is not None:
-            if weight != 1:
-                whole[: group.gradients].mul_(weight)
-            self._fill_buffers(group, whole[group.gradients :], shard, weight)
-            return whole, has_grad
+        flat = self._concatenate(group, sources) if self._device.type != "cpu" else None
+        if flat is None:
+            flat, has_grad = self._fill(name, group, sources)
+        if weight != 1:
+            flat[: group.gradients].mul_(weight)
+        self._fill_buffers(group, flat[group.gradients :], shard, weight)
+        return flat, has_grad
+
+    def _fill(self, name: str, group: FlatGroup, sources: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """A flat tensor with these gradients, and zeros where a parameter has none; and has_grad as `_pack` has it."""
+        has_grad = group.bits
         flat = self._flats[name].take()
-        *targets, rest = self._flats[name].parts(flat)
+        targets = self._flats[name].parts(flat)[:-1]
         if len(sources) < len(targets):
             present = [parameter.grad is not None for parameter in group.parameters]
             torch._foreach_zero_([target for target, here in zip(targets, present, strict=True) if not here])
@@ -259,9 +264,6 @@ class Harvest:
             self._copy(targets, sources)
         except RuntimeError:  # not all are dense; to ask each gradient would take a tenth of the time of the copy
             self._copy(targets, [gradient.to_dense() for gradient in sources])
-        if weight != 1:
-            flat[: group.gradients].mul_(weight)
-        self._fill_buffers(group, rest, shard, weight)
         return flat, has_grad
 
     def _concatenate(self, group: FlatGroup, gradients: list[torch.Tensor]) -> torch.Tensor | None:

@@ -21,7 +21,8 @@ ELEMENTS = 124_000_000
 def values_of(length: int, dtype: torch.dtype) -> torch.Tensor:
     """Of all sizes, with halves, zeros of both signs, and what is below the normal numbers."""
     made = torch.Generator().manual_seed(length)
-    values = torch.randn(length, dtype=dtype, generator=made) * torch.exp2(torch.randint(-60, 60, (length,)).to(dtype))
+    sizes = torch.randint(-60, 60, (length,), generator=made)
+    values = torch.randn(length, dtype=dtype, generator=made) * torch.exp2(sizes.to(dtype))
     values[::7] = torch.randint(-5, 5, (len(values[::7]),), generator=made).to(dtype) + 0.5
     values[::11], values[::13] = 0.0, -0.0
     values[::17] = torch.finfo(dtype).tiny / 8

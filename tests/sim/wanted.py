@@ -193,7 +193,7 @@ EXCLUDED = {
         "elastic/agent/test_standing_words.py::"
         "test_an_operation_that_was_completed_in_a_ring_shows_that_the_ring_is_up",
     ),
-    "protocol/membership/formation.py elected: if member.home >= 0 and (older := of.get(member.home))": Excluded(
+    "protocol/membership/formation.py elected: if member.home >= 0 and (older := by_home.get(member.home))": Excluded(
         "needs a leader that ends between the join of a demoted worker's successor and the leaving of that worker",
         "elastic/protocol/test_membership.py::"
         "test_a_leader_that_finds_two_members_with_one_number_lets_the_older_one_leave",

@@ -28,11 +28,13 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
             g.youngest = max(g.youngest, member.seniority)
             g.workers[member.worker_id] = WorkerView(member, slot=-1, pid=0, numerics="", stage=Stage.NAMED)
             g.silent_nodes[member.node] = absent
-    of: dict[int, Member] = {}
+    by_home: dict[int, Member] = {}
     for member in sorted(g.top.members, key=lambda member: member.seniority):
-        if member.home >= 0 and (older := of.get(member.home)):  # it had to leave when the other one got its number
+        if member.home >= 0 and (
+            older := by_home.get(member.home)
+        ):  # it had to leave when the other one got its number
             g.drains[older.worker_id] = Leaver(f"{member.worker_id} has its RANK", math.inf, demoted=True)
-        of[member.home] = member
+        by_home[member.home] = member
     g.planned_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
 

@@ -133,17 +133,9 @@ def stop_in_order(g: Group, now_s: float, do: list[Action]) -> None:
 
 def drain_is_over(g: Group, word: messages.DrainOver, now_s: float, do: list[Action]) -> None:
     for worker in _neighbours(g, word.worker_id):
-        if not has_successor(g, worker):
+        if not transitions.with_its_home(g, g.workers[worker]):  # else one of the two has to go
             g.drains.pop(worker, None)
     plan_change(g, now_s, do)
-
-
-def has_successor(g: Group, worker: str) -> bool:
-    """Whether another living worker has got the number of this draining one, and its script the same RANK. Then one of
-    the two has to go, and the drain is not taken back."""
-    home = g.workers[worker].member.home
-    others = (name for name, seen in g.workers.items() if seen.member.home == home >= 0 and name != worker)
-    return worker in g.drains and any(name not in g.dead and name not in g.given_up for name in others)
 
 
 def _neighbours(g: Group, worker: str) -> list[str]:

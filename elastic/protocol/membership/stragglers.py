@@ -14,13 +14,8 @@ from elastic.config import Reduction, Stragglers
 from elastic.protocol import shard_assignment
 from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, Leaver, State, slot_of
-from elastic.protocol.membership.planned_changes import (
-    commit_planned,
-    has_successor,
-    invite,
-    plan_change,
-    wanted_newcomers,
-)
+from elastic.protocol.membership.planned_changes import commit_planned, invite, plan_change, wanted_newcomers
+from elastic.protocol.membership.transitions import with_its_home
 from elastic.protocol.messages import Generation
 from elastic.protocol.recovery_plan import hosts_of
 from elastic.protocol.reduction_tree import Node
@@ -55,7 +50,7 @@ def compare(g: Group, now_s: float, do: list[Action]) -> None:
 def take_back_demotions(g: Group, loss: Generation) -> None:
     """Take back the demotion of a loss generation's members, which voids plans. Their speed is measured again."""
     for worker in loss.ids:
-        if worker in g.drains and g.drains[worker].demoted and not has_successor(g, worker):
+        if worker in g.drains and g.drains[worker].demoted and not with_its_home(g, g.workers[worker]):
             del g.drains[worker]
             g.demoted_s.pop(slot_of(worker), None)
 

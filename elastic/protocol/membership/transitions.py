@@ -139,7 +139,8 @@ def give_home(g: Group, worker: str, do: list[Action]) -> None:
 
 
 def with_its_home(g: Group, seen: WorkerView) -> str:
-    """Another worker, of another slot, with the number that a newcomer brings from an earlier leader, or ""."""
+    """Another worker, of another slot, that has this worker's number and does not leave, or "". Both scripts would have
+    one RANK: two leaders in a row have given it away, or this worker drains and its successor has begun."""
     me, home = seen.member.worker_id, seen.member.home
     if home < 0:
         return ""

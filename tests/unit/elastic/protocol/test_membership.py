@@ -369,6 +369,20 @@ def test_a_drain_is_not_taken_back_once_a_newcomer_has_the_number(another: bool)
     assert ("a.0.0" in group.drains) == another
 
 
+def test_a_drain_is_taken_back_whatever_number_one_that_has_left_had() -> None:
+    """The process of the worker before may still be there when its successor's drain is taken back."""
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    events: list[Event] = [Elected(1)]
+    events += [Announce(f"{node}.0.0", node, 0, 1, "host", 1, "same") for node in ("a", "b")]
+    events += [Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1), DrainWish("a.0.0", "spot notice", 120_000)]
+    for event in events:
+        group, _ = step(group, event, 0.0)
+    before = group.workers["b.0.0"]
+    group.workers["z.0.0"] = before._replace(member=replace(before.member, worker_id="z.0.0", home=0), stage=Stage.LEFT)
+    group, _ = step(group, DrainOver("a.0.0"), 0.0)
+    assert group.drains == {}
+
+
 def test_a_newcomer_whose_number_another_leader_has_given_away_begins_again() -> None:
     """The new leader hears of the one without a number first, and gives it the lowest that it knows to be free."""
     group = membership.Group(JobSpec(name="job", command=("train",), workers=1), seed="seed")
