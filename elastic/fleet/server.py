@@ -252,8 +252,8 @@ class Server:
         self._running = {job.name for job in book.jobs if job.runs}
         self._admission.read(book)
         for name in self._running & self._service.leads.keys():
-            if (reign := self._service.leads[name].reign) is not None:
-                reign.keep(partial(self._admission.stands, name))
+            if (leader := self._service.leads[name].leader) is not None:
+                leader.keep(partial(self._admission.stands, name))
         for job in book.jobs:
             if job.runs and job.name not in self._parts:
                 self._parts[job.name] = asyncio.create_task(self._take_part(job))
@@ -279,10 +279,15 @@ class Server:
     def _resize(self, job: FleetJob) -> None:
         """Tell the job's leader, if it is here, of the size that an operator has given the job. Each reading of the
         documents tells a new leader."""
-        lead = self._service.leads.get(job.name)
-        if job.size is None or lead is None or (reign := lead.reign) is None or reign.group.size == job.size.workers:
+        entry = self._service.leads.get(job.name)
+        if (
+            job.size is None
+            or entry is None
+            or (leader := entry.leader) is None
+            or leader.group.size == job.size.workers
+        ):
             return
-        task = asyncio.create_task(reign.post(Resized(job.size.workers)))
+        task = asyncio.create_task(leader.post(Resized(job.size.workers)))
         self._sizes.add(task)
         task.add_done_callback(self._sizes.discard)
 
@@ -341,13 +346,13 @@ class Server:
         assert job.stop is not None
         because, ends_s, told = f"stopped: {job.stop.because}", time.monotonic() + STOP_S, 0
         while job.name in self._running:
-            lead = self._service.leads.get(job.name)
-            if lead is not None and (reign := lead.reign) is not None:
-                if reign.group.state is State.FORMING or time.monotonic() >= ends_s:
-                    await reign.post(Stopped(because, at_once=True))
-                elif reign.term != told:
-                    told = reign.term
-                    await reign.post(Stopped(because, at_once=False))
+            entry = self._service.leads.get(job.name)
+            if entry is not None and (leader := entry.leader) is not None:
+                if leader.group.state is State.FORMING or time.monotonic() >= ends_s:
+                    await leader.post(Stopped(because, at_once=True))
+                elif leader.term != told:
+                    told = leader.term
+                    await leader.post(Stopped(because, at_once=False))
             await asyncio.sleep(STOP_POLL_S)
 
 

@@ -33,7 +33,7 @@ from elastic.wire.broadcast import Publisher
 TICK_S = 0.05
 """Least seconds between two ticks, so that a deadline which cannot be acted on yet does not spin."""
 
-FAREWELL_S = 5.0
+END_HEARD_S = 5.0
 """Seconds for which the leader of an ended job waits until its agents have heard of the end."""
 
 LOOK_S = 20e-6
@@ -99,7 +99,7 @@ class JobLeader:
         """When the group wants its next tick, as of the last look."""
         self._look_s = -math.inf
         """When to look again, at the earliest."""
-        self._letter: asyncio.Task[membership.Event] | None = None
+        self._next_event: asyncio.Task[membership.Event] | None = None
 
     # ------------------------------------------------------------------------------------------- the owner
 
@@ -110,9 +110,9 @@ class JobLeader:
         self._start(self._find_pointer())
         self._publisher.remember(chain)
         try:
-            letters: list[membership.Event] = [membership.Elected(self.term, chain)]
+            events: list[membership.Event] = [membership.Elected(self.term, chain)]
             while True:
-                actions = membership.advance(self.group, letters, time.monotonic())
+                actions = membership.advance(self.group, events, time.monotonic())
                 if (deposed := self._is_deposed()) is not None:
                     return deposed
                 end = next((action for action in actions if isinstance(action, membership.End)), None)
@@ -123,11 +123,11 @@ class JobLeader:
                         await self._perform(action)
                 if end is not None:
                     return end
-                letters = await self._next()
+                events = await self._next()
                 if (deposed := self._is_deposed()) is not None:
                     return deposed
         finally:
-            tasks = [*self._tasks, *([self._letter] if self._letter else [])]
+            tasks = [*self._tasks, *([self._next_event] if self._next_event else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,9 +147,9 @@ class JobLeader:
 
     async def _next(self) -> list[membership.Event]:
         """The next events, or a tick if a deadline is over or this replica is deposed."""
-        if self._letter is None:
-            self._letter = asyncio.create_task(self._mailbox.get())
-        awaited: list[asyncio.Future[Any]] = [self._letter, self._deposed]
+        if self._next_event is None:
+            self._next_event = asyncio.create_task(self._mailbox.get())
+        awaited: list[asyncio.Future[Any]] = [self._next_event, self._deposed]
         done: set[asyncio.Future[Any]] = set()
         changed = True
         while not done:
@@ -165,11 +165,11 @@ class JobLeader:
             if (now_s := time.monotonic()) >= self._due_s or self._deposed in done:
                 self._last_tick_s, self._due_s, self._look_s = now_s, math.inf, -math.inf
                 return [membership.GroupTick()]
-        letters: list[membership.Event] = [self._letter.result()]
-        self._letter = None
-        while len(letters) < letters_at_once(len(self.group.workers)) and not self._mailbox.empty():
-            letters.append(self._mailbox.get_nowait())
-        return letters
+        events: list[membership.Event] = [self._next_event.result()]
+        self._next_event = None
+        while len(events) < events_at_once(len(self.group.workers)) and not self._mailbox.empty():
+            events.append(self._mailbox.get_nowait())
+        return events
 
     async def _perform(self, action: membership.Commit | membership.Point | membership.Tell | membership.Note) -> None:
         match action:
@@ -397,15 +397,15 @@ class JobLeader:
         for session in self._agents.values():
             session.ended.set()
 
-    async def farewell(self, end: membership.End) -> None:
-        """Give every agent its last order, and wait until it has left, at most for FAREWELL_S."""
+    async def announce_end(self, end: membership.End) -> None:
+        """Give every agent its last order, and wait until it has left, at most for END_HEARD_S."""
         last = pb.End(term=self.term, exit_code=end.exit_code, because=end.because, digest=end.digest)
         sessions = list(self._agents.values())
         for session in sessions:
             session.post(pb.LeaderOrder(end=last))
         waiting = [asyncio.create_task(session.ended.wait()) for session in sessions]
         if waiting:
-            _, late = await asyncio.wait(waiting, timeout=FAREWELL_S)
+            _, late = await asyncio.wait(waiting, timeout=END_HEARD_S)
             for task in late:
                 task.cancel()
         self.dismiss()
@@ -424,7 +424,7 @@ class StoreThread:
         self._thread.shutdown()
 
 
-def letters_at_once(workers: int) -> int:
-    """How many letters of a full mailbox are taken between two looks at the deadlines. Those look at all silent agents,
+def events_at_once(workers: int) -> int:
+    """How many events of a full mailbox are taken between two looks at the deadlines. Those look at all silent agents,
     which would be most of the work if it were more often while agents find a new leader."""
     return max(256, workers // 8)

@@ -78,7 +78,7 @@ def test_an_agent_that_comes_late_is_told_how_the_job_ended_by_whom_the_others_n
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
             knows = JobEntry(journal, ended=pb.End(term=7, exit_code=6, because="drained"))
             last, knowing = await replica(knows)
-            named, names = await replica(JobEntry(journal, leader=knowing))
+            named, names = await replica(JobEntry(journal, address=knowing))
             other, without = await replica(None)
             try:
                 return await attend(journal, tmp_path, ["127.0.0.1:1", without, names])
@@ -238,7 +238,7 @@ def test_nobody_is_turned_away_where_thousands_come_at_once(tmp_path: Path) -> N
 
     async def story() -> list[str]:
         with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "a") as journal:
-            server, address = await replica(JobEntry(journal, leader="elsewhere"))
+            server, address = await replica(JobEntry(journal, address="elsewhere"))
             try:
                 with grpc.insecure_channel(address) as channel:
                     # Nobody looks at them before all have called: this thread is the server's too.
