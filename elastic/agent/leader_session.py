@@ -84,7 +84,7 @@ class LeaderSession:
         """standing, term: those of the previous program in this process, or new and 0. Raises ConfigError for
         certificates that cannot be used."""
         self._spec = spec
-        self._door = reach.door()
+        self._channels = reach.channels()
         self._leader_stream = LeaderStream(lambda: reach.replicas or (self._address(),))
         self._job_dir = job_dir
         self._node, self._slots = node, slots
@@ -201,7 +201,7 @@ class LeaderSession:
 
     async def _attend(self, address: str) -> str:
         """Keep one stream until it ends. Returns why it ended."""
-        async with self._door.aio_channel(address, leader_options(self._beat_every)) as channel:
+        async with self._channels.aio_channel(address, leader_options(self._beat_every)) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
             await call.write(pb.AgentWord(hello=self._hello()))
