@@ -29,6 +29,7 @@ def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
     return (
         ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
         ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
+        ("grpc.http2.bdp_probe", 0),
         # A frozen or cut-off leader is noticed within 2 s; without ping_timeout it never is.
         ("grpc.keepalive_time_ms", PING_MS * beats),
         ("grpc.keepalive_timeout_ms", PING_MS * beats),
