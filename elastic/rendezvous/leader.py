@@ -412,7 +412,7 @@ class JobLeader:
     async def _watch_agents(self) -> None:
         """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
         while True:
-            await asyncio.sleep(self._monitor.beat_s)
+            await asyncio.sleep(self._monitor.look_s)
             if self._monitor.follow(self.group.agents, time.monotonic()):
                 self._journal.write("beat_changed", beat_s=self._monitor.beat_s)
                 for session in self._agents.values():
