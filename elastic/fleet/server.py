@@ -32,9 +32,9 @@ from elastic.protocol.membership import Resized, State, Stopped
 from elastic.records import retention
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal, journal_path
-from elastic.rendezvous.job_replica import JobReplica, win
+from elastic.rendezvous.job_replica import JobReplica, settle_down, win
 from elastic.rendezvous.leader import StoreThread
-from elastic.rendezvous.server import REPLICAS, settle_down, stop_signal
+from elastic.rendezvous.server import REPLICAS, stop_signal
 from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
 from elastic.security.secure_server import SecureServer, ServerCertificates
 from elastic.store.election import Candidate

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import time
@@ -39,6 +40,9 @@ from elastic.wire import elastic_pb2 as pb
 
 REFUSED_S = 1.0
 """Seconds before a replica stands again after the store has refused it: it may be full, or rights may be missing."""
+
+YOUNG, YOUNG_A_WORKER = 50_000, 100
+"""So many new values are made before Python looks for garbage among them; of a job's leader more, by its workers."""
 
 VACANCY_S = 2.0
 """Seconds for which a candidate trusts a silent watch of the election key before it looks again."""
@@ -124,6 +128,7 @@ class JobReplica:
             self._keep_result(ended, term)  # the leader that stored it may have died before it wrote this
             await self._tell(ended)
             return ended
+        settle_down(self._spec.workers)
         leader = JobLeader(self._spec, tenure, self._journal, store, self._resumed, self._revives)
         entry.leader, entry.address = leader, self._address
         self.write_address()
@@ -181,6 +186,16 @@ class JobReplica:
             because=str(result["because"]),
             digest=str(result["digest"]),
         )
+
+
+def settle_down(workers: int = 0) -> None:
+    """Make garbage collection rare, in a process that may lead; called again by the leader of a job of so many workers.
+
+    With thousands of agents, Python's default frequency would take half of the time. A loss in a large job makes some
+    50 values for each worker, most of which take the place of older ones; a collection in the middle of it would look
+    at all of them, and find nothing.
+    """
+    gc.set_threshold(max(YOUNG, YOUNG_A_WORKER * workers, gc.get_threshold()[0]), 20, 50)
 
 
 async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], None], journal: Journal) -> int:

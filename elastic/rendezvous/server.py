@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -25,7 +24,7 @@ from elastic.records.files import read_job
 from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.retention import Retention
-from elastic.rendezvous.job_replica import JobReplica
+from elastic.rendezvous.job_replica import JobReplica, settle_down
 from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
 from elastic.security.channels import bind
 from elastic.store.etcd import EtcdStore
@@ -84,12 +83,6 @@ class Replica:
                 await asyncio.gather(work, return_exceptions=True)
                 await server.stop(grace=0.5)
                 journal.write("stopped")
-
-
-def settle_down() -> None:
-    """Make garbage collection rare; called once by a process that may lead. With thousands of agents, Python's default
-    frequency would take half of the time."""
-    gc.set_threshold(50_000, 20, 50)
 
 
 def stop_signal() -> asyncio.Future[int]:

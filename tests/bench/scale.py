@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.rendezvous.server import settle_down
+from elastic.rendezvous.job_replica import settle_down
 from elastic.security.channels import limits
 from elastic.store.embedded import EmbeddedEtcd
 from tests.bench import costs, report
