@@ -41,6 +41,9 @@ LOOK_S = 20e-6
 while thousands of them find a new leader one by one, it would do little else. A tick is late by no more than that.
 Words of progress, which are most of what agents say, wait as long, because each reading of the mailbox has a price."""
 
+LOOK_SHARE = 20
+"""So many times as long as such a look takes, other things are done between two."""
+
 LEAST_WAIT_S = 1e-3
 """Shorter waits are left out: the event loop's timers are no finer."""
 
@@ -163,7 +166,8 @@ class JobLeader:
                 return [membership.GroupTick()]
             if changed and now_s >= self._look_s:
                 self._due_s = max(membership.deadline_s(self.group), self._last_tick_s + TICK_S)
-                self._look_s = now_s + LOOK_S * len(self.group.workers)
+                took_s = time.monotonic() - now_s
+                self._look_s = now_s + max(LOOK_S * len(self.group.workers), LOOK_SHARE * took_s)
                 changed = False
             elif now_s >= self._read_s:
                 break

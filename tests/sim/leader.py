@@ -160,7 +160,7 @@ class Leader:
         if not self.alive or self.world.over:
             return
         self._do(self._judge)
-        self.world.clock.after(self.world.spec.timing.beat_s, self._watch)
+        self.world.clock.after(self._monitor.look_s, self._watch)
 
     def _judge(self) -> None:
         silent, back = self._monitor.look(self.clock.now_s)

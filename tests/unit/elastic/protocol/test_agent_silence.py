@@ -26,10 +26,12 @@ def test_a_silent_agent_is_named_once_and_so_is_its_return() -> None:
 
 def test_thousands_speak_rarely_and_have_the_time_for_it() -> None:
     monitor = AgentMonitor(OWN, MANY, 0.0)
-    assert monitor.beat_s == 10 * OWN.beat_s
+    assert monitor.beat_s == 20 * OWN.beat_s and monitor.silence_s == 10 * OWN.evict_s
+    assert monitor.look_s == 10 * OWN.beat_s, "looked at more often than it speaks"
     monitor.watch("a", 0.0)
-    for beat in range(1, 8):
-        assert monitor.look(beat * monitor.beat_s - 0.1) == ({}, []), "well within its time"
+    for look in range(1, 10):
+        assert monitor.look(look * monitor.look_s) == ({}, []), "well within its time"
+    assert list(monitor.look(10 * monitor.look_s + 0.1)[0]) == ["a"]
 
 
 def test_a_job_that_shrinks_gives_each_agent_the_time_to_hear_of_it() -> None:
@@ -49,7 +51,7 @@ def test_a_job_that_shrinks_gives_each_agent_the_time_to_hear_of_it() -> None:
 def test_a_job_that_grows_is_given_longer() -> None:
     monitor = AgentMonitor(OWN, SOME, 0.0)
     monitor.watch("a", 0.0)
-    assert monitor.follow(MANY, 0.5) and monitor.beat_s == 10 * OWN.beat_s
+    assert monitor.follow(MANY, 0.5) and monitor.beat_s == 20 * OWN.beat_s
     assert all(monitor.look(now_s) == ({}, []) for now_s in (3.0, 6.0, 9.0))
 
 
@@ -57,7 +59,7 @@ def test_a_few_agents_more_or_less_change_nothing() -> None:
     monitor = AgentMonitor(OWN, MANY, 0.0)
     assert not monitor.follow(MANY, 1.0)
     assert not monitor.follow(int(MANY * STEADY) - 1, 1.0) and not monitor.follow(int(MANY / STEADY) + 1, 1.0)
-    assert monitor.beat_s == 10 * OWN.beat_s
+    assert monitor.beat_s == 20 * OWN.beat_s
     assert monitor.follow(int(MANY * STEADY) + 1, 1.0)
 
 
