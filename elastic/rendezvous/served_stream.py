@@ -48,9 +48,12 @@ async def serve(
     to the other side. leave: takes the stream off its list. who, fields: the other side, for the journal."""
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(hearing), asyncio.create_task(stream.ended.wait())]
     try:
-        # Otherwise it goes with the first write. If that is cancelled, gRPC sends it once more with the status, and the
-        # call never ends on the other side (GRPC_CALL_ERROR_TOO_MANY_OPERATIONS).
-        await context.send_initial_metadata(())
+        # The metadata go with the first write. If `speak` were cancelled in it, gRPC would send them once more with the
+        # status, and the call would never end on the other side (GRPC_CALL_ERROR_TOO_MANY_OPERATIONS).
+        if stream.outbox.empty():
+            await context.send_initial_metadata(())
+        else:
+            await context.write(stream.outbox.get_nowait())
         tasks.append(asyncio.create_task(speak(context, stream.outbox)))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -265,6 +264,9 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(journal: Journal, *,
 
     async def attend() -> tuple[list[str], list[membership.Event]]:
         async def write(order: pb.LeaderOrder) -> None:
+            if order.WhichOneof("content") == "welcome":
+                leader._agents["a"].post(pb.LeaderOrder(beat=pb.Beat()))
+                return
             try:
                 await asyncio.Event().wait()
             finally:  # nobody speaks any more: the call is ending
@@ -276,7 +278,7 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(journal: Journal, *,
             leader = JobLeader(SPEC, tenure, journal, thread)
             service.leads["job"] = JobEntry(journal, leader)
             call = asyncio.create_task(
-                service.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
+                service.Attend(words(), SimpleNamespace(write=write))
             )
             with pytest.raises(asyncio.CancelledError):
                 await call
