@@ -72,6 +72,7 @@ def _ends(g: Group) -> dict[str, tuple[float, str]]:
     if not g.silent_nodes:
         return {}
     timing = g.timing
+    grown = timing.evict_s / g.spec.timing.evict_s
     lived_s = g.advanced_s.get(g.running.number, -math.inf) if g.running else -math.inf
     ends = {
         node: min(max(one.counts_s, lived_s) + timing.evict_s, one.counts_s + timing.control_silence_s)
@@ -81,11 +82,10 @@ def _ends(g: Group) -> dict[str, tuple[float, str]]:
         moved_s = max(lived_s, g.since_s)  # a new ring may not have been heard of yet
         stands_s = max(moved_s + STANDS * others.pass_s, max(moved_s, others.worked_s) + timing.evict_s)
         for node, one in g.silent_nodes.items():
-            if others.were_heard(one, timing.suspect_s):
+            if others.were_heard(one, g.spec.timing.suspect_s * grown):
                 ends[node] = min(ends[node], max(one.since_s + timing.evict_s, stands_s))
     told = {node: (ends_s, silence(node)) for node, ends_s in ends.items()}
-    return_s = RETURN_S * timing.evict_s / g.spec.timing.evict_s
-    return told | {node: (g.silent_nodes[node].ended_s + return_s, end(node)) for node in _seen_to_end(g)}
+    return told | {node: (g.silent_nodes[node].ended_s + RETURN_S * grown, end(node)) for node in _seen_to_end(g)}
 
 
 def _seen_to_end(g: Group) -> set[str]:
