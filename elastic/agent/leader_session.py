@@ -30,8 +30,6 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.broadcast import Reader
 from elastic.wire.services import RendezvousStub
 
-ALMOST = 0.1
-
 BEATS_APART = 10_000
 """Agents that start together count their beats from different numbers, so that rare beats do not all come at once."""
 
@@ -310,6 +308,5 @@ def patience(beat_every: int) -> int:
 
 
 def _whole_beats(interval_s: float, spec: JobSpec) -> int:
-    """Number of beat_s in an interval, rounded down. One that lacks a little of a whole number, because a few of
-    thousands of workers are gone, counts as this number."""
-    return max(1, int(interval_s / spec.timing.beat_s + ALMOST))
+    """Number of beat_s in an interval, rounded down."""
+    return max(1, int(interval_s / spec.timing.beat_s))

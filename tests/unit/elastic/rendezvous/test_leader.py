@@ -18,6 +18,7 @@ from elastic.config import JobSpec
 from elastic.errors import StoreUnavailable
 from elastic.protocol import membership
 from elastic.protocol.membership import AgentDown, AgentUp, End
+from elastic.protocol.membership.group import WorkerView
 from elastic.protocol.messages import (
     CheckpointComplete,
     Generation,
@@ -26,6 +27,7 @@ from elastic.protocol.messages import (
     Order,
     Plan,
     Pointed,
+    Progress,
     SlotGivenUp,
     Word,
 )
@@ -137,6 +139,37 @@ def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -
     store = DeafStore()
     outcome, told = lead_to_the_end(store, journal, deaf=10**6, slow_s=SAFETY * LEASE_S - 0.2)
     assert isinstance(outcome, SteppedDown) and told == ["welcome"]
+
+
+def test_progress_of_a_large_job_waits_for_more_of_it_and_any_other_word_is_read_at_once(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, "LOOK_S", 1000.0)  # as if there were millions of workers
+    candidate = Candidate(MemoryStore(), "job", "first", time.monotonic)
+    won = candidate.stand()
+    assert isinstance(won, Won)
+    said, other = Progress("a.0.0", 1, 1), AgentDown("b")
+
+    async def next_words(leader: JobLeader) -> list[membership.Event]:
+        while (events := await leader._next()) == [membership.GroupTick()]:
+            pass
+        return events
+
+    async def hear() -> list[membership.Event]:
+        thread = StoreThread()
+        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
+            leader = JobLeader(SPEC, tenure, journal, thread)
+            leader.group.workers["a.0.0"] = WorkerView(Member("a.0.0", "a", "10.0.0.1", 4000, 0), 0, 1, "torch 2")
+            await leader.post(said)
+            hearing = asyncio.create_task(next_words(leader))
+            await asyncio.sleep(0.05)
+            assert not hearing.done()
+            await leader.post(other)
+            events = await hearing
+        thread.close()
+        return events
+
+    assert asyncio.run(hear()) == [said, other]
 
 
 def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +310,7 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(journal: Journal, *,
         async with LeaseKeeper(candidate, won.term) as tenure:
             leader = JobLeader(SPEC, tenure, journal, thread)
             service.leads["job"] = JobEntry(journal, leader)
-            call = asyncio.create_task(
-                service.Attend(words(), SimpleNamespace(write=write))
-            )
+            call = asyncio.create_task(service.Attend(words(), SimpleNamespace(write=write)))
             with pytest.raises(asyncio.CancelledError):
                 await call
             told = [await asyncio.wait_for(leader._mailbox.get(), 30) for _ in range(2)]
