@@ -40,9 +40,10 @@ SERVER_OPTIONS = (
     ("grpc.server.max_pending_requests", PENDING_LIMIT),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_LIMIT),
     ("grpc.http2.bdp_probe", 0),  # as in leader_options
-    # A frozen or cut-off peer is noticed within 10 s (without ping_timeout never); an agent sooner, by its beats. With
-    # thousands of agents an answer takes its time, and an agent that is cut off for that comes again and takes more.
-    ("grpc.keepalive_time_ms", 3000),
+    # A frozen or cut-off peer is noticed within 13 s (without ping_timeout never); an agent sooner, by its beats. Up to
+    # 5000 agents of a job beat often enough to need no pings. With thousands of agents an answer takes its time, and an
+    # agent that is cut off for that comes again and takes more.
+    ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 7000),
     ("grpc.http2.ping_timeout_ms", 7000),
     ("grpc.keepalive_permit_without_calls", 1),
