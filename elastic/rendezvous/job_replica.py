@@ -128,7 +128,7 @@ class JobReplica:
         entry.leader, entry.address = leader, self._address
         self.write_address()
         self._led = leader
-        self._journal.write("leader", term=term, highest=chain[-1].number if chain else 0)
+        self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
         try:
             outcome = await leader.lead(chain)
             if isinstance(outcome, End):

@@ -39,6 +39,7 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.server.max_pending_requests", PENDING_LIMIT),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_LIMIT),
+    ("grpc.http2.bdp_probe", 0),  # as in leader_options
     # A frozen or cut-off peer is noticed within 10 s (without ping_timeout never); an agent sooner, by its beats. With
     # thousands of agents an answer takes its time, and an agent that is cut off for that comes again and takes more.
     ("grpc.keepalive_time_ms", 3000),
