@@ -103,7 +103,8 @@ def _add_common(verb: argparse.ArgumentParser, directory: Path | None, about: st
         type=int,
         default=GRACE_S,
         metavar="S",
-        help="how long a node may take to leave after SIGTERM; less than GraceTime and KillWait (default %(default)s)",
+        help="how long a node may take to leave after SIGTERM; less than KillWait, and of a fleet less than GraceTime "
+        "(default %(default)s)",
     )
     default = " (default ./%(default)s)" if directory is not None else ""
     verb.add_argument("--dir", type=Path, default=directory, metavar="DIR", help=about + default)

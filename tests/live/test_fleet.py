@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from elastic.checkpoints.storage import storage_at
 from elastic.errors import ExitCode
 from elastic.protocol.membership.partitions import end
 from elastic.records import ledger
+from elastic.records.resume import own
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, lives, pids
 from tests.live.jobs import SCRIPTS
@@ -195,3 +197,24 @@ def test_a_job_that_cannot_be_started_says_so_and_can_be_stopped(fleet: Fleet, t
     assert "cannot be started here" in trouble[0]["because"] and "absent" in trouble[0]["because"]
     assert fleet.run("stop", job).returncode == 0
     assert fleet.entry(job)["exit_code"] == ExitCode.TERMINATED
+
+
+@pytest.mark.long
+def test_a_job_waits_for_a_checkpoint_directory_that_cannot_be_used_and_ends_at_one_that_is_anothers(
+    fleet: Fleet, quiet: Quiet, tmp_path: Path
+) -> None:
+    fleet.pace(0.0)
+    for who in ("nobodys", "anothers"):
+        directory = tmp_path / who
+        directory.touch()
+        job = fleet.train(who, workers=2, checkpoint_dir=str(directory))
+        trouble = fleet.until("the trouble", lambda job=job: fleet.entry(job)["troubles"])  # type: ignore[misc]
+        assert f"{directory}/{job} cannot be used: Not a directory" in trouble[0]["because"]
+        directory.unlink()
+        if who == "anothers":
+            own(storage_at(f"{directory}/{job}"), "other-1", "beef")
+            ended = fleet.await_end(job)
+            assert ended["exit_code"] == ExitCode.BAD_INPUT
+            assert f"{directory}/{job} holds the checkpoints of another job, other-1 (beef); give" in ended["because"]
+        else:
+            fleet.finish(job, quiet.digest, quiet.steps)

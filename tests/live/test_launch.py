@@ -134,5 +134,5 @@ def test_options_that_do_not_fit_are_refused_in_their_own_words(
 ) -> None:
     with Launched(tmp_path, json.dumps(options), "") as job:
         assert job.wait() == 1
-        assert said in job.output and "elastic.errors.ConfigError" in job.output
+        assert said in job.output.partition("elastic.errors.ConfigError: ")[2], "the error itself says it"
         assert not job.dir.exists() and job.left_behind() == {}

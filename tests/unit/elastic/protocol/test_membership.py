@@ -202,7 +202,7 @@ class Job:
             case "complete":
                 return CheckpointComplete(worker, options.get("series", "_periodic"), plain[1])
             case "givenup":
-                return SlotGivenUp(f"n{worker}", 0, "too many restarts")
+                return SlotGivenUp(f"n{worker}", 0, "too many restarts", int(options.get("exit", 1)))
         raise ValueError(f"unknown event {name}")
 
     def show(self) -> list[str]:
