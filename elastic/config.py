@@ -27,7 +27,10 @@ LARGEST = 10**15
 """The largest number in a job file: every number up to it can be sent, and is exact as a double."""
 
 BEAT_PER_AGENT_S = 0.0005
-"""Beats of all agents together stay below 2000 a second."""
+"""Beats of all agents together stay below 2000 a second, and above 1000 agents below 1000 a second."""
+
+LEAST_BEATS = 5
+"""So many beats of an agent must fit into evict_s when beats are made rarer than in proportion to it."""
 
 
 class Reduction(StrEnum):
@@ -252,16 +255,18 @@ class Timing:
             raise ConfigError(f"timing.{name}={getattr(self, name)} must be {relation}; set it to {fix:g}")
 
     def scaled(self, n_agents: int) -> Timing:
-        """The timing for that many agents: above 500 agents (at the default beat) beats become rarer, and
-        suspect_s, evict_s and whatever must stay above them grow by the same factor."""
+        """The timing for that many agents. Above 500 agents (at the default beat) evict_s and whatever must stay above
+        it grow by one factor. Beats become rarer by up to twice that factor, and three fit into suspect_s."""
         factor = n_agents * BEAT_PER_AGENT_S / self.beat_s
         if factor <= 1:
             return self
         evict_s = self.evict_s * factor
+        beat_s = self.beat_s * factor
+        beat_s = max(beat_s, min(beat_s * min(factor, 2.0), evict_s / LEAST_BEATS))
         return replace(
             self,
-            beat_s=self.beat_s * factor,
-            suspect_s=self.suspect_s * factor,
+            beat_s=beat_s,
+            suspect_s=max(self.suspect_s * factor, 3 * beat_s),
             evict_s=evict_s,
             control_silence_s=max(self.control_silence_s, 2 * evict_s),
             progress_s=max(self.progress_s, 2 * evict_s),

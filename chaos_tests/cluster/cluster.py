@@ -78,7 +78,7 @@ class Cluster:
         self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
         names = [f"r{number}" for number in range(replicas)]
         addresses = [f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names]
-        self.client = FleetClient(addresses, door=self._door())
+        self.client = FleetClient(addresses, channels=self._channels())
         try:
             self.etcd = self._etcd_of(etcd)
         except BaseException:
@@ -168,7 +168,7 @@ class Cluster:
         flags, tls = self._papers.of_etcd(addresses)
         return EtcdMembers(binary, self._data, size, self.hosts, scheme="https", flags=flags, tls=tls)
 
-    def _door(self) -> ChannelFactory:
+    def _channels(self) -> ChannelFactory:
         return (
             ChannelFactory()
             if self._papers is None

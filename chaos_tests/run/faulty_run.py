@@ -44,7 +44,7 @@ def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str
         temporary.mkdir()
         # torch keeps a cache among the temporary files for the next process, on purpose.
         own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
-        orders = FailpointOrders(Path(directory) / "ambush")
+        orders = FailpointOrders(Path(directory) / "failpoints")
         own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
         _Faulty(campaign, quiet_s, temporary, orders, {**(environment or {}), **own}).run()
     return campaign
@@ -68,7 +68,7 @@ class _Faulty:
         self._breaker: Nemesis | None = None
         self._before = resources.Before.now(temporary)
         self._daemons: Callable[[], frozenset[int]] = frozenset
-        self._doors: set[resources.OpenPort] = set()
+        self._ports: set[resources.OpenPort] = set()
         self._looked_s = 0.0
         self._stepped_s = math.inf
         """When the ledger grew last, or a script was started."""
@@ -133,7 +133,7 @@ class _Faulty:
                 self._breaker.heal("the run is over")
             self._auditor.look_at_all()
             self._scripts.look([])
-            left = resources.left(job.mark, self._doors, self._temporary, self._before, self._daemons())
+            left = resources.left(job.mark, self._ports, self._temporary, self._before, self._daemons())
             self._recorder.journal.write("left_behind", left=list(left))
 
     def _break(self, job: Followed, breaker: Nemesis, workers: Sequence[str]) -> None:
@@ -164,7 +164,7 @@ class _Faulty:
         if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
             segments, own = resources.shared_memory() - self._before.segments, processes.living(job.mark)
-            self._doors |= resources.doors(own - self._daemons())
+            self._ports |= resources.open_ports(own - self._daemons())
             self._before = self._before.beside(resources.in_use(segments, but_by=own))
 
 

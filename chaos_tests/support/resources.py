@@ -24,15 +24,15 @@ class OpenPort:
     inode: str
 
 
-def doors(pids: Iterable[int]) -> set[OpenPort]:
+def open_ports(pids: Iterable[int]) -> set[OpenPort]:
     """On which these processes listen; of a process that ended meanwhile, none."""
     sockets = {inode for pid in pids for inode in _sockets(pid)}
-    return {door for door in _listening() if door.inode in sockets}
+    return {port for port in _listening() if port.inode in sockets}
 
 
-def still_open(doors: set[OpenPort]) -> set[OpenPort]:
+def still_open(ports: set[OpenPort]) -> set[OpenPort]:
     """Those of them that are still there. The same port may have become somebody else's since."""
-    return doors & set(_listening())
+    return ports & set(_listening())
 
 
 def shared_memory() -> set[str]:
@@ -113,27 +113,27 @@ class Before:
 
 def left(
     mark: str,
-    doors: set[OpenPort],
+    ports: set[OpenPort],
     temporary: Path,
     before: Before,
     daemons: frozenset[int] = frozenset(),
 ) -> tuple[str, ...]:
-    """A sentence for each. mark: of the job's processes. doors: on which they listened. daemons: processes of that mark
+    """A sentence for each. mark: of the job's processes. ports: on which they listened. daemons: processes of that mark
     that outlive the job."""
     deadline_s = time.monotonic() + (ENDS_S if daemons else GONE_S)
     while True:
         still = processes.await_exits(processes.living(mark) - daemons, max(0.0, deadline_s - time.monotonic()))
-        found = tuple(_left(still, doors, temporary, before))
+        found = tuple(_left(still, ports, temporary, before))
         if not found or not daemons or time.monotonic() > deadline_s:
             return found
         time.sleep(LEFTOVERS_POLL_S)  # those that stay clear away what the job has left: there is nothing to wait on
 
 
-def _left(still: set[int], doors: set[OpenPort], temporary: Path, before: Before) -> Iterator[str]:
+def _left(still: set[int], ports: set[OpenPort], temporary: Path, before: Before) -> Iterator[str]:
     for pid in sorted(still):
         yield f"process {pid} is left: {processes.command_line(pid)}"
-    for door in sorted(still_open(doors)):
-        yield f"port {door.port} is still listened on"
+    for port in sorted(still_open(ports)):
+        yield f"port {port.port} is still listened on"
     for name in sorted({path.name for path in temporary.iterdir()} - before.temporary):
         yield f"temporary {name} is left"
     for name in sorted(abandoned(shared_memory() - before.segments)):

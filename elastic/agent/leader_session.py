@@ -30,6 +30,11 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.broadcast import Reader
 from elastic.wire.services import RendezvousStub
 
+ALMOST = 0.1
+
+BEATS_APART = 10_000
+"""Agents that start together count their beats from different numbers, so that rare beats do not all come at once."""
+
 PART_S = 1.0
 """How long, in seconds, a stopping agent waits until its leader has heard that the workers are gone."""
 
@@ -84,13 +89,13 @@ class LeaderSession:
         """standing, term: those of the previous program in this process, or new and 0. Raises ConfigError for
         certificates that cannot be used."""
         self._spec = spec
-        self._door = reach.door()
+        self._channels = reach.channels()
         self._leader_stream = LeaderStream(lambda: reach.replicas or (self._address(),))
         self._job_dir = job_dir
         self._node, self._slots = node, slots
         self._reader = Reader()
         self._beat_every = beats_between(spec, slots)
-        self._beats = 0
+        self._beats = random.randrange(BEATS_APART)
         self._spoke = False
         self._progress: dict[str, Progress] = {}
         self._rings: dict[str, RingUp] = {}
@@ -184,12 +189,12 @@ class LeaderSession:
                     said = because
                 # Thousands of agents that try at once would leave a replica no time to become the leader.
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                longest_s = LONGEST_RETRY_S * self._beat_every
+                longest_s = LONGEST_RETRY_S * patience(self._beat_every)
                 pause_s = min(2 * pause_s, longest_s, self._spec.timing.fence_grace_s / 3)
 
     def _beats_in(self, beat_ms: int) -> int:
         """Number of beat_s between two beats that the leader expects. 0: an older leader, which does not say it."""
-        return max(1, int(beat_ms / 1000 / self._spec.timing.beat_s)) if beat_ms else self._beat_every
+        return _whole_beats(beat_ms / 1000, self._spec) if beat_ms else self._beat_every
 
     def _put_word(self, word: Word) -> None:
         self._put(pb.AgentWord(word=codec.word_to_wire(word)))
@@ -201,7 +206,7 @@ class LeaderSession:
 
     async def _attend(self, address: str) -> str:
         """Keep one stream until it ends. Returns why it ended."""
-        async with self._door.aio_channel(address, leader_options(self._beat_every)) as channel:
+        async with self._channels.aio_channel(address, leader_options(patience(self._beat_every))) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
             await call.write(pb.AgentWord(hello=self._hello()))
@@ -295,4 +300,16 @@ class LeaderSession:
 def beats_between(spec: JobSpec, slots: int) -> int:
     """Number of beat_s between two beats of an agent with this many slots, until the leader says the interval: a job
     with many agents needs rarer beats."""
-    return max(1, int(spec.timing.scaled(spec.workers // max(1, slots)).beat_s / spec.timing.beat_s))
+    return _whole_beats(spec.timing.scaled(spec.workers // max(1, slots)).beat_s, spec)
+
+
+def patience(beat_every: int) -> int:
+    """How many times less often an agent that sends one of so many beats asks its leader for signs of life, or tries to
+    reach it: from a job of thousands of agents, more would fill the leader's core."""
+    return max(1, beat_every // 2)
+
+
+def _whole_beats(interval_s: float, spec: JobSpec) -> int:
+    """Number of beat_s in an interval, rounded down. One that lacks a little of a whole number, because a few of
+    thousands of workers are gone, counts as this number."""
+    return max(1, int(interval_s / spec.timing.beat_s + ALMOST))

@@ -77,6 +77,6 @@ def of_words(words: Sequence[str] | None = None) -> Assignment:
 def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
     """Check everything that could end an agent that takes over before it has its workers."""
     assignment = of_words(words)
-    assignment.reach.door()
+    assignment.reach.channels()
     read_settings(assignment.job_dir)
     upgrade_state.read(state)

@@ -308,9 +308,9 @@ def _agent(options: argparse.Namespace) -> int:
             watching = asyncio.create_task(watch_certificates())
             try:
                 offer = Offer(options.slots, tuple(options.label), lock)
-                door = ChannelFactory(checked.keyring)
+                channels = ChannelFactory(checked.keyring)
                 given = settings if options.config is not None else None
-                return await Daemon(site, offer, journal, door, handed, waiting, given).run()
+                return await Daemon(site, offer, journal, channels, handed, waiting, given).run()
             finally:
                 watching.cancel()
 

@@ -137,7 +137,7 @@ def client_of(options: argparse.Namespace) -> FleetClient:
     replicas = parse("--rendezvous", options.rendezvous)
     keyring = keyring_of(certs_of(options), Role.OPERATOR, Role.VIEWER)
     check_plain("--rendezvous", replicas, allowed=options.insecure or keyring is not None)
-    return FleetClient(replicas, door=ChannelFactory(keyring))
+    return FleetClient(replicas, channels=ChannelFactory(keyring))
 
 
 def command(words: Sequence[str], module: bool, verb: str = "run") -> tuple[str, tuple[str, ...]]:

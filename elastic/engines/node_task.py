@@ -102,7 +102,7 @@ class _Node:
         self._output = Growing(self._job_dir / "logs" / "stdout.log", from_end=False)
         self._steps = StepsTail(self._job_dir / "steps.jsonl")
         keyring = of_role(self._certs, Role.VIEWER)
-        self._client = FleetClient([ticket.rendezvous], door=ChannelFactory(keyring))
+        self._client = FleetClient([ticket.rendezvous], channels=ChannelFactory(keyring))
 
     def serve(self, notice: Callable[[], Notice | None] | None) -> TaskOutcome:
         agent = self._start(DEFAULT if notice is None else f"file:{self._notice}")

@@ -69,7 +69,7 @@ class PrivateFleet:
                 time.sleep(POLL_S)  # a file of another process: there is nothing to wait on
             self.address = str(told["address"])
             keyring = of_role(self.directory / OPERATOR, Role.OPERATOR)
-            self.client = FleetClient([self.address], door=ChannelFactory(keyring))
+            self.client = FleetClient([self.address], channels=ChannelFactory(keyring))
         except BaseException:
             self._end()
             raise

@@ -42,9 +42,9 @@ class FleetClient:
     """Asks the leader of a fleet. replicas: "host:port" each, in any order. Each call raises ElasticError if nobody
     leads the fleet, and ConfigError with the leader's reason if it refuses."""
 
-    def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S, door: ChannelFactory = PLAIN) -> None:
+    def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S, channels: ChannelFactory = PLAIN) -> None:
         self.replicas = tuple(replicas)
-        self._door = door
+        self._channels = channels
         self._wait_s = wait_s
 
     def submit(self, spec: JobSpec, resume: str = "", token: str = "", identity: str = "") -> dict[str, Any]:
@@ -75,7 +75,7 @@ class FleetClient:
 
     def signal_worker(self, job: str, worker_id: str, *, kill: bool) -> None:
         """As operator_client.signal_worker. job: its full name."""
-        signal_worker(self.replicas, worker_id, kill=kill, timeout_s=TIMEOUT_S, job=job, door=self._door)
+        signal_worker(self.replicas, worker_id, kill=kill, timeout_s=TIMEOUT_S, job=job, channels=self._channels)
 
     def overview(self) -> dict[str, Any]:
         """The jobs and nodes: {"leader", "term", "jobs": [...], "nodes": [...]}, as `elastic jobs --json` prints it."""
@@ -108,7 +108,7 @@ class FleetClient:
         if job["state"] in ("ended", "waits"):
             return told
         try:
-            own = fetch_status(self.replicas, TIMEOUT_S, job["job"], self._door)
+            own = fetch_status(self.replicas, TIMEOUT_S, job["job"], self._channels)
         except ElasticError as error:
             return {**told, "state": "unknown", "because": str(error)}
         return {**told, **own, "fleet": {"state": job["state"], "because": job["because"]}}
@@ -143,7 +143,7 @@ class FleetClient:
         deadline_s = time.monotonic() + (0.0 if replicas else self._wait_s)
         while True:
             try:
-                answer: pb.Answer = ask_leader(replicas or self.replicas, lambda c: _asked(c, question), self._door)
+                answer: pb.Answer = ask_leader(replicas or self.replicas, lambda c: _asked(c, question), self._channels)
             except ConfigError:
                 raise
             except ElasticError as error:

@@ -57,12 +57,17 @@ class FleetLeaderSession:
     """Keeps a node's stream to the fleet's leader. Used on the event loop only."""
 
     def __init__(
-        self, site: NodeSettings, offer: Offer, journal: Journal, door: ChannelFactory, attendant: FleetSessionEvents
+        self,
+        site: NodeSettings,
+        offer: Offer,
+        journal: Journal,
+        channels: ChannelFactory,
+        attendant: FleetSessionEvents,
     ) -> None:
         self._site = site
         self._offer = offer
         self._journal = journal
-        self._door = door
+        self._channels = channels
         self._attendant = attendant
         reach = site.reach
         self._probes = NodeProbes(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
@@ -119,7 +124,7 @@ class FleetLeaderSession:
 
     async def _attend(self, address: str) -> str:
         """Serve one stream until it ends. Returns why it ended."""
-        async with self._door.aio_channel(address, leader_options()) as channel:
+        async with self._channels.aio_channel(address, leader_options()) as channel:
             call = FleetStub(channel).Attend()
             outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
             offered = self._offer

@@ -80,7 +80,7 @@ class Daemon:
         site: NodeSettings,
         offer: Offer,
         journal: Journal,
-        door: ChannelFactory,
+        channels: ChannelFactory,
         handed: Handed | None = None,
         standbys: Mapping[str, WaitingAgent] | None = None,
         settings: SettingsFile | None = None,
@@ -98,7 +98,7 @@ class Daemon:
         self._over: dict[str, str] = {}
         """Job -> its result, a JSON object."""
         self._unstarted: dict[str, str] = {}
-        self._attendance = FleetLeaderSession(site, offer, journal, door, self)
+        self._attendance = FleetLeaderSession(site, offer, journal, channels, self)
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._place = UpgradeRequestFiles(site.jobs_dir, site.node)

@@ -201,7 +201,7 @@ def of_etcd(endpoint: str, open_etcd: Callable[[str], EtcdStore]) -> Document:
     }
 
 
-DOOR_OPEN_S = 15.0
+LISTEN_S = 15.0
 """Seconds for which a port is open: longer than the leader takes to have all others try it."""
 
 TRIED_LIMIT = 64
@@ -224,7 +224,7 @@ class NodeProbes:
         self.slots = slots
         """How many workers the node takes now."""
         self._jobs_dir = jobs_dir
-        self._door: asyncio.Server | None = None
+        self._server: asyncio.Server | None = None
 
     async def answer(self, query: pb.ExamineNode) -> Document:
         if query.open:
@@ -236,19 +236,19 @@ class NodeProbes:
 
     def close(self) -> None:
         """Close the port that other nodes try."""
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     async def _open(self) -> Document:
         self.close()
         try:
-            door = self._door = await asyncio.start_server(self._say_name, self._address, 0)
+            server = self._server = await asyncio.start_server(self._say_name, self._address, 0)
             low, high = (int(word) for word in _RANGE.read_text().split())
         except (OSError, ValueError) as error:
             return {"because": f"cannot listen at {self._address}: {error}"}
-        asyncio.get_running_loop().call_later(DOOR_OPEN_S, door.close)
-        return {"port": door.sockets[0].getsockname()[1], "ports": [low, high]}
+        asyncio.get_running_loop().call_later(LISTEN_S, server.close)
+        return {"port": server.sockets[0].getsockname()[1], "ports": [low, high]}
 
     async def _say_name(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(self._node.encode() + b"\n")

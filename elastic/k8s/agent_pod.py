@@ -70,7 +70,9 @@ class _AgentPod:
         self._job = job
         self._job_dir = options.jobs_dir / job
         self._output = Growing(self._job_dir / "logs" / "stdout.log", from_end=False)
-        self._client = FleetClient(options.replicas, wait_s=0.0, door=ChannelFactory(of_role(options.own, Role.VIEWER)))
+        self._client = FleetClient(
+            options.replicas, wait_s=0.0, channels=ChannelFactory(of_role(options.own, Role.VIEWER))
+        )
         self._entry: dict[str, Any] = {}
         self._asked = False
 

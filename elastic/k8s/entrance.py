@@ -49,7 +49,7 @@ def enter(
     told once why it takes long. Raises ConfigError, and ElasticError if the fleet does not answer for half an hour."""
     with tempfile.TemporaryDirectory(prefix="elastic-enter-") as directory:
         Authority(ca).issue(node, [Role.OPERATOR], Path(directory))
-        client = FleetClient(replicas, door=ChannelFactory(of_role(Path(directory), Role.OPERATOR)))
+        client = FleetClient(replicas, channels=ChannelFactory(of_role(Path(directory), Role.OPERATOR)))
         deadline_s, said = time.monotonic() + PATIENCE_S, ""
         while True:
             try:

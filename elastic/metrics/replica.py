@@ -82,8 +82,8 @@ class ReplicaMetrics:
             if entry.result is not None:
                 closed = {"state": "closed", "members": (), "generation": entry.result["generation"]}
                 show_status(self._registry, job, closed)
-            elif entry.reign is not None:
-                status = membership.status(entry.reign.group)
+            elif entry.leader is not None:
+                status = membership.status(entry.leader.group)
                 show_status(self._registry, job, status)
                 if status["applied"]:
                     self._registry.put("elastic_job_step", int(str(status["applied"])) - 1, job)

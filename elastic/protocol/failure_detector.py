@@ -140,6 +140,10 @@ STEADY = 1.25
 """The interval of beats stays as it is until it would change by this factor."""
 
 
+LOOKS = 10
+"""At least so many looks at all agents within evict_s, also where beats are rarer."""
+
+
 class AgentMonitor:
     """Decides which agents are silent. agents: how many agents are expected."""
 
@@ -154,6 +158,11 @@ class AgentMonitor:
     def beat_s(self) -> float:
         """How often each agent has to speak, in seconds."""
         return self._timing.beat_s
+
+    @property
+    def look_s(self) -> float:
+        """How often `look` has to be called, in seconds: an agent is named silent so much too late at most."""
+        return min(self._timing.beat_s, self._timing.evict_s / LOOKS)
 
     @property
     def silence_s(self) -> float:
@@ -182,7 +191,7 @@ class AgentMonitor:
         return True
 
     def look(self, now_s: float) -> tuple[dict[str, str], list[str]]:
-        """(agents that have become silent -> why, agents that speak again). Call it once per beat_s."""
+        """(agents that have become silent -> why, agents that speak again). Call it every look_s."""
         silent: dict[str, str] = {}
         back = []
         for node, verdict in self._detector.judge(now_s).items():

@@ -73,7 +73,7 @@ class JobReplica:
         self._ended = ended
         self._revives = revives
         self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
-        self._lead = service.leads[spec.name] = JobEntry(journal)
+        self._entry = service.leads[spec.name] = JobEntry(journal)
         self._led: JobLeader | None = None
         """The leader that has begun, and from which this replica has not resigned yet."""
 
@@ -88,14 +88,14 @@ class JobReplica:
     async def _resign(self, store: StoreThread) -> None:
         """Give the key back, so that a successor need not wait for the lease; if the store cannot be told, it has to
         wait. Agents are dismissed only then, because it takes a while until thousands have left."""
-        reign, self._led = self._led, None
+        leader, self._led = self._led, None
         with contextlib.suppress(StoreError):
             await store.call(self._candidate.resign)
-            if reign is not None:
+            if leader is not None:
                 held_until_ns = round(self._candidate.held_until_s * 1e9)
-                self._journal.write("resigned", term=reign.term, held_until_ns=held_until_ns)
-        if reign is not None:
-            reign.dismiss()
+                self._journal.write("resigned", term=leader.term, held_until_ns=held_until_ns)
+        if leader is not None:
+            leader.dismiss()
 
     def write_address(self) -> None:
         document = {"address": self._address, "pid": os.getpid()}
@@ -112,7 +112,7 @@ class JobReplica:
 
     async def _hold(self, tenure: LeaseKeeper, store: StoreThread) -> dict[str, object] | None:
         """Lead for one term. None: another replica shall lead."""
-        lead, candidate, term = self._lead, self._candidate, tenure.term
+        entry, candidate, term = self._entry, self._candidate, tenure.term
         try:
             ended, chain = await self._read(tenure, store)
         except (LeadershipLost, StoreError, codec.WireError) as error:
@@ -124,22 +124,22 @@ class JobReplica:
             self._keep_result(ended, term)  # the leader that stored it may have died before it wrote this
             await self._tell(ended)
             return ended
-        reign = JobLeader(self._spec, tenure, self._journal, store, self._resumed, self._revives)
-        lead.reign, lead.leader = reign, self._address
+        leader = JobLeader(self._spec, tenure, self._journal, store, self._resumed, self._revives)
+        entry.leader, entry.address = leader, self._address
         self.write_address()
-        self._led = reign
+        self._led = leader
         self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
         try:
-            outcome = await reign.lead(chain)
+            outcome = await leader.lead(chain)
             if isinstance(outcome, End):
-                self._journal.write("job_ended", reign.generation, **asdict(outcome))
-                result = reign.result(outcome)
+                self._journal.write("job_ended", leader.generation, **asdict(outcome))
+                result = leader.result(outcome)
                 self._keep_result(result, term)
-                await asyncio.gather(self._tell(result), reign.farewell(outcome))
+                await asyncio.gather(self._tell(result), leader.announce_end(outcome))
                 return result
         finally:
-            lead.reign = None
-            lead.leader = lead.leader if lead.ended else ""
+            entry.leader = None
+            entry.address = entry.address if entry.ended else ""
         held_until_ns = round(candidate.held_until_s * 1e9)
         self._journal.write("deposed", term=term, because=outcome.because, held_until_ns=held_until_ns)
         return None
@@ -166,7 +166,7 @@ class JobReplica:
             await self._ended(result)
 
     def _saw(self, leader: str) -> None:
-        self._lead.leader = leader
+        self._entry.address = leader
 
     def _keep_result(self, result: dict[str, object], term: int) -> None:
         """Write the stored result to the job directory for the operator, and keep it for agents that come late."""
@@ -174,8 +174,8 @@ class JobReplica:
             write_atomically(self._job_dir / "result.json", json.dumps(result).encode())
         except OSError as error:  # the agents hear the result all the same
             self._journal.write("result_not_written", because=str(error))
-        self._lead.result = result
-        self._lead.ended = pb.End(
+        self._entry.result = result
+        self._entry.ended = pb.End(
             term=term,
             exit_code=cast(int, result["exit_code"]),
             because=str(result["because"]),

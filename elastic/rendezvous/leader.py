@@ -21,7 +21,7 @@ from elastic.config import JobSpec
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreError, StoreUnavailable
 from elastic.protocol import membership
 from elastic.protocol.failure_detector import AgentMonitor
-from elastic.protocol.messages import Generation, Order, Pointed
+from elastic.protocol.messages import Generation, Order, Pointed, Progress
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
 from elastic.rendezvous.served_stream import ServedStream
@@ -33,12 +33,16 @@ from elastic.wire.broadcast import Publisher
 TICK_S = 0.05
 """Least seconds between two ticks, so that a deadline which cannot be acted on yet does not spin."""
 
-FAREWELL_S = 5.0
+END_HEARD_S = 5.0
 """Seconds for which the leader of an ended job waits until its agents have heard of the end."""
 
 LOOK_S = 20e-6
 """Seconds for each worker between two looks at the group's deadlines, because each look is one at all silent agents:
-while thousands of them find a new leader one by one, it would do little else. A tick is late by no more than that."""
+while thousands of them find a new leader one by one, it would do little else. A tick is late by no more than that.
+Words of progress, which are most of what agents say, wait as long, because each reading of the mailbox has a price."""
+
+LEAST_WAIT_S = 1e-3
+"""Shorter waits are left out: the event loop's timers are no finer."""
 
 TOLD_AT_ONCE = 64
 """So many agents are told before other tasks go on: the first list of 10,000 members is a gigabyte for all of them, and
@@ -99,7 +103,9 @@ class JobLeader:
         """When the group wants its next tick, as of the last look."""
         self._look_s = -math.inf
         """When to look again, at the earliest."""
-        self._letter: asyncio.Task[membership.Event] | None = None
+        self._read_s = math.inf
+        """When the mailbox is to be read; inf: it is empty."""
+        self._asleep: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------------------------------- the owner
 
@@ -110,9 +116,9 @@ class JobLeader:
         self._start(self._find_pointer())
         self._publisher.remember(chain)
         try:
-            letters: list[membership.Event] = [membership.Elected(self.term, chain)]
+            events: list[membership.Event] = [membership.Elected(self.term, chain)]
             while True:
-                actions = membership.advance(self.group, letters, time.monotonic())
+                actions = membership.advance(self.group, events, time.monotonic())
                 if (deposed := self._is_deposed()) is not None:
                     return deposed
                 end = next((action for action in actions if isinstance(action, membership.End)), None)
@@ -123,12 +129,11 @@ class JobLeader:
                         await self._perform(action)
                 if end is not None:
                     return end
-                letters = await self._next()
+                events = await self._next()
                 if (deposed := self._is_deposed()) is not None:
                     return deposed
         finally:
-            tasks = [*self._tasks, *([self._letter] if self._letter else [])]
-            for task in tasks:
+            for task in (tasks := [*self._tasks]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -141,35 +146,51 @@ class JobLeader:
         """End this term. The first reason counts."""
         if not self._deposed.done():
             self._deposed.set_result(SteppedDown(because))
+            self._rouse()
 
     async def _watch_tenure(self) -> None:
         self._depose(await self._tenure.end())
 
     async def _next(self) -> list[membership.Event]:
         """The next events, or a tick if a deadline is over or this replica is deposed."""
-        if self._letter is None:
-            self._letter = asyncio.create_task(self._mailbox.get())
-        awaited: list[asyncio.Future[Any]] = [self._letter, self._deposed]
-        done: set[asyncio.Future[Any]] = set()
+        await asyncio.sleep(0)  # the tasks that hear words and write orders have their turn
         changed = True
-        while not done:
+        while True:
             now_s = time.monotonic()
+            # Due ticks come first: a mailbox that never empties must not hold up a deadline.
+            if now_s >= self._due_s or self._deposed.done():
+                self._last_tick_s, self._due_s, self._look_s = now_s, math.inf, -math.inf
+                return [membership.GroupTick()]
             if changed and now_s >= self._look_s:
                 self._due_s = max(membership.deadline_s(self.group), self._last_tick_s + TICK_S)
                 self._look_s = now_s + LOOK_S * len(self.group.workers)
                 changed = False
-            wake_s = min(self._due_s, self._look_s) if changed else self._due_s
-            wait_s = None if math.isinf(wake_s) else max(0.0, wake_s - time.monotonic())
-            done, _ = await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            # Due ticks come first: a mailbox that never empties must not hold up a deadline.
-            if (now_s := time.monotonic()) >= self._due_s or self._deposed in done:
-                self._last_tick_s, self._due_s, self._look_s = now_s, math.inf, -math.inf
-                return [membership.GroupTick()]
-        letters: list[membership.Event] = [self._letter.result()]
-        self._letter = None
-        while len(letters) < letters_at_once(len(self.group.workers)) and not self._mailbox.empty():
-            letters.append(self._mailbox.get_nowait())
-        return letters
+            elif now_s >= self._read_s:
+                break
+            else:
+                await self._sleep(min(self._due_s, self._read_s, self._look_s if changed else math.inf))
+        events: list[membership.Event] = []
+        while len(events) < events_at_once(len(self.group.workers)) and not self._mailbox.empty():
+            events.append(self._mailbox.get_nowait())
+        if self._mailbox.empty():
+            self._read_s = math.inf
+        return events
+
+    async def _sleep(self, until_s: float) -> None:
+        """Sleep until then, or until `_rouse`."""
+        loop = asyncio.get_running_loop()
+        self._asleep = loop.create_future()
+        timer = None if math.isinf(until_s) else loop.call_at(until_s, self._rouse)
+        try:
+            await self._asleep
+        finally:
+            self._asleep = None
+            if timer is not None:
+                timer.cancel()
+
+    def _rouse(self) -> None:
+        if self._asleep is not None and not self._asleep.done():
+            self._asleep.set_result(None)
 
     async def _perform(self, action: membership.Commit | membership.Point | membership.Tell | membership.Note) -> None:
         match action:
@@ -197,6 +218,15 @@ class JobLeader:
     async def post(self, event: membership.Event) -> None:
         """Put an event into the mailbox; waits while it is full."""
         await self._mailbox.put(event)
+        self._arrived(event)
+
+    def _arrived(self, event: membership.Event) -> None:
+        """Have the mailbox read: at once, but for progress only so late that many words of it are read together."""
+        wait_s = LOOK_S * len(self.group.workers) if isinstance(event, Progress) else 0.0
+        read_s = time.monotonic() + (wait_s if wait_s > LEAST_WAIT_S else 0.0)
+        if read_s < self._read_s:
+            self._read_s = read_s
+            self._rouse()
 
     # --------------------------------------------------------------------------------------------- the store
 
@@ -373,6 +403,8 @@ class JobLeader:
                 self._mailbox.put_nowait(down)  # before the words of the agent's next stream
             except asyncio.QueueFull:
                 self._start(self.post(down))
+            else:
+                self._arrived(down)
 
     def beat(self, session: AgentSession) -> None:
         self._monitor.beat(session.node, time.monotonic())
@@ -380,7 +412,7 @@ class JobLeader:
     async def _watch_agents(self) -> None:
         """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
         while True:
-            await asyncio.sleep(self._monitor.beat_s)
+            await asyncio.sleep(self._monitor.look_s)
             if self._monitor.follow(self.group.agents, time.monotonic()):
                 self._journal.write("beat_changed", beat_s=self._monitor.beat_s)
                 for session in self._agents.values():
@@ -397,15 +429,15 @@ class JobLeader:
         for session in self._agents.values():
             session.ended.set()
 
-    async def farewell(self, end: membership.End) -> None:
-        """Give every agent its last order, and wait until it has left, at most for FAREWELL_S."""
+    async def announce_end(self, end: membership.End) -> None:
+        """Give every agent its last order, and wait until it has left, at most for END_HEARD_S."""
         last = pb.End(term=self.term, exit_code=end.exit_code, because=end.because, digest=end.digest)
         sessions = list(self._agents.values())
         for session in sessions:
             session.post(pb.LeaderOrder(end=last))
         waiting = [asyncio.create_task(session.ended.wait()) for session in sessions]
         if waiting:
-            _, late = await asyncio.wait(waiting, timeout=FAREWELL_S)
+            _, late = await asyncio.wait(waiting, timeout=END_HEARD_S)
             for task in late:
                 task.cancel()
         self.dismiss()
@@ -424,7 +456,7 @@ class StoreThread:
         self._thread.shutdown()
 
 
-def letters_at_once(workers: int) -> int:
-    """How many letters of a full mailbox are taken between two looks at the deadlines. Those look at all silent agents,
+def events_at_once(workers: int) -> int:
+    """How many events of a full mailbox are taken between two looks at the deadlines. Those look at all silent agents,
     which would be most of the work if it were more often while agents find a new leader."""
     return max(256, workers // 8)

@@ -16,28 +16,30 @@ from elastic.wire import codec
 CONNECT_MS = 1000
 """Milliseconds in which a replica has to accept a connection. A machine that is gone does not even refuse it."""
 
-CONNECT_BEATS = 3
-"""The most times CONNECT_MS that agents with rare beats wait: thousands of agents connect at the same time."""
+CONNECT_TIMES = 3
+"""The most times CONNECT_MS that agents of a large job wait: thousands of agents connect at the same time."""
 
 PING_MS = 1000
 """How often a silent leader is asked for a sign of life, and how long it may take to answer, in milliseconds."""
 
 
-def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
-    """The options of a channel to a replica for a lasting stream. beats: each agent speaks once in this many beats, and
-    asks the leader for signs of life as rarely."""
+def leader_options(patience: int = 1) -> Sequence[tuple[str, object]]:
+    """The options of a channel to a replica for a lasting stream. patience: an agent of a large job asks its leader for
+    signs of life so many times less often."""
     return (
         ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
         ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
+        # By default each side answers words with pings, to measure the bandwidth. Thousands of agents say little.
+        ("grpc.http2.bdp_probe", 0),
         # A frozen or cut-off leader is noticed within 2 s; without ping_timeout it never is.
-        ("grpc.keepalive_time_ms", PING_MS * beats),
-        ("grpc.keepalive_timeout_ms", PING_MS * beats),
-        ("grpc.http2.ping_timeout_ms", PING_MS * beats),
+        ("grpc.keepalive_time_ms", PING_MS * patience),
+        ("grpc.keepalive_timeout_ms", PING_MS * patience),
+        ("grpc.http2.ping_timeout_ms", PING_MS * patience),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.min_reconnect_backoff_ms", CONNECT_MS * min(beats, CONNECT_BEATS)),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS * min(patience, CONNECT_TIMES)),
     )
 
 

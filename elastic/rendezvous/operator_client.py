@@ -31,14 +31,16 @@ NOBODY_THERE = "failed to connect to all addresses"
 
 
 def fetch_status(
-    address: str | Sequence[str], timeout_s: float, job: str = "", door: ChannelFactory = PLAIN
+    address: str | Sequence[str], timeout_s: float, job: str = "", channels: ChannelFactory = PLAIN
 ) -> dict[str, object]:
     """The job's status as `elastic status --json` prints it, from the rendezvous at one or several "host:port".
 
     job: needed if a rendezvous has several jobs. Raises ElasticError if none answers within timeout_s, or none leads.
     """
     request = pb.StatusRequest(job=job)
-    reply: pb.StatusReply = ask_leader(address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s), door)
+    reply: pb.StatusReply = ask_leader(
+        address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s), channels
+    )
     document: dict[str, object] = json.loads(reply.document)
     return document
 
@@ -60,7 +62,7 @@ def signal_worker(
     kill: bool,
     timeout_s: float,
     job: str = "",
-    door: ChannelFactory = PLAIN,
+    channels: ChannelFactory = PLAIN,
 ) -> None:
     """Have a worker write the stacks of its threads to its log; kill: have it killed by SIGKILL instead.
 
@@ -69,13 +71,15 @@ def signal_worker(
     asked = pb.WorkerSignal(worker_id=worker_id, kind=pb.WorkerSignal.KILL if kill else pb.WorkerSignal.STACKS)
     request = pb.SignalWorkerRequest(job=job, signal=asked)
     reply: pb.SignalWorkerReply = ask_leader(
-        address, lambda c: RendezvousStub(c).SignalWorker(request, timeout=timeout_s), door
+        address, lambda c: RendezvousStub(c).SignalWorker(request, timeout=timeout_s), channels
     )
     if worker_id not in reply.workers:
         raise ConfigError(f"no worker {worker_id!r} lives; there are {', '.join(reply.workers) or 'none'}")
 
 
-def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: ChannelFactory = PLAIN) -> Any:
+def ask_leader(
+    addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], channels: ChannelFactory = PLAIN
+) -> Any:
     """The leader's answer: from the first replica that answers, the leader that it names, or the next replica.
 
     ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is no
@@ -89,14 +93,14 @@ def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any
         if address in asked:
             continue
         asked.add(address)
-        with door.channel(address, (*CHANNEL_OPTIONS, CONNECT)) as channel:
+        with channels.channel(address, (*CHANNEL_OPTIONS, CONNECT)) as channel:
             try:
                 reply = ask(channel)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                     raise ConfigError(error.details()) from error
                 said = said_by(error)
-                because = because or f"the rendezvous at {address} does not answer: {said}{door.hint(said)}"
+                because = because or f"the rendezvous at {address} does not answer: {said}{channels.hint(said)}"
                 continue
         if reply.leading:
             return reply

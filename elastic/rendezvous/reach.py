@@ -21,7 +21,7 @@ class Reach:
     replicas: tuple[str, ...] = ()
     certs: Path | None = None
 
-    def door(self) -> ChannelFactory:
+    def channels(self) -> ChannelFactory:
         """The channels to the replicas, with the certificate of workers if the job's user has no other one. Raises
         ConfigError for certificates that cannot be used."""
         if self.certs is None:

@@ -18,7 +18,7 @@ from elastic.protocol.membership import AgentUp, Stopped
 from elastic.protocol.messages import Word
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader import FAREWELL_S, AgentSession, JobLeader
+from elastic.rendezvous.leader import END_HEARD_S, AgentSession, JobLeader
 from elastic.rendezvous.served_stream import serve
 from elastic.security.interceptor import caller_of
 from elastic.wire import codec
@@ -39,6 +39,7 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.server.max_pending_requests", PENDING_LIMIT),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_LIMIT),
+    ("grpc.http2.bdp_probe", 0),  # as in leader_options
     # A frozen or cut-off peer is noticed within 10 s (without ping_timeout never); an agent sooner, by its beats. With
     # thousands of agents an answer takes its time, and an agent that is cut off for that comes again and takes more.
     ("grpc.keepalive_time_ms", 3000),
@@ -56,8 +57,8 @@ class JobEntry:
     """A replica's knowledge of one job: whether it leads the job, or which replica does, or how the job ended."""
 
     journal: Journal
-    reign: JobLeader | None = None
-    leader: str = ""
+    leader: JobLeader | None = None
+    address: str = ""
     """Address of the leader, as far as this replica knows, or ""."""
     ended: pb.End | None = None
     result: dict[str, object] | None = None
@@ -83,45 +84,45 @@ class RendezvousService:
         self.leads: dict[str, JobEntry] = {}
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        lead = await self._lead_of(request.job, context)
-        if lead.result is not None:
-            document = json.dumps(_closed(request.job, lead.result))
-            return pb.StatusReply(leading=True, leader=lead.leader, document=document)
-        if lead.reign is None:
-            return pb.StatusReply(leading=False, leader=lead.leader)
-        known = {"leader": lead.leader, "term": lead.reign.term, "checkpoint": lead.reign.group.checkpoint}
-        told = {**membership.status(lead.reign.group), **known}
-        return pb.StatusReply(leading=True, leader=lead.leader, document=json.dumps(told))
+        entry = await self._entry_of(request.job, context)
+        if entry.result is not None:
+            document = json.dumps(_closed(request.job, entry.result))
+            return pb.StatusReply(leading=True, leader=entry.address, document=document)
+        if entry.leader is None:
+            return pb.StatusReply(leading=False, leader=entry.address)
+        known = {"leader": entry.address, "term": entry.leader.term, "checkpoint": entry.leader.group.checkpoint}
+        told = {**membership.status(entry.leader.group), **known}
+        return pb.StatusReply(leading=True, leader=entry.address, document=json.dumps(told))
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
         """Pass the wish on to that node's agent, which repeats it from then on."""
-        lead = await self._lead_of(request.job, context)
-        if lead.reign is None:
-            return pb.DrainReply(leading=False, leader=lead.leader)
+        entry = await self._entry_of(request.job, context)
+        if entry.leader is None:
+            return pb.DrainReply(leading=False, leader=entry.address)
         caller = caller_of(context)
-        lead.reign.drain(request.node, request.drain_node, caller=str(caller), peer=caller.address)
-        return pb.DrainReply(leading=True, leader=lead.leader, nodes=lead.reign.nodes)
+        entry.leader.drain(request.node, request.drain_node, caller=str(caller), peer=caller.address)
+        return pb.DrainReply(leading=True, leader=entry.address, nodes=entry.leader.nodes)
 
     async def SignalWorker(self, request: pb.SignalWorkerRequest, context: Any) -> pb.SignalWorkerReply:
-        lead = await self._lead_of(request.job, context)
+        entry = await self._entry_of(request.job, context)
         if request.signal.kind not in (pb.WorkerSignal.STACKS, pb.WorkerSignal.KILL):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no signal {request.signal.kind} is known here")
-        if lead.reign is None:
-            return pb.SignalWorkerReply(leading=False, leader=lead.leader)
+        if entry.leader is None:
+            return pb.SignalWorkerReply(leading=False, leader=entry.address)
         caller = caller_of(context)
-        alive = lead.reign.signal_worker(request.signal, caller=str(caller), peer=caller.address)
-        return pb.SignalWorkerReply(leading=True, leader=lead.leader, workers=alive)
+        alive = entry.leader.signal_worker(request.signal, caller=str(caller), peer=caller.address)
+        return pb.SignalWorkerReply(leading=True, leader=entry.address, workers=alive)
 
     async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:
         try:
             hello = await _hello(words)
             node = codec.identifier("node", hello.node)
-            lead = self._named(hello.job)
+            entry = self._named(hello.job)
         except codec.WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        if lead.ended is None and lead.reign is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
+        if entry.ended is None and entry.leader is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, entry.address)
             return
         if self._admission is not None:
             try:
@@ -133,35 +134,35 @@ class RendezvousService:
             if objection:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
                 return
-        if lead.ended is not None:
-            await context.write(pb.LeaderOrder(welcome=pb.Welcome(term=lead.ended.term)))
-            await context.write(pb.LeaderOrder(end=lead.ended))
+        if entry.ended is not None:
+            await context.write(pb.LeaderOrder(welcome=pb.Welcome(term=entry.ended.term)))
+            await context.write(pb.LeaderOrder(end=entry.ended))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_goodbye(words), FAREWELL_S)
+                await asyncio.wait_for(_goodbye(words), END_HEARD_S)
             return
-        reign = lead.reign
-        if reign is None:  # the leader was deposed meanwhile
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
+        leader = entry.leader
+        if leader is None:  # the leader was deposed meanwhile
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, entry.address)
             return
-        if hello.term > reign.term:
-            reign.surpass(hello.term)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"term {reign.term} is older than one that was seen")
+        if hello.term > leader.term:
+            leader.surpass(hello.term)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"term {leader.term} is older than one that was seen")
             return
         known = {known.number: known.digest for known in hello.known}
-        if older := reign.is_older(node, known):
-            await reign.post(Stopped(older, at_once=True))
-        session = reign.attach(node, known, hello.token)
-        hearing = self._listen(reign, session, AgentUp(node, hello.slots), words)
-        await serve(context, session, hearing, lambda: reign.detach(session), lead.journal, "agent", node=node)
+        if older := leader.is_older(node, known):
+            await leader.post(Stopped(older, at_once=True))
+        session = leader.attach(node, known, hello.token)
+        hearing = self._listen(leader, session, AgentUp(node, hello.slots), words)
+        await serve(context, session, hearing, lambda: leader.detach(session), entry.journal, "agent", node=node)
 
     def _named(self, job: str) -> JobEntry:
         """The entry of a job. Raises WireError if there is none."""
-        if (lead := self.leads.get(job)) is None:
+        if (entry := self.leads.get(job)) is None:
             known = ", ".join(sorted(self.leads)) or "of none"
             raise codec.WireError(f"no job {job!r:.64} here; this is the rendezvous of {known}")
-        return lead
+        return entry
 
-    async def _lead_of(self, job: str, context: Any) -> JobEntry:
+    async def _entry_of(self, job: str, context: Any) -> JobEntry:
         """The entry of a job. job: "" for the only one."""
         if not job and len(self.leads) == 1:
             return next(iter(self.leads.values()))
@@ -172,17 +173,17 @@ class RendezvousService:
             raise  # abort has raised already
 
     async def _listen(
-        self, reign: JobLeader, session: AgentSession, begins: AgentUp, words: AsyncIterator[pb.AgentWord]
+        self, leader: JobLeader, session: AgentSession, begins: AgentUp, words: AsyncIterator[pb.AgentWord]
     ) -> None:
-        await reign.post(begins)
+        await leader.post(begins)
         try:
             async for word in words:
-                if not reign.is_current(session):
+                if not leader.is_current(session):
                     return
-                reign.beat(session)
+                leader.beat(session)
                 match word.WhichOneof("content"):
                     case "word":
-                        await reign.post(_own_word(session.node, codec.word_from_wire(word.word)))
+                        await leader.post(_own_word(session.node, codec.word_from_wire(word.word)))
                     case "goodbye":
                         session.ended.set()
                         return

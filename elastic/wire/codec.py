@@ -14,10 +14,11 @@ import json
 import re
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
@@ -43,6 +44,7 @@ TEXT_LIMIT = 65_536
 WORD_LIMIT = 8 * 2**20
 """The largest word that goes up, to an agent or the rendezvous: the longest lists and texts above fit several times."""
 
+_names = IDENTIFIER.fullmatch
 _IDENTIFIERS = frozenset({"worker_id", "node", "host"})
 _OPTIONAL_IDENTIFIERS = frozenset({"source"})
 _FROM_MINUS_ONE = frozenset({"kept", "copied", "copied_step", "op", "home"})
@@ -185,7 +187,11 @@ def _translators(kind: type) -> _Translator:
     if here != there:
         raise AssertionError(f"{kind.__name__} and its message differ in {sorted(here ^ there)}")
     columns = [(name, *_column(hints[name], name, wire_type)) for name in hints]
-    may_lack = {name for name in hints if wire_type.DESCRIPTOR.fields_by_name[name].has_presence}
+    may_lack = [
+        (place, name) for place, name in enumerate(hints) if wire_type.DESCRIPTOR.fields_by_name[name].has_presence
+    ]
+    readers = [into for _, _, into in columns]
+    read = _field_values(tuple(hints))
 
     def encode(value: Any) -> Message:
         try:
@@ -194,14 +200,20 @@ def _translators(kind: type) -> _Translator:
             raise WireError(f"{kind.__name__} cannot be sent: {error}") from error
 
     def decode(message: Any) -> Any:
-        return kind(
-            *(
-                into(None if name in may_lack and not message.HasField(name) else getattr(message, name))
-                for name, _, into in columns
-            )
-        )
+        values = list(read(message))
+        for place, name in may_lack:
+            if not message.HasField(name):
+                values[place] = None
+        return kind(*[into(value) for into, value in zip(readers, values, strict=True)])
 
     return _Translator(encode, decode)
+
+
+def _field_values(names: tuple[str, ...]) -> Callable[[Any], Iterable[Any]]:
+    """Reads all these fields of a message. attrgetter returns no tuple for a single one."""
+    if len(names) == 1:
+        return lambda message: (getattr(message, names[0]),)
+    return attrgetter(*names)
 
 
 def _column(hint: Any, name: str, wire_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -256,7 +268,8 @@ def _node_out(node: tuple[int, int]) -> Message:
 
 
 def _node_in(name: str, node: Any) -> tuple[int, int]:
-    return _node(name, (node.lo, node.hi))
+    lo, hi = node.lo, node.hi
+    return (lo, hi) if 0 <= lo < hi <= NUMBER_LIMIT else _node(name, (lo, hi))
 
 
 def _node(name: str, node: tuple[Any, ...]) -> tuple[int, int]:
@@ -269,8 +282,12 @@ def _node(name: str, node: tuple[Any, ...]) -> tuple[int, int]:
 def _scalar_reader(hint: Any, name: str) -> Callable[[Any], Any]:
     """`_scalar` for one field. Nearly all is in order, and told with one comparison: a leader of thousands of agents
     reads tens of thousands of fields for each loss."""
-    if hint is not int:
-        return lambda value: _scalar(hint, name, value)
+    if hint is bool:
+        return lambda value: value if value is True or value is False else _scalar(hint, name, value)
+    if hint is str:
+        if name in _IDENTIFIERS:
+            return lambda value: value if type(value) is str and _names(value) else _scalar(hint, name, value)
+        return lambda value: value if value == "" else _scalar(hint, name, value)
     lowest, highest = _bounds(name)
 
     def read(value: Any) -> Any:

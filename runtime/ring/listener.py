@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from elastic.protocol.worker_id import node_of
 from runtime.ring import handshake
 from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
-from runtime.ring.unix_socket import is_same_user, local_door, tune
+from runtime.ring.unix_socket import is_same_user, listen_locally, tune
 
 HELLO_S = 5.0
 """Seconds within which a caller has to send all of its hello; then it is dropped."""
@@ -35,7 +35,7 @@ finds no place calls again (dialer.py). Within a host, where only processes of i
 MAX_PENDING_OF_A_HOST: all workers of a large machine may call before this worker knows the generation."""
 MAX_COPIES = 256
 """Every newcomer keeps one connection to the donor until it is a member, and newcomers become members together."""
-_WAKE, _DOOR = "wake", "door"
+_WAKE, _LISTENING = "wake", "listening"
 
 ServeCopy = Callable[[socket.socket, handshake.Hello], None]
 TokenOf = Callable[[int], str | None]
@@ -92,9 +92,9 @@ class Listener:
         self.seal, self._on_refused = seal, on_refused
         self._token_of, self._serve_copy = token_of, serve_copy
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        door = socket.create_server((host, 0), family=family, backlog=MAX_PENDING)
-        self._port: int = door.getsockname()[1]
-        self._doors = [door, *local_door(host, self._port)]
+        listening = socket.create_server((host, 0), family=family, backlog=MAX_PENDING)
+        self._port: int = listening.getsockname()[1]
+        self._sockets = [listening, *listen_locally(host, self._port)]
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._lock = threading.Lock()
@@ -155,17 +155,17 @@ class Listener:
         pending: dict[socket.socket, IncomingPeer] = {}
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ, _WAKE)
-            for door in self._doors:
-                door.setblocking(False)
-                selector.register(door, selectors.EVENT_READ, _DOOR)
+            for listening in self._sockets:
+                listening.setblocking(False)
+                selector.register(listening, selectors.EVENT_READ, _LISTENING)
             while not self._closing:
                 for key, _ in selector.select(self._next_expiry(pending)):
-                    if key.data == _DOOR and isinstance(key.fileobj, socket.socket):
+                    if key.data == _LISTENING and isinstance(key.fileobj, socket.socket):
                         self._accept(key.fileobj, pending, selector)
                     elif isinstance(key.fileobj, socket.socket):
                         self._read(key.fileobj, pending, selector)
                 self._expire(pending, selector)
-        for sock in (*pending, *self._doors):
+        for sock in (*pending, *self._sockets):
             sock.close()
         with self._lock:
             parked, self._parked = self._parked, []
@@ -192,10 +192,10 @@ class Listener:
             parked.sock.close()
 
     def _accept(
-        self, door: socket.socket, pending: dict[socket.socket, IncomingPeer], selector: selectors.BaseSelector
+        self, listening: socket.socket, pending: dict[socket.socket, IncomingPeer], selector: selectors.BaseSelector
     ) -> None:
         try:
-            sock, _ = door.accept()
+            sock, _ = listening.accept()
         except OSError:
             return  # the caller hung up, or no descriptor is left; it calls again
         host = host_of(sock)

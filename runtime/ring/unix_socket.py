@@ -46,15 +46,15 @@ def _local_name(host: str, port: int) -> str:
     return f"\0elastic-ring/{host}/{port}"
 
 
-def local_door(host: str, port: int) -> list[socket.socket]:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def listen_locally(host: str, port: int) -> list[socket.socket]:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        door.bind(_local_name(host, port))
+        listening.bind(_local_name(host, port))
     except OSError:  # the name is taken by another user: TCP serves alone
-        door.close()
+        listening.close()
         return []
-    door.listen(BACKLOG)
-    return [door]
+    listening.listen(BACKLOG)
+    return [listening]
 
 
 def is_same_user(sock: socket.socket) -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent import leader_session
-from elastic.agent.leader_session import Ended, LeaderSession, beats_between
+from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.protocol.messages import (
@@ -115,7 +115,6 @@ class Lodger:
         self.alive = True
         self.entered = 0
         self._since_s = time.monotonic()
-        self._beats, self._beat_every = 0, beats_between(fleet.spec, slots=1)
         self._standing = StandingWords()
         self._standing.heard(Announce(self.worker, self.node, 0, 1 + number, "10.0.0.1", 4000, "torch 2.9"))
         self.attendance = LeaderSession(fleet.spec, job_dir, self.node, 1, journal, self, Reach(), self._standing)
@@ -125,8 +124,9 @@ class Lodger:
         self.attendance.say(WorkerDead(self.worker, "killed by SIGKILL"))
 
     def beat(self) -> None:
-        self._beats += 1
-        if self.entered and self.alive and self._beats % self._beat_every == 0:
+        """A worker's progress is said with each beat_s; what its session would drop again is not even made here."""
+        session = self.attendance
+        if self.entered and self.alive and (session._beats + 1) % session._beat_every == 0:
             self.attendance.say(
                 Progress(self.worker, self.entered, self._steps, self._steps, "a shard", doing=Doing.SHARD)
             )

@@ -1,6 +1,6 @@
 """The pure membership machine alone: a job of N members forms, trains, loses one, goes on and gets another leader.
 
-What the leader does with its mailbox: `membership.advance` with as many letters as it takes at once, and a look at the
+What the leader does with its mailbox: `membership.advance` with as many events as it takes at once, and a look at the
 group's next deadline.
 """
 
@@ -14,7 +14,7 @@ from elastic.config import JobSpec
 from elastic.protocol import membership
 from elastic.protocol.membership import AgentUp, Commit, Committed, Elected, Event, Group, State
 from elastic.protocol.messages import Announce, Doing, Generation, Progress, Report, RingState, RingUp, WorkerDead
-from elastic.rendezvous.leader import letters_at_once
+from elastic.rendezvous.leader import events_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Drill:
         done = 0
         while done < len(ready):
             self._now_s += 0.01
-            letters = ready[done : done + letters_at_once(len(self._group.workers))]
-            done += len(letters)
-            actions = membership.advance(self._group, letters, self._now_s)
+            events = ready[done : done + events_at_once(len(self._group.workers))]
+            done += len(events)
+            actions = membership.advance(self._group, events, self._now_s)
             membership.deadline_s(self._group)
             for action in actions:
                 if isinstance(action, Commit):

@@ -92,7 +92,7 @@ LIVE_GATES = {json.dumps(str(self._gates))}
         if not addresses:
             raise ElasticError("there is no rendezvous")
         keyring = of_role(self._cluster.home / "ann", Role.OPERATOR)
-        return FleetClient(addresses, door=ChannelFactory(keyring))
+        return FleetClient(addresses, channels=ChannelFactory(keyring))
 
     def status(self) -> Line:
         """state "" while nobody can say."""

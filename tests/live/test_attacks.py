@@ -111,12 +111,14 @@ def test_whoever_is_no_member_of_the_fleet_is_refused_with_a_reason(
             ask(fleet, unchecked(certs(fleet, who), Role.OPERATOR, monkeypatch), look)
         refused(fleet, because, "handshake")
     with pytest.raises(ElasticError, match="give --certs"):
-        FleetClient(fleet.client.replicas, wait_s=0.0, door=PLAIN).overview()
+        FleetClient(fleet.client.replicas, wait_s=0.0, channels=PLAIN).overview()
     refused(fleet, "does not speak TLS", "handshake")
 
     # a good one of another role, and of another node
     issuer.issue("vic", ["viewer"], certs(fleet, "vic"))
-    viewer = FleetClient(fleet.client.replicas, door=ChannelFactory(keyring.of_role(certs(fleet, "vic"), Role.VIEWER)))
+    viewer = FleetClient(
+        fleet.client.replicas, channels=ChannelFactory(keyring.of_role(certs(fleet, "vic"), Role.VIEWER))
+    )
     assert viewer.job(job)["state"] == "placed"
     with pytest.raises(ConfigError, match="takes one with role operator"):
         viewer.stop(job, "for fun")

@@ -109,7 +109,7 @@ def test_each_expression_of_the_dashboard_finds_a_job_with_a_kill_and_a_fleet_wi
                 return {alert["labels"]["alertname"] for alert in prometheus.ask("alerts")["alerts"]}
 
             job.until("the alert of the notice", lambda: "ElasticMachineGoes" in firing())
-            assert not firing() & {"ElasticMetricsOld", "ElasticJobDoesNotStep", "ElasticDoorRefuses"}
+            assert not firing() & {"ElasticMetricsOld", "ElasticJobDoesNotStep", "ElasticManyRefusals"}
 
 
 @needs_prometheus

@@ -31,7 +31,7 @@ def _scene(random: Random, name: str, *faults: Fault, **changes: Any) -> Scene:
         "name": name, "nodes": nodes, "slots": slots, "min_workers": 1, "max_workers": nodes * slots, "spares": 0,
         "steps": random.randint(14, 24), "epoch_steps": 1000, "units": random.choice([2, 4, 6]), "faults": faults,
         "store_trouble": 0.0, "copy_trouble": 0.0, "link_trouble": 0.0, "short_log": False, "heal_s": HORIZON_S,
-        "retains": random.random() < 0.8, "skewed": random.random() < 0.5, "letters": random.choice([1, 256]),
+        "retains": random.random() < 0.8, "skewed": random.random() < 0.5, "batch": random.choice([1, 256]),
         "snapshot_every": random.choice([0, 3]), "revives": random.random() < 0.5,
     }  # fmt: skip
     return Scene(**{**calm, **changes})

@@ -99,7 +99,7 @@ class Scene:
     replace: bool = True
     max_restarts: int = 3
     reduction: Reduction = Reduction.EXACT
-    letters: int = 256
+    batch: int = 256
     """How many words a leader takes at once, if they are there."""
     snapshot_every: int = 0
     """Members keep their state in the memory of their nodes before operations whose place is a multiple; 0: never."""
@@ -247,7 +247,7 @@ def _network(random: Random) -> dict[str, Any]:
 
 def _kept(random: Random) -> dict[str, Any]:
     return {
-        "letters": random.choice([1, 256]),
+        "batch": random.choice([1, 256]),
         "snapshot_every": random.choice([0, 1, 3]),
         "revives": random.random() < 0.5,
     }

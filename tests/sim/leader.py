@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 3.0
 RETRY_S = 0.1
-LETTERS_AT_ONCE = 256
+EVENTS_AT_ONCE = 256
 """As of elastic/rendezvous/leader.py."""
 
 
@@ -180,30 +180,30 @@ class Leader:
         if self.paused:
             self._asleep.append(self._turn)
             return
-        letters = [self._mailbox.popleft() for _ in range(min(len(self._mailbox), self.world.scene.letters))]
-        self._apply(letters)
+        events = [self._mailbox.popleft() for _ in range(min(len(self._mailbox), self.world.scene.batch))]
+        self._apply(events)
 
-    def _apply(self, letters: list[Event]) -> None:
+    def _apply(self, events: list[Event]) -> None:
         before = self.group.state
-        if len(letters) > 1:
-            actions = membership.advance(self.group, letters, self.clock.now_s)
-            self.world.reach("several letters were taken together")
-            self.world.events += len(letters)
+        if len(events) > 1:
+            actions = membership.advance(self.group, events, self.clock.now_s)
+            self.world.reach("several events were taken together")
+            self.world.events += len(events)
         else:
             seen = self.group.workers
-            self.group, actions = step(self.group, letters[0], self.clock.now_s)
-            self.world.stepped("membership", before, letters[0], self.group.state)
+            self.group, actions = step(self.group, events[0], self.clock.now_s)
+            self.world.stepped("membership", before, events[0], self.group.state)
             for worker in seen.keys() & self.group.workers.keys():
                 if (was := seen[worker].stage) is not (now := self.group.workers[worker].stage):
-                    self.world.changes.add(("worker", str(was), type(letters[0]).__name__, str(now)))
+                    self.world.changes.add(("worker", str(was), type(events[0]).__name__, str(now)))
         self.world.judge.grouped(self.group)
         if actions and self.world.is_told:
-            self.world.say(self.host, f"{letters}")
+            self.world.say(self.host, f"{events}")
         if before is not self.group.state:
             self.world.hook(f"leader_{self.group.state}")
             self.world.paths.told(self.group)
         end = next((action for action in actions if isinstance(action, End)), None)
-        if (end and not self.leads) or any(isinstance(event, CommitRefused) for event in letters):
+        if (end and not self.leads) or any(isinstance(event, CommitRefused) for event in events):
             self.resign()
             return
         for action in actions:

@@ -59,7 +59,7 @@ RARE = (
     "redo rule: computed alone",
     "redo rule: the operation is redone",
     "redo rule: the result is copied",
-    "several letters were taken together",
+    "several events were taken together",
     "shards by speed in a loss generation",
     "shards followed speed",
     "two halves that see no common member",

@@ -88,7 +88,9 @@ LIVE_GATES = {json.dumps(str(self._gates))}
         try:
             (address,) = re.findall(r"^export ELASTIC_RENDEZVOUS=(\S+)", self.output, re.MULTILINE)[-1:]
             keyring = of_role(self.dir / "certs" / "operator", Role.OPERATOR)
-            return FleetClient([address], door=ChannelFactory(keyring)).status((self.dir / "job").read_text().strip())
+            return FleetClient([address], channels=ChannelFactory(keyring)).status(
+                (self.dir / "job").read_text().strip()
+            )
         except (ElasticError, OSError, ValueError):
             return {"state": "", "generation": 0, "members": []}
 

@@ -118,7 +118,7 @@ def soak(home: Path, rounds: int, seed: int) -> SoakOutcome:
         before, after = job.run()
         seconds = time.monotonic() - begun_s
         job.end()
-        leftovers = left(job.mark, job.doors, temporary, at_first)
+        leftovers = left(job.mark, job.ports, temporary, at_first)
         steps = job.steps()
     return SoakOutcome(rounds, before, after, leftovers, steps, seconds)
 
@@ -131,7 +131,7 @@ class Soak:
         self._dice = random.Random(seed)
         self._world = MembershipView()
         self._until = home / "enough"
-        self.doors: set[resources.OpenPort] = set()
+        self.ports: set[resources.OpenPort] = set()
         """All on which the job's processes were seen to listen."""
         options = ["--workers", str(WORKERS), "--name", JOB]
         command = [str(SCRIPT), "--until", str(self._until)]
@@ -200,7 +200,7 @@ class Soak:
 
     def _look(self, lasting: dict[str, int]) -> Look:
         """What they hold while the job steps and nothing else happens. Raises JobFailed if one of them is gone."""
-        self.doors |= resources.doors(processes.living(self.mark))
+        self.ports |= resources.open_ports(processes.living(self.mark))
         seen: list[Look] = []
         for _ in range(MEASURED_STEPS):
             self._await_step(len(self._job.steps()))

@@ -85,7 +85,7 @@ def peers_of(opened: dict[str, Listener]) -> list[Peer]:
 
 
 def build_one(
-    door: Listener,
+    opened: Listener,
     me: str,
     peers: Sequence[Peer],
     *,
@@ -98,7 +98,7 @@ def build_one(
     kept: dict[str, PeerLink] | None = None,
 ) -> Ring:
     return build(
-        door,
+        opened,
         job=JOB,
         generation=generation,
         me=me,

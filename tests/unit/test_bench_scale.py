@@ -19,7 +19,7 @@ GOOD = Figures(1000, form_s=1.5, loss_ms=200, shrink_ms=400, etcd_writes=1, form
 
 
 def test_the_machine_forms_loses_one_and_gets_another_leader() -> None:
-    """The drill itself checks who goes on; each letter is counted once."""
+    """The drill itself checks who goes on; each word is counted once."""
     parts = {part.name: part.decisions for part in Drill(20).run() if part.name != "commit"}
     assert parts == {
         "elect": 1, "form": 40, "build": 20, "train": 40, "lose": 1, "report": 19, "rebuild": 19, "elect again": 1,

@@ -83,10 +83,10 @@ def test_the_least_of_several_looks_leaves_short_lived_needs_out() -> None:
     assert least([HeldResources(9, 2, 5.0), HeldResources(8, 3, 4.0)]) == HeldResources(8, 2, 4.0)
 
 
-def test_a_door_is_seen_while_it_is_listened_on() -> None:
+def test_a_port_is_seen_while_it_is_listened_on() -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:
         port = server.getsockname()[1]
-        seen = {door for door in resources.doors([os.getpid()]) if door.port == port}
+        seen = {found for found in resources.open_ports([os.getpid()]) if found.port == port}
         assert len(seen) == 1
         another = socket.create_server(("127.0.0.1", port), reuse_port=True)
         assert resources.still_open(seen) == seen

@@ -28,7 +28,7 @@ STANDS = 3
 
 RETURN_S = 0.1
 """Seconds within which an agent that has lost its leader has to attend again; its first try comes within 50 ms. In a
-job of thousands of agents this grows in proportion to the interval of beats."""
+job of thousands of agents this grows in proportion to evict_s."""
 
 
 def silence(node: str) -> str:
@@ -84,7 +84,7 @@ def _ends(g: Group) -> dict[str, tuple[float, str]]:
             if others.were_heard(one, timing.suspect_s):
                 ends[node] = min(ends[node], max(one.since_s + timing.evict_s, stands_s))
     told = {node: (ends_s, silence(node)) for node, ends_s in ends.items()}
-    return_s = RETURN_S * timing.beat_s / g.spec.timing.beat_s
+    return_s = RETURN_S * timing.evict_s / g.spec.timing.evict_s
     return told | {node: (g.silent_nodes[node].ended_s + return_s, end(node)) for node in _seen_to_end(g)}
 
 

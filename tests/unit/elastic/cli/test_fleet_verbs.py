@@ -241,7 +241,7 @@ def test_a_submission_that_is_asked_again_has_the_same_token(monkeypatch: pytest
             raise ElasticError("nobody leads the job at the moment")
         return pb.Answer(leading=True, document='{"job": "train-1"}')
 
-    monkeypatch.setattr(client_module, "ask_leader", lambda replicas, ask, door: ask(None))
+    monkeypatch.setattr(client_module, "ask_leader", lambda replicas, ask, channels: ask(None))
     monkeypatch.setattr(client_module, "_asked", asked)
     client = client_module.FleetClient(["here:1"])
     spec = JobSpec(name="train", command=("train",), workers=1)

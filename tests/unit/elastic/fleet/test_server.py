@@ -138,7 +138,7 @@ def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place
     store = MemoryStore()
     kept: list[tuple[str, bool]] = []
 
-    class Reigning:
+    class Leading:
         """With agents on two nodes, both admitted by one token."""
 
         group = SimpleNamespace(size=0)
@@ -152,7 +152,7 @@ def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place
         to = registry.Registry(store, candidate)
         job = to.submit(SPEC)
         server._parts[job] = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
-        server._service.leads[job] = JobEntry(None, Reigning())  # type: ignore[arg-type]
+        server._service.leads[job] = JobEntry(None, Leading())  # type: ignore[arg-type]
         following = asyncio.create_task(server._follow())
         try:
             to.place(job, Placement((NodeShare("a", 1),)), (Grant("a", "t"), Grant("b", "t")))
@@ -188,8 +188,8 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
 
         def write_address(self) -> None:
             group = SimpleNamespace(state=State.FORMING)
-            reign: Any = SimpleNamespace(group=group, post=self.post)
-            self.service.leads["train-1"] = JobEntry(None, reign)  # type: ignore[arg-type]
+            leader: Any = SimpleNamespace(group=group, post=self.post)
+            self.service.leads["train-1"] = JobEntry(None, leader)  # type: ignore[arg-type]
 
         async def post(self, event: Stopped) -> None:
             heard.append(event)
@@ -197,19 +197,19 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
 
         async def run(self) -> None:
             await self.stopped.wait()
-            self.service.leads["train-1"].reign = None
+            self.service.leads["train-1"].leader = None
             await self.ended({"exit_code": 143, "because": "stopped", "digest": "", "generation": 0})
 
     monkeypatch.setattr(server_module, "JobReplica", Part)
     monkeypatch.setattr(server_module, "STOP_POLL_S", 0.01)
 
     async def story(server: Server, path: Path) -> None:
-        book = FleetState((STOPPED,))
-        server._apply(book, 1)
+        state = FleetState((STOPPED,))
+        server._apply(state, 1)
         while server._parts:
             await asyncio.sleep(0.01)
         assert "part_failed" in events(path)
-        server._apply(book, 2)
+        server._apply(state, 2)
         await server._parts["train-1"]
         assert heard == [Stopped("stopped: enough", at_once=True)]
         assert server._etcd.get(f"{registry.ROOT}results/train-1", timeout_s=1) is not None
@@ -271,7 +271,7 @@ def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
             async def lead(self, chain: object) -> End:
                 return End(0, "complete")
 
-            async def farewell(self, end: End) -> None:
+            async def announce_end(self, end: End) -> None:
                 while not known():
                     await asyncio.sleep(0.01)
 

@@ -54,7 +54,7 @@ def test_a_job_that_another_replica_leads_keeps_its_counts_here_and_nothing_else
     registry = MetricRegistry()
     metrics, fold = ReplicaMetrics(registry), JobFold(registry, "a", leader_only=True)
     with Journal(tmp_path / "j.jsonl", "a", "r", "n") as journal:
-        leads = JobEntry(journal, reign=cast(JobLeader, Lead()))
+        leads = JobEntry(journal, leader=cast(JobLeader, Lead()))
         metrics.show_jobs({"a": leads})
         fold.see(line(1, "published", "", 2, kind="loss"))
         seen = shown(registry)

@@ -525,7 +525,7 @@ def test_a_process_that_is_still_starting_may_be_a_spare() -> None:
     assert group.starting == {"n": 2}
 
 
-def test_letters_taken_at_once_do_what_they_do_one_by_one() -> None:
+def test_events_taken_at_once_do_what_they_do_one_by_one() -> None:
     """Three members form, one dies, the others report: the same group and the same actions, however they are read."""
     events: list[Event] = [Elected(1)]
     for worker in "abc":

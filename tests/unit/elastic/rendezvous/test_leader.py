@@ -31,7 +31,7 @@ from elastic.protocol.messages import (
     Word,
 )
 from elastic.records.journal import Journal
-from elastic.rendezvous import leader as reign_module
+from elastic.rendezvous import leader as leader_module
 from elastic.rendezvous.leader import JobLeader, SteppedDown, StoreThread
 from elastic.rendezvous.service import JobEntry, RendezvousService
 from elastic.store.base import Compare, Delete, Item, Lease, Put, TxnResult
@@ -86,7 +86,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def lead_to_the_end(
     store: DeafStore, journal: Journal, *, usurped: bool = False, deaf: int = 0, slow_s: float = 0.0
 ) -> tuple[End | SteppedDown, list[str]]:
-    """A reign that is told that the job cannot go on. Returns how it ended, and what its agent was told.
+    """A leader that is told that the job cannot go on. Returns how it ended, and what its agent was told.
 
     slow_s: so long ago, by its own clock, was its lease granted.
     """
@@ -101,10 +101,10 @@ def lead_to_the_end(
     async def lead() -> tuple[End | SteppedDown, list[str]]:
         thread = StoreThread()
         async with LeaseKeeper(first, won.term) as tenure:
-            reign = JobLeader(SPEC, tenure, journal, thread)
-            session = reign.attach("a")
-            await reign.post(HOPELESS)
-            outcome = await reign.lead(())
+            leader = JobLeader(SPEC, tenure, journal, thread)
+            session = leader.attach("a")
+            await leader.post(HOPELESS)
+            outcome = await leader.lead(())
         thread.close()
         told = [session.outbox.get_nowait().WhichOneof("content") for _ in range(session.outbox.qsize())]
         return outcome, [str(content) for content in told]
@@ -142,7 +142,7 @@ def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -
 
 def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that nobody hears the end of would hold up every later one."""
-    monkeypatch.setattr(reign_module, "MAILBOX_LIMIT", 1)
+    monkeypatch.setattr(leader_module, "MAILBOX_LIMIT", 1)
     candidate = Candidate(MemoryStore(), "job", "first", time.monotonic)
     won = candidate.stand()
     assert isinstance(won, Won)
@@ -153,11 +153,11 @@ def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, m
     async def lead() -> End | SteppedDown:
         thread = StoreThread()
         async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            reign = JobLeader(SPEC, tenure, journal, thread)
-            await reign.post(AgentDown("b"))
-            reign._start(fail())
-            await asyncio.wait(list(reign._tasks))
-            outcome = await reign.lead(())
+            leader = JobLeader(SPEC, tenure, journal, thread)
+            await leader.post(AgentDown("b"))
+            leader._start(fail())
+            await asyncio.wait(list(leader._tasks))
+            outcome = await leader.lead(())
         thread.close()
         return outcome
 
@@ -171,8 +171,8 @@ def _order(message: pb.LeaderOrder) -> Order | None:
 def lead_until_pointed(
     store: DeafStore, journal: Journal, *, resumed: str = "", known: str = "", deaf: int = 0, words: Sequence[Word] = ()
 ) -> list[str]:
-    """A reign over the member a.0.0, up to its answers to these words. Returns what its agent was told of pointers, and
-    at last what `elastic status` shows. known: to the store."""
+    """A leader over the member a.0.0, up to its answers to these words. Returns what its agent was told of pointers,
+    and then what `elastic status` shows. known: to the store."""
     candidate = Candidate(store, "job", "first", time.monotonic)
     won = candidate.stand()
     assert isinstance(won, Won)
@@ -187,20 +187,20 @@ def lead_until_pointed(
         thread = StoreThread()
         told = []
         async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            reign = JobLeader(SPEC, tenure, journal, thread, resumed)
-            session = reign.attach("a")
-            leading = asyncio.create_task(reign.lead((record,)))
-            while (resumed or known) and not reign.group.checkpoint:
+            leader = JobLeader(SPEC, tenure, journal, thread, resumed)
+            session = leader.attach("a")
+            leading = asyncio.create_task(leader.lead((record,)))
+            while (resumed or known) and not leader.group.checkpoint:
                 await asyncio.sleep(0.01)  # a thread answers, and tells nobody
             for word in words:
-                await reign.post(word)
+                await leader.post(word)
                 while not isinstance(pointed := _order(await session.outbox.get()), Pointed):
                     continue
                 told.append(f"{pointed.series} {pointed.entry} {pointed.holds}")
-            await reign.post(HOPELESS)
+            await leader.post(HOPELESS)
             await leading
         thread.close()
-        return [*told, reign.group.checkpoint]
+        return [*told, leader.group.checkpoint]
 
     return asyncio.run(lead())
 
@@ -234,12 +234,14 @@ def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_
     async def lead() -> None:
         thread = StoreThread()
         async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            reign = JobLeader(SPEC, tenure, journal, thread)
-            leading = asyncio.create_task(reign.lead((record,)))
+            leader = JobLeader(SPEC, tenure, journal, thread)
+            leading = asyncio.create_task(leader.lead((record,)))
             await asyncio.sleep(0)
-            assert reign.is_older("a", {3: "any", 4: record.digest()}) == ""
-            assert "generation 5, and the newest in etcd is 4" in reign.is_older("a", {4: record.digest(), 5: "x"})
-            assert "another generation 4, and the newest in etcd is 4" in reign.is_older("a", {4: "of another history"})
+            assert leader.is_older("a", {3: "any", 4: record.digest()}) == ""
+            assert "generation 5, and the newest in etcd is 4" in leader.is_older("a", {4: record.digest(), 5: "x"})
+            assert "another generation 4, and the newest in etcd is 4" in leader.is_older(
+                "a", {4: "of another history"}
+            )
             leading.cancel()
             await asyncio.gather(leading, return_exceptions=True)
         thread.close()
@@ -271,15 +273,15 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(journal: Journal, *,
 
         thread = StoreThread()
         async with LeaseKeeper(candidate, won.term) as tenure:
-            reign = JobLeader(SPEC, tenure, journal, thread)
-            service.leads["job"] = JobEntry(journal, reign)
+            leader = JobLeader(SPEC, tenure, journal, thread)
+            service.leads["job"] = JobEntry(journal, leader)
             call = asyncio.create_task(
                 service.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
             )
             with pytest.raises(asyncio.CancelledError):
                 await call
-            told = [await asyncio.wait_for(reign._mailbox.get(), 30) for _ in range(2)]
-            return reign.nodes, told
+            told = [await asyncio.wait_for(leader._mailbox.get(), 30) for _ in range(2)]
+            return leader.nodes, told
 
     nodes, told = asyncio.run(attend())
     assert (nodes, told) == ([], [AgentUp("a", 1), AgentDown("a", ended=not in_order)])

@@ -119,7 +119,7 @@ def test_an_agent_without_the_nodes_own_certificate_shows_that_of_its_workers(tm
     assert of_role(tmp_path / "a", Role.AGENT, Role.WORKER).current().identity == Identity(Role.AGENT, "a")
     (tmp_path / "a" / "agent.pem").unlink()
     assert of_role(tmp_path / "a", Role.AGENT, Role.WORKER).current().identity == Identity(Role.WORKER, "a")
-    Reach(certs=tmp_path / "a").door()
+    Reach(certs=tmp_path / "a").channels()
     worker = Identity(Role.WORKER, "a")
     assert not roles.objection_to_call(worker, "/elastic.wire.Rendezvous/Attend")
     for method in ("Fleet/Attend", "Fleet/Ask", "Rendezvous/Drain", "Rendezvous/Status"):

@@ -62,28 +62,28 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class At:
-    """A replica's door, and what its journal says. lead: nobody has it; that is an answer too."""
+    """A replica, and what its journal says. lead: nobody has it; that is an answer too."""
 
     def __init__(self, home: Path, path: Path) -> None:
         self.home, self._path = home, path
         self.address = ""
 
-    def door(self, who: str, role: Role) -> ChannelFactory:
+    def channels(self, who: str, role: Role) -> ChannelFactory:
         return ChannelFactory(of_role(self.home / who, role))
 
-    async def ask(self, door: ChannelFactory, question: pb.Question) -> pb.Answer:
-        async with door.aio_channel(self.address, PATIENT) as channel:
+    async def ask(self, channels: ChannelFactory, question: pb.Question) -> pb.Answer:
+        async with channels.aio_channel(self.address, PATIENT) as channel:
             answer: pb.Answer = await FleetStub(channel).Ask(question, timeout=CALL_S)
             return answer
 
-    async def attend(self, door: ChannelFactory, node: str) -> str:
+    async def attend(self, channels: ChannelFactory, node: str) -> str:
         """The reason that the first answer of a stream gives, which must be one."""
 
-        async def words() -> AsyncIterator[pb.AgentWord]:  # who is refused at the door is told so before it has spoken
+        async def words() -> AsyncIterator[pb.AgentWord]:  # who is refused is told so before it has spoken
             yield pb.AgentWord(hello=pb.AgentHello(job="none", node=node, slots=1))
             await asyncio.Event().wait()
 
-        async with door.aio_channel(self.address, PATIENT) as channel:
+        async with channels.aio_channel(self.address, PATIENT) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await RendezvousStub(channel).Attend(words()).read()
             return f"{caught.value.code().name} {caught.value.details()}"
@@ -127,18 +127,18 @@ LOOK, STOP = pb.Question(overview=pb.Overview()), pb.Question(stop=pb.Stop(job="
 def test_a_role_may_do_what_is_listed_for_it_and_nothing_else(certs: Path, tmp_path: Path) -> None:
     async def story(at: At) -> None:
         for who, role in (("ann", Role.OPERATOR), ("vic", Role.VIEWER)):
-            assert not (await at.ask(at.door(who, role), LOOK)).leading
-        assert not (await at.ask(at.door("ann", Role.OPERATOR), STOP)).leading
+            assert not (await at.ask(at.channels(who, role), LOOK)).leading
+        assert not (await at.ask(at.channels("ann", Role.OPERATOR), STOP)).leading
         for who, role in (("vic", Role.VIEWER), ("a", Role.AGENT)):
             with pytest.raises(grpc.aio.AioRpcError, match="role operator") as caught:
-                await at.ask(at.door(who, role), STOP)
+                await at.ask(at.channels(who, role), STOP)
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
         assert (await at.refused("viewer vic does not allow stop"))["caller"] == "viewer vic"
         assert (await at.refused("agent a does not allow Ask"))["peer"].startswith("127.0.0.1:")
-        own = await at.attend(at.door("a", Role.AGENT), "a")
+        own = await at.attend(at.channels("a", Role.AGENT), "a")
         assert own.startswith("INVALID_ARGUMENT no job 'none' here"), "it got as far as the service"
-        assert "certificate is that of node a, not of 'b'" in await at.attend(at.door("a", Role.AGENT), "b")
-        assert "role agent" in await at.attend(at.door("ann", Role.OPERATOR), "a")
+        assert "certificate is that of node a, not of 'b'" in await at.attend(at.channels("a", Role.AGENT), "b")
+        assert "role agent" in await at.attend(at.channels("ann", Role.OPERATOR), "a")
 
     play(certs, tmp_path, story)
 
@@ -152,7 +152,7 @@ def test_a_stream_that_does_not_begin_is_ended(certs: Path, tmp_path: Path, monk
             await asyncio.Event().wait()
             yield pb.AgentWord()
 
-        async with at.door("a", Role.AGENT).aio_channel(at.address, PATIENT) as channel:
+        async with at.channels("a", Role.AGENT).aio_channel(at.address, PATIENT) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match=r"no hello within 0\.05 s"):
                 await RendezvousStub(channel).Attend(nothing(), timeout=CALL_S).read()
         await at.refused("its message has not come")
@@ -186,7 +186,7 @@ def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeyp
             noise.sendall(b"\x00" + os.urandom(512))
             noise.settimeout(CALL_S)
             assert await asyncio.to_thread(noise.recv, 1) == b""
-        assert not (await at.ask(at.door("ann", Role.OPERATOR), LOOK)).leading, "and others are served"
+        assert not (await at.ask(at.channels("ann", Role.OPERATOR), LOOK)).leading, "and others are served"
 
     play(certs, tmp_path, story)
 
@@ -200,8 +200,8 @@ def test_only_a_replica_is_believed_to_be_one(certs: Path, tmp_path: Path) -> No
         pair = [(worker.key, worker.chain)]
         port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
         await server.start()
-        door = ChannelFactory(of_role(certs / "ann", Role.OPERATOR))
-        async with door.aio_channel(f"127.0.0.1:{port}", PATIENT) as channel:
+        channels = ChannelFactory(of_role(certs / "ann", Role.OPERATOR))
+        async with channels.aio_channel(f"127.0.0.1:{port}", PATIENT) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="verif"):
                 await FleetStub(channel).Ask(LOOK, timeout=CALL_S)
         await server.stop(grace=None)
@@ -220,7 +220,7 @@ def test_certificates_are_replaced_while_a_replica_runs(tmp_path: Path) -> None:
     new.issue("ben", ["operator"], home / "ben")
 
     async def story(at: At) -> None:
-        ann, ben = at.door("ann", Role.OPERATOR), at.door("ben", Role.OPERATOR)
+        ann, ben = at.channels("ann", Role.OPERATOR), at.channels("ben", Role.OPERATOR)
         await at.ask(ann, LOOK)
         with pytest.raises(grpc.aio.AioRpcError):
             await at.ask(ben, LOOK)

@@ -144,9 +144,9 @@ def test_a_leader_that_leaves_gives_up_its_lease_before_it_sends_its_agents_away
             spec = JobSpec(name="job", command=("train",), workers=1)
             part = asyncio.create_task(JobReplica(spec, tmp_path, Watched(), "here", service, journal, "").run())
             async with asyncio.timeout(PATIENCE_S):
-                while (reign := service.leads["job"].reign if service.leads else None) is None:
+                while (leader := service.leads["job"].leader if service.leads else None) is None:
                     await asyncio.sleep(0.01)
-                session = reign.attach("a")
+                session = leader.attach("a")
                 part.cancel()
                 await asyncio.gather(part, return_exceptions=True)
 
