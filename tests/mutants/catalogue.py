@@ -97,7 +97,7 @@ def late_copy(module: Any) -> None:
             if not self._may_copy(newcomer):
                 connection.send({"later": "no window here"})
                 return
-            number, window, carrier = standing.position.reduced, self._window, self.carrier
+            number, window, carrier = standing.position.reduced, self.window, self.carrier
             op, about = window.op, self._about()
             standing.post(module.CopyBegun(newcomer))
             standing.post(module.CopyEnded(newcomer, number, True))
@@ -114,7 +114,7 @@ def no_fencing(module: Any) -> None:
     sound = module.LeaderOrders.leave_if_over
 
     def leave_if_over(self: Any) -> None:
-        if isinstance(self._over, module.Close | module.Release):
+        if isinstance(self._over, module.messages.Close | module.messages.Release):
             sound(self)
 
     module.LeaderOrders.leave_if_over = leave_if_over
@@ -185,7 +185,7 @@ def script_stays(module: Any) -> None:
     """The script of the round before is not ended when the next round begins."""
 
     def end_script(self: Any) -> None:
-        self._at.script = module.ScriptState.WAITING
+        self._at.script = module.rounds.ScriptState.WAITING
 
     module.Supervisor._end_script = end_script
 

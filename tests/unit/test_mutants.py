@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
+import re
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TypeAlias
@@ -9,6 +12,15 @@ from typing import TypeAlias
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
+
+
+@pytest.mark.parametrize("name", list(MUTANTS))
+def test_a_defect_names_only_what_there_is(name: str) -> None:
+    mutant = MUTANTS[name]
+    module = import_module(mutant.module)
+    for named in re.findall(r"\bmodule\.([\w.]+)", inspect.getsource(mutant.patch)):
+        operator.attrgetter(named)(module)
+
 
 Place: TypeAlias = tuple[object, str]
 
