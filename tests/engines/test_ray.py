@@ -22,6 +22,7 @@ from chaos_tests.support.processes import command_line, living
 from elastic.errors import ConfigError, ElasticError, LaunchFailed, NameInUse
 from elastic.ray import JobResult, Trainer
 from tests.engines.training import DEADLINE_S, SOON_ORPHANS, STEPS, Course, train
+from tests.live.jobs import ROOT
 
 ray = pytest.importorskip("ray", reason="make test-engines installs it")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -404,6 +405,18 @@ def holds_an_agent(node: Any) -> bool:
     """Whether this node of the cluster has a place of a job."""
     groups = ray.util.placement_group_table().values()
     return node.node_id in {where for group in groups for where in group["bundles_to_node_id"].values()}
+
+
+def test_nodes_that_lack_something_are_not_tried_for_ever(course: Course, mark: str) -> None:
+    broken = course.home / "broken"
+    (broken / "grpc").mkdir(parents=True)
+    (broken / "grpc" / "__init__.py").write_text("raise ImportError('not on this machine')")
+    with nodes(1, drives=False) as cluster:
+        where = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(broken), str(ROOT)])}}
+        ray.init(address=cluster.cluster.address, log_to_driver=False, runtime_env=where)
+        with pytest.raises(ElasticError, match="each attempt fails: ImportError: not on this"):
+            trainer(course, workers=(1, 1)).fit()
+        course.until("no process of the job", lambda: not of_the_job(mark))
 
 
 def test_what_cannot_be_a_job_is_said_before_ray_is_asked(course: Course) -> None:
