@@ -216,8 +216,9 @@ def redis(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     process.wait()
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
 def test_the_head_is_lost_without_redis_and_all_of_ray_ends_and_another_call_goes_on(
-    course: Course, mark: str, quiet: str
+    comes_back: bool, course: Course, mark: str, quiet: str
 ) -> None:
     with nodes(2, drives=False) as cluster:
         driver = driver_of_another_process(cluster, course, "name='long', checkpoint_every='20 steps'")
@@ -228,6 +229,8 @@ def test_the_head_is_lost_without_redis_and_all_of_ray_ends_and_another_call_goe
             begun = len(course.worlds)
             course.until("steps without a head", lambda: len(course.worlds) > begun + 20)
             course.pace(0.5)  # it is not complete before Ray gives up
+            if comes_back:
+                cluster.cluster.head_node.start_gcs_server()
             assert driver.wait(DEADLINE_S) != 0, "Ray ends it"
         finally:
             driver.kill()
