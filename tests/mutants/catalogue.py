@@ -25,14 +25,14 @@ class Mutant:
     rounds: bool = False
 
 
-def _first_redone(standing: Any, leaf: Any) -> bool:
+def _first_redone(shared: Any, leaf: Any) -> bool:
     """Whether this is the first shard of a pass that is computed after a loss, in this generation."""
-    p = standing.position
+    p = shared.position
     leaf.settle()
     if p.record is None or str(p.record.kind) != "loss" or p.record.plan.op != p.reduced or not leaf.flats:
         return False
-    first = getattr(standing, "mutated", 0) != p.record.number
-    standing.mutated = p.record.number
+    first = getattr(shared, "mutated", 0) != p.record.number
+    shared.mutated = p.record.number
     return bool(first)
 
 
@@ -91,17 +91,17 @@ def late_copy(module: Any) -> None:
     """The donor's copy for a newcomer is taken after the update that the newcomer will make itself."""
 
     def serve_state(self: Any, connection: Any, newcomer: str, follow: bool) -> None:
-        standing = self._standing
-        with standing.changed:
-            standing.changed.wait_for(lambda: self._may_copy(newcomer) or not standing.position.donor, 5.0)
+        shared = self._shared
+        with shared.changed:
+            shared.changed.wait_for(lambda: self._may_copy(newcomer) or not shared.position.donor, 5.0)
             if not self._may_copy(newcomer):
                 connection.send({"later": "no window here"})
                 return
-            number, window, carrier = standing.position.reduced, self.window, self.carrier
+            number, window, carrier = shared.position.reduced, self.window, self.carrier
             op, about = window.op, self._about()
-            standing.post(module.CopyBegun(newcomer))
-            standing.post(module.CopyEnded(newcomer, number, True))
-            standing.changed.wait_for(lambda: window.op is not op and window.is_open, 10.0)
+            shared.post(module.CopyBegun(newcomer))
+            shared.post(module.CopyEnded(newcomer, number, True))
+            shared.changed.wait_for(lambda: window.op is not op and window.is_open, 10.0)
         header, blobs = carrier.capture()
         connection.send({"op": number, **about, "state": header})
         module.send_parts(connection, blobs)
@@ -148,7 +148,7 @@ def restart_everybody(module: Any) -> None:
     sound = module.LeaderOrders._published
 
     def published(self: Any, order: Any, generation: Any, *rest: Any) -> None:
-        p = self._standing.position
+        p = self._shared.position
         if str(generation.kind) == "loss" and p.entered and generation.ids[0] != p.me:
             os._exit(75)
         sound(self, order, generation, *rest)
