@@ -105,21 +105,25 @@ def _add_run(actions: Any) -> None:
         metavar="NAME",
         help="a preset, or faults with commas between; see `elastic chaos list` (default: kill)",
     )
-    run.add_argument("--seed", type=int, metavar="S", help="of the schedule (default: drawn, and printed)")
+    run.add_argument(
+        "--seed", type=int, metavar="S", help="seed of the schedule of faults (default: drawn, and printed)"
+    )
     run.add_argument(
         "--duration",
         type=_seconds,
         metavar="2m",
-        help="how long faults are injected, from the first step on (default: 80%% of the undisturbed run)",
+        help="time for which faults are injected, from the first step on (default: 80%% of the undisturbed run)",
     )
-    run.add_argument("--workers", type=int, metavar="N", help="workers (default: 3, or those of the job)")
+    run.add_argument("--workers", type=int, metavar="N", help="number of workers (default: 3, or those of the job)")
     run.add_argument(
         "--slots",
         type=int,
         metavar="N",
         help="run over several nodes on this machine, of N workers each (default: as the faults need it, of 1 each)",
     )
-    run.add_argument("--ranks", type=int, metavar="N", help="of a script for torchrun, as in `elastic run --ranks`")
+    run.add_argument(
+        "--ranks", type=int, metavar="N", help="logical ranks of a script for torchrun, as in `elastic run --ranks`"
+    )
     run.add_argument(
         "--restart", action="store_true", help="a script for torchrun, in rounds, as in `elastic run --restart`"
     )
@@ -131,7 +135,9 @@ def _add_run(actions: Any) -> None:
         "JSON list of counts), or as in one that `elastic chaos list` shows",
     )
     run.add_argument("--speed", type=_speed, metavar="X", help="play the trace X times faster (default 1)")
-    run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-chaos/<name>-<n>")
+    run.add_argument(
+        "--job-dir", type=Path, metavar="DIR", help="directory of this run (default: ./elastic-chaos/<name>-<n>)"
+    )
     run.add_argument(
         "--quiet-run",
         type=Path,
@@ -153,7 +159,9 @@ def _add_replay(actions: Any) -> None:
         epilog=REPLAY_EXAMPLES,
     )
     replay.add_argument("report", type=Path, metavar="REPORT", help="a report.json, or the directory it is in")
-    replay.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-chaos/<name>-<n>")
+    replay.add_argument(
+        "--job-dir", type=Path, metavar="DIR", help="directory of this run (default: ./elastic-chaos/<name>-<n>)"
+    )
     replay.add_argument("--json", action="store_true", help="what differs as one JSON object; the rest goes to stderr")
     replay.set_defaults(verb=_replay)
 

@@ -2,6 +2,7 @@
 
 ElasticError
 ├── ConfigError               fix the input; nothing was started
+│   └── CheckpointDirTaken    give another checkpoint directory
 ├── StoreError
 │   ├── StoreUnavailable      try again until the deadline; read first if the failed call was `ambiguous`
 │   ├── StoreRefused          fix the request or the rights; trying again cannot help
@@ -79,6 +80,10 @@ class ElasticError(Exception):
 
 class ConfigError(ElasticError):
     """Fix the input as the message says; nothing was started and nothing overwritten."""
+
+
+class CheckpointDirTaken(ConfigError):
+    """Give this job another checkpoint directory; the message names the job whose checkpoints are there."""
 
 
 class StoreError(ElasticError):

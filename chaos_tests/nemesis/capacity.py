@@ -27,11 +27,11 @@ def reclaim(scene: Scene, planned: Planned) -> None:
     if there in healthy and len(healthy) < 2:
         raise Impossible(f"{there} is the last that holds the state")
     begun_ns = time.monotonic_ns()
-    hit = (there,) if there is not None and there not in scene.victims.condemned else ()
+    hit = (there,) if there is not None and there not in scene.victims.targeted else ()
     pids = scene.victims.pids(hit)
     signals.send(pids.values(), signal.SIGKILL)
     text = f"the machine of place {slot} is taken away ({', '.join(hit)}), for {planned.lasts_s:g} s"
-    scene.condemns(planned, pids, begun_ns, text, target=f"place {slot}").slot = slot
+    scene.hits(planned, pids, begun_ns, text, target=f"place {slot}").slot = slot
     if not hit:
         scene.teller.seen(planned, "nobody was there just then")
 

@@ -16,11 +16,11 @@ from elastic.config import JobSpec, Overlap, Reduction
 
 PLACE_S = 10.0
 """How long a fault waits for its place once it has made a recovery or a join begin."""
-AMBUSH_S = 45.0
-"""How long one waits for somebody to come by: checkpoints and evaluations are rare."""
+ARMED_S = 45.0
+"""Seconds for which a failpoint waits for a worker to come there: checkpoints and evaluations are rare."""
 
 
-def ambush(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> None:
+def arm(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> None:
     """worker: who is hit when it comes by; "": as the fault's row says."""
     step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[planned.fault.step]
     order = FailpointOrder(planned.number, planned.place, act, step, planned.lasts_s)
@@ -30,8 +30,8 @@ def ambush(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> Non
     if not worker:
         (worker,) = workers.targets(scene, planned)
     scene.orders.give(order, worker)
-    scene.victims.condemned.add(worker)
-    scene.running.append(RunningFault(planned, laid=(order, worker)))
+    scene.victims.targeted.add(worker)
+    scene.running.append(RunningFault(planned, armed=(order, worker)))
 
 
 def never_reached(place: str, spec: JobSpec, *, on_nodes: bool) -> str:
@@ -50,25 +50,25 @@ def _spark(scene: Scene, planned: Planned, order: FailpointOrder) -> None:
     worker = scene.victims.any_of(planned, scene.victims.healthy())
     scene.orders.give(order)
     try:
-        workers.hit(scene, planned, (worker,), signal.SIGKILL, awaits_place=True, laid=(order, ANYBODY))
+        workers.hit(scene, planned, (worker,), signal.SIGKILL, awaits_place=True, armed=(order, ANYBODY))
     except Impossible:
         scene.orders.withdraw(order)
         raise
 
 
-def spring(scene: Scene, done: Mapping[str, Any]) -> None:
+def fired(scene: Scene, done: Mapping[str, Any]) -> None:
     """A worker came to its place and did what it was ordered to."""
-    running = next(one for one in scene.running if one.laid and one.planned.number == done["number"])
-    assert running.laid is not None
-    (order, _), planned, worker = running.laid, running.planned, str(done["worker_id"])
+    running = next(one for one in scene.running if one.armed and one.planned.number == done["number"])
+    assert running.armed is not None
+    (order, _), planned, worker = running.armed, running.planned, str(done["worker_id"])
     if order.point == IN_SCRIPT:
         scripts.hangs(scene, running, worker, int(done["t_mono_ns"]))
         return
     scene.world.pids[worker] = int(done["pid"])
-    running.laid, running.awaits_place = None, False
+    running.armed, running.awaits_place = None, False
     if planned.fault.effect is not Effect.ENDS:
         scene.running.remove(running)
-        scene.victims.condemned.discard(worker)
+        scene.victims.targeted.discard(worker)
     if planned.fault.effect is Effect.FREEZES:
         begun_ns, text = int(done["t_mono_ns"]), f"at {planned.place} SIGSTOP to"
         workers.hold(scene, planned, (worker,), signals.thaw_later, text, begun_ns)
@@ -79,26 +79,26 @@ def spring(scene: Scene, done: Mapping[str, Any]) -> None:
         return
     scene.teller.injected(planned, scene.victims.pids([worker]), int(done["t_mono_ns"]))
     scene.teller.told(planned, f"{worker} {order.act} at {planned.place}")
-    scene.victims.condemned.add(worker)
+    scene.victims.targeted.add(worker)
     running.injected = True
     running.hit.add(worker)
 
 
-def lies_still(scene: Scene, running: RunningFault, now_s: float) -> bool:
-    """Whether nobody has come into an ambush that waits on; one that has waited too long is given up."""
-    if running.laid is None:
+def still_armed(scene: Scene, running: RunningFault, now_s: float) -> bool:
+    """Whether the fault waits on for a worker to come to its failpoint. One that has waited too long is given up."""
+    if running.armed is None:
         return False
-    order, worker = running.laid
-    patience_s = PLACE_S if worker == ANYBODY else AMBUSH_S
+    order, worker = running.armed
+    patience_s = PLACE_S if worker == ANYBODY else ARMED_S
     gone = worker in scene.world.ended
     if (now_s - running.since_s <= patience_s and not gone) or not scene.orders.withdraw(order, worker):
         return True  # or somebody has just come, and will be heard of
-    running.laid, running.awaits_place = None, False
+    running.armed, running.awaits_place = None, False
     because = f"nobody came to {order.point}" + (f", and {worker} has ended" if gone else "")
     if running.injected:
         scene.teller.told(running.planned, because)
         return False
-    scene.victims.condemned.discard(worker)
+    scene.victims.targeted.discard(worker)
     scene.running.remove(running)
     scene.teller.skipped(running.planned, because)
     return True

@@ -22,7 +22,7 @@ from chaos_tests.scenario.schedule import Planned
 PATIENCE_S = 50.0
 """How long a fault waits for somebody it can be done to: longer than others wait for a script that hangs."""
 LAST_STEPS = 5
-"""So many steps before the last one an ambush is laid there."""
+"""So many steps before the last one a failpoint of that step is armed."""
 
 
 NEEDS: Mapping[Needs, Callable[[], str]] = {
@@ -46,7 +46,7 @@ class Nemesis:
         self._begun_s = math.inf
 
     def prepare(self, first: Sequence[str]) -> None:
-        """Lay the ambushes of the first step, for those who will be in it."""
+        """Arm the failpoints of the first step, in the workers that will be in it."""
         for planned in [one for one in self._waiting if one.fault.step is When.FIRST]:
             self._waiting.remove(planned)
             try:
@@ -55,7 +55,7 @@ class Nemesis:
                 self._scene.teller.skipped(planned, str(reason))
                 continue
             worker = self._scene.victims.any_of(planned, first)
-            failpoints.ambush(self._scene, planned, worker, **planned.fault.given)
+            failpoints.arm(self._scene, planned, worker, **planned.fault.given)
 
     def begin(self) -> None:
         """The first step was applied."""
@@ -65,7 +65,7 @@ class Nemesis:
         """lines: what the journals say since the last call; the world has heard them already. applied: steps so far."""
         self._scene.applied = applied
         for done in self._scene.orders.carried_out():
-            failpoints.spring(self._scene, done)
+            failpoints.fired(self._scene, done)
         for running in self._scene.running:
             if running.awaits_place and any(line["event"] == running.planned.place for line in lines):
                 workers.hit_again(self._scene, running)
@@ -152,7 +152,7 @@ class Nemesis:
         scene, now_s = self._scene, time.monotonic()
         for running in list(scene.running):
             planned = running.planned
-            if failpoints.lies_still(scene, running, now_s):
+            if failpoints.still_armed(scene, running, now_s):
                 continue
             if running.awaits_place:
                 if now_s - running.since_s <= failpoints.PLACE_S:

@@ -151,7 +151,7 @@ def intrude(scene: Scene, planned: Planned) -> None:
     answers = attend(job.cluster.client.replicas, job.name, node, token)
     if not {ADMITTED, REFUSED} & set(answers.values()):
         raise NotNow(f"nobody who leads answers: {answers}")
-    scene.condemns(planned, {}, begun_ns, f"attends as node {node}: {answers}", target=f"node {node}")
+    scene.hits(planned, {}, begun_ns, f"attends as node {node}: {answers}", target=f"node {node}")
     if ADMITTED not in answers.values():
         scene.teller.seen(planned, "he was refused")
 
@@ -190,10 +190,10 @@ def lose_all(scene: Scene, planned: Planned, *, damage: Damage | None = None) ->
     world.lose_all()
     text = f"SIGKILL to {', '.join(workers)}"
     if not spoiled:
-        scene.condemns(planned, pids, begun_ns, text)
+        scene.hits(planned, pids, begun_ns, text)
         return
     text = f"{text}; of {spoiled} {damage}, and memory is empty"
-    running = scene.condemns(planned, pids, begun_ns, text, spoiled=spoiled)
+    running = scene.hits(planned, pids, begun_ns, text, spoiled=spoiled)
     # Who begins from what is damaged gives way to the next one, until all are at work again.
     running.reach, running.until_steady = frozenset(job.nodes), True
 
@@ -209,7 +209,7 @@ def _leave(scene: Scene, planned: Planned, node: str, ask: Callable[[], object],
     """Ask a node to be without workers: those must leave by themselves, which is no loss."""
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(scene.world.there(node))
     ask()
-    scene.condemns(planned, pids, begun_ns, text, target=f"node {node}").end = end
+    scene.hits(planned, pids, begun_ns, text, target=f"node {node}").end = end
 
 
 def _note(
@@ -225,7 +225,7 @@ def _note(
     them may be some that were lost before, and were about to be ended."""
     workers, with_lost = scene.world.there(node), scene.world.on(node)
     scene.teller.injected(planned, scene.victims.pids(workers), begun_ns)
-    scene.victims.condemned.update(workers)
+    scene.victims.targeted.update(workers)
     left = processes.await_exits((*agents, *scene.victims.pids(with_lost).values()), signals.SEEN_S)
     scene.running.append(RunningFault(planned, end=end, injected=True))
     if left:

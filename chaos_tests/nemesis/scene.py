@@ -81,12 +81,12 @@ class Scene:
 
         return self.lasts(planned, let_go, text)
 
-    def condemns(
+    def hits(
         self, planned: Planned, pids: Mapping[str, int], begun_ns: int, text: str, **fields: object
     ) -> RunningFault:
         """It has begun, and these workers, each with its pid, are awaited to end. fields: for the journal."""
         self.teller.injected(planned, pids, begun_ns, **fields)
-        self.victims.condemned.update(pids)
+        self.victims.targeted.update(pids)
         return self._begun(RunningFault(planned, hit=set(pids), injected=True), text)
 
     def _begun(self, fault: RunningFault, text: str) -> RunningFault:
@@ -139,17 +139,17 @@ class Teller:
 class RunningFault:
     """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still.
 
-    awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
-    whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
-    a worker that begins meanwhile is hit too. awaits_event: an event of the journal, by which it will be seen.
-    until_steady: it lasts until all members are at work. insist_s: from when on those in `hit` that have not ended get
-    SIGKILL. alone: no other fault begins before it was seen.
+    awaits_place: it is in two parts, and waits for the second. armed: a failpoint to which no worker has come yet, and
+    the worker in which it is armed. slot: a place of which each new process is held, in `held`, until the fault ends.
+    reach: nodes on which a worker that begins meanwhile is hit too. awaits_event: an event of the journal, by which it
+    will be seen. until_steady: it lasts until all members are at work. insist_s: from when on those in `hit` that have
+    not ended get SIGKILL. alone: no other fault begins before it was seen.
     """
 
     planned: Planned
     since_s: float = field(default_factory=time.monotonic)
     awaits_place: bool = False
-    laid: tuple[FailpointOrder, str] | None = None
+    armed: tuple[FailpointOrder, str] | None = None
     hit: set[str] = field(default_factory=set)
     frozen: frozenset[str] = frozenset()
     until_s: float = field(init=False)
@@ -169,12 +169,13 @@ class RunningFault:
 
 
 class Victims:
-    """frozen: who stands still by our doing. condemned: who has been hit, or will be when it comes by."""
+    """frozen: who stands still by our doing. targeted: the workers that have been hit, or will be when they
+    come to a failpoint."""
 
     def __init__(self, world: MembershipView, seed: int) -> None:
         self._world, self._seed = world, seed
         self.frozen: set[str] = set()
-        self.condemned: set[str] = set()
+        self.targeted: set[str] = set()
 
     def dice(self, planned: Planned) -> random.Random:
         """Random numbers of this fault alone: a replay hits the same ranks, whatever became of faults before it."""
@@ -182,14 +183,14 @@ class Victims:
 
     def healthy(self) -> list[str]:
         """Members that hold the state, the oldest first."""
-        return [w for w in self._world.holders if w not in self.frozen and w not in self.condemned]
+        return [w for w in self._world.holders if w not in self.frozen and w not in self.targeted]
 
     def any_of(self, planned: Planned, workers: Sequence[str]) -> str:
         return self.dice(planned).choice(workers)
 
     def of(self, planned: Planned) -> tuple[str, ...]:
         """Nobody, if that cannot be done now."""
-        newcomers = sorted(self._world.newcomers - self.condemned)
+        newcomers = sorted(self._world.newcomers - self.targeted)
         return choose(planned.fault, self.healthy(), newcomers, self.dice(planned))
 
     def pids(self, workers: Sequence[str]) -> dict[str, int]:

@@ -28,7 +28,7 @@ def strike(scene: Scene, planned: Planned, *, number: signal.Signals) -> None:
     begun_ns, script = time.monotonic_ns(), scene.world.scripts[worker]
     signals.send([script], number)
     scene.teller.injected(planned, scene.victims.pids([worker]), begun_ns, script=script)
-    scene.victims.condemned.add(worker)
+    scene.victims.targeted.add(worker)
     scene.running.append(RunningFault(planned, hit={worker}, injected=True, alone=True))
     scene.teller.told(planned, f"{number.name} to the script of {worker}")
 
@@ -38,12 +38,12 @@ def hang(scene: Scene, planned: Planned) -> None:
     (worker,) = workers.targets(scene, planned)
     order = FailpointOrder(planned.number, IN_SCRIPT, Act.HANG_GIL)
     scene.orders.give(order, worker)
-    scene.running.append(RunningFault(planned, laid=(order, worker), awaits_event="scripts_hang"))
+    scene.running.append(RunningFault(planned, armed=(order, worker), awaits_event="scripts_hang"))
 
 
 def hangs(scene: Scene, running: RunningFault, worker: str, begun_ns: int) -> None:
     """The script of a worker waits for ever, and all others will wait for it: any of them may fail for all."""
-    running.laid = None
+    running.armed = None
     running.injected = True
     running.since_s = time.monotonic()
     running.until_s = running.since_s + running.planned.lasts_s

@@ -39,14 +39,14 @@ def hit(
     number: signal.Signals,
     *,
     awaits_place: bool = False,
-    laid: tuple[FailpointOrder, str] | None = None,
+    armed: tuple[FailpointOrder, str] | None = None,
 ) -> RunningFault:
-    """laid: the ambush that this makes somebody come to."""
+    """armed: the failpoint to which this makes a worker come."""
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     signals.send(pids.values(), number)
     place = f", and again at {planned.place}" if awaits_place else ""
-    running = scene.condemns(planned, pids, begun_ns, f"{number.name} to {', '.join(workers)}{place}")
-    running.awaits_place, running.laid = awaits_place, laid
+    running = scene.hits(planned, pids, begun_ns, f"{number.name} to {', '.join(workers)}{place}")
+    running.awaits_place, running.armed = awaits_place, armed
     return running
 
 
@@ -62,7 +62,7 @@ def hit_again(scene: Scene, running: RunningFault) -> None:
         return
     running.awaits_place = False
     scene.teller.injected(planned, pids, begun_ns)
-    scene.victims.condemned.update(workers)
+    scene.victims.targeted.update(workers)
     running.hit.update(workers)
     scene.teller.told(planned, f"SIGKILL to {', '.join(workers)} at {planned.place}")
 
@@ -79,7 +79,7 @@ def starve(scene: Scene, planned: Planned) -> None:
     (worker,) = targets(scene, planned)
     pids = scene.victims.pids([worker])
     begun_ns = out_of_memory.starve(pids[worker])
-    scene.condemns(planned, pids, begun_ns, f"there is no memory for {worker}")
+    scene.hits(planned, pids, begun_ns, f"there is no memory for {worker}")
 
 
 def reset(scene: Scene, planned: Planned) -> None:

@@ -44,7 +44,7 @@ def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str
         temporary.mkdir()
         # torch keeps a cache among the temporary files for the next process, on purpose.
         own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
-        orders = FailpointOrders(Path(directory) / "ambush")
+        orders = FailpointOrders(Path(directory) / "failpoints")
         own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
         _Faulty(campaign, quiet_s, temporary, orders, {**(environment or {}), **own}).run()
     return campaign

@@ -40,7 +40,7 @@ once, twice, and what a loaded machine adds."""
 
 _strike = partial(Fault, by="workers.strike", effect=Effect.ENDS, aim=Aim.ANY)
 _freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY, presets={"freeze": 1})
-_at_point = partial(Fault, by="failpoints.ambush", effect=Effect.ENDS, aim=Aim.ANY)
+_at_point = partial(Fault, by="failpoints.arm", effect=Effect.ENDS, aim=Aim.ANY)
 _kill_at = partial(_at_point, given={"act": Act.KILL}, presets={"places": 1})
 _get_stuck = partial(_at_point, presets={"stuck": 1})
 _disk = partial(_at_point, effect=Effect.NONE, places=failpoints.DISK, stalls=False, presets={"storage": 1})

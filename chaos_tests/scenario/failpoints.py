@@ -36,7 +36,7 @@ BEFORE_MANIFEST = "before-manifest"
 IN_WRITE = "checkpoint-is-written"
 """Something of a checkpoint is about to be made durable on its disk."""
 
-FAILPOINTS_VARIABLE = "CHAOS_AMBUSH"
+FAILPOINTS_VARIABLE = "CHAOS_FAILPOINTS"
 """Environment variable: the directory of the orders."""
 ANYBODY = "any"
 """In place of a worker: the worker that comes to the point first."""

@@ -27,13 +27,15 @@ from elastic.agent.process.process_start import ForkServerProcess
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
+from elastic.checkpoints.storage import storage_at
 from elastic.daemon import log
-from elastic.errors import ElasticError, ExitCode
+from elastic.errors import CheckpointDirTaken, ElasticError, ExitCode
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Close, Fence, Home, Invite, Kill, Order, Publish, Quiesce, Release
 from elastic.records.job_directory import JobLock, read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.ledger import Ledger
+from elastic.records.resume import own
 from elastic.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ class Agent:
     interleaves.
 
     handed: what the previous program in the same process has handed over, with its workers. fork_server: the job's fork
-    server if it was started already. Raises the errors of upgrade_state.read.
+    server if it was started already. refused: why no worker of the job may be started, or "". Raises the errors of
+    upgrade_state.read.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Agent:
         ledger: Ledger,
         handed: Handed | None = None,
         fork_server: ForkServerProcess | None = None,
+        refused: str = "",
     ) -> None:
         spec, job_dir, node, slots = given.spec, given.job_dir, given.node, given.slots
         self._notices = given.notices
@@ -72,7 +76,9 @@ class Agent:
             spec, job_dir, node, slots, journal, self, given.reach, self._standing, inherited.term
         )
         self._workers = WorkerManager(
-            spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self._leader, self, fork_server
+            *(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self._leader, self),
+            fork_server=fork_server,
+            refused=refused,
         )
         self._place = UpgradeRequestFiles(job_dir, node)
         self._hands_over = False
@@ -255,6 +261,19 @@ class Agent:
             self._workers.look()
 
 
+def _refused(given: Assignment) -> str:
+    """Make the checkpoint directory the job's. Returns why no worker may be started, which no other try would change;
+    or "". Raises ConfigError if the directory cannot be used now."""
+    if not given.reach.replicas:
+        return ""  # `elastic run` has done this, where its user sees it at once
+    settings = read_settings(given.job_dir)
+    try:
+        own(storage_at(settings.root), settings.job, settings.job_id)
+    except CheckpointDirTaken as error:
+        return str(error)
+    return ""
+
+
 def main(fork_server: ForkServerProcess | None = None) -> int:
     """Run the agent of the command line; returns its exit code. fork_server: see Agent."""
     log.begin_from(sys.argv[1:])
@@ -262,6 +281,7 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
         given = options.of_words()
         handed = Handed.read(given.handed) if given.handed is not None else None
         spec, job_dir, who = given.spec, given.job_dir, f"agent-{given.node}"
+        refused = _refused(given) if handed is None else ""
         with (
             JobLock(job_dir / "lock", "wait until that job is over, or give another --job-dir"),
             Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas) as ledger,
@@ -269,7 +289,7 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
         ):
 
             async def attend() -> int:
-                return await Agent(given, journal, ledger, handed, fork_server).run()
+                return await Agent(given, journal, ledger, handed, fork_server, refused).run()
 
             return asyncio.run(attend())
     except ElasticError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import grpc
 import grpc.aio
 
 from elastic.protocol.messages import Order, Word
+from elastic.records import temp_dirs
 from elastic.records.journal import Journal
 from elastic.rendezvous.served_stream import ServedStream, serve
 from elastic.security.interceptor import AuthInterceptor
@@ -80,9 +80,15 @@ class WorkerSocket:
             for worker_id, orders in (kept or {}).items()
         }
         """Worker that is between two streams -> the orders that it will be sent."""
-        self.path = path or _choose_path(job_dir / f"{node}.sock")
+        usual = job_dir / f"{node}.sock"
+        self._own: temp_dirs.TempDirectory | None = None
+        """Where the socket is if its usual path is too long; None also if the previous program has made it."""
+        if not path and len(os.fsencode(usual)) > SOCKET_PATH_MAX:
+            self._own = temp_dirs.in_tmp(temp_dirs.AGENT_PREFIX)
+            path = f"{self._own.path}/agent.sock"
+        self.path = path or str(usual)
         """The path to which the workers connect."""
-        self._own_directory = Path(self.path).parent != job_dir
+        self._is_elsewhere = self.path != str(usual)
         self._handed_over = False
 
     async def listen(self) -> None:
@@ -101,6 +107,8 @@ class WorkerSocket:
     async def hand_over(self, within_s: float) -> None:
         """Have the workers end their streams, so that nothing is in transit, and connect to the next program."""
         self._handed_over = True
+        if self._own is not None:
+            self._own.hand_over()  # its lock stays with this process
         Path(self.path).unlink(missing_ok=True)  # so that the workers find the next program only
         links = list(self._links.values())
         for link in links:
@@ -115,7 +123,11 @@ class WorkerSocket:
     async def close(self) -> None:
         await self._server.stop(grace=STOP_S)
         Path(self.path).unlink(missing_ok=True)
-        if self._own_directory and not self._handed_over:
+        if self._handed_over:
+            return
+        if self._own is not None:
+            self._own.remove()
+        elif self._is_elsewhere:
             with contextlib.suppress(OSError):  # temporary files may have been cleaned up
                 Path(self.path).parent.rmdir()
 
@@ -194,10 +206,3 @@ class WorkerSocket:
                     return
                 case _:
                     raise codec.WireError("a worker says hello once and nothing empty")
-
-
-def _choose_path(path: Path) -> str:
-    """The path itself, or, if it is too long, a path in a new temporary directory that only this user can enter."""
-    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
-        return str(path)
-    return f"{tempfile.mkdtemp(prefix='elastic-agent-')}/agent.sock"

@@ -82,8 +82,9 @@ class WorkerManager:
         leader: LeaderSession,
         events: WorkerEvents,
         fork_server: ForkServerProcess | None = None,
+        refused: str = "",
     ) -> None:
-        """fork_server: see Launcher."""
+        """fork_server: see Launcher. refused: why no worker may be started, or ""."""
         self._spec = spec
         self._job_dir = job_dir
         self._reach = reach
@@ -111,6 +112,7 @@ class WorkerManager:
         self.socket = WorkerSocket(
             spec.name, job_dir, node, journal, self, self._ledger.keep, inherited.orders, inherited.socket
         )
+        self._refused = refused
         self._hands_over = False
 
     @property
@@ -234,6 +236,9 @@ class WorkerManager:
         return Worlds(self._spec.min_workers, self._spec.workers_limit, slots)
 
     def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
+        if self._refused:
+            asyncio.get_running_loop().call_soon(self.on_not_started, number, self._refused)
+            return
         told = WorkerEnvironment.of_job(
             self._spec,
             self._job_dir,

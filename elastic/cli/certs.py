@@ -50,18 +50,26 @@ def add(verbs: Any) -> None:
         description="Issue certificates, each in one file with its key. Again: issue new ones in their place, which "
         "running processes use without a restart.",
     )
-    node.add_argument("name", metavar="NAME", help="of the node, as its agent says it (--node), or of the person")
-    node.add_argument("--ca", type=Path, required=True, metavar="DIR", help="the authority's directory")
-    node.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write; the node's --certs")
+    node.add_argument("name", metavar="NAME", help="name of the node (its --node) or of the person")
     node.add_argument(
-        "--role", action="append", required=True, choices=ROLES, help="what it may do; any number of times"
+        "--ca", type=Path, required=True, metavar="DIR", help="directory of the authority, as `init` made it"
+    )
+    node.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory for the certificates, which is the node's --certs",
+    )
+    node.add_argument(
+        "--role", action="append", required=True, choices=ROLES, help="what its owner may do; may be repeated"
     )
     node.add_argument(
         "--address",
         action="append",
         default=[],
         metavar="HOST",
-        help="IP or DNS name of an etcd member; any number of times",
+        help="IP address or DNS name of the machine; may be repeated",
     )
     _add_days(node, "1 year")
     node.set_defaults(verb=_node)
@@ -72,7 +80,7 @@ def add(verbs: Any) -> None:
 
 
 def _add_days(verb: argparse.ArgumentParser, default: str) -> None:
-    verb.add_argument("--days", type=int, metavar="N", help=f"how long they are good (default {default})")
+    verb.add_argument("--days", type=int, metavar="N", help=f"days until it expires (default {default})")
 
 
 def _init(options: argparse.Namespace) -> int:

@@ -57,13 +57,18 @@ def add(verbs: Any) -> None:
         where = verb.add_mutually_exclusive_group(required=True)
         where.add_argument("--job-dir", type=Path, metavar="DIR", help="the job whose checkpoints are meant")
         where.add_argument("--dir", metavar="URL", help="a checkpoint directory, also an fsspec path")
-        verb.add_argument("--json", action="store_true", help="as JSON")
+        verb.add_argument("--json", action="store_true", help="print JSON")
         if name in ("show", "export"):
             verb.add_argument("name", metavar="NAME", help="latest, the name of a job.save, or a full name")
         if name == "export":
             verb.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new directory")
         if name == "prune":
-            verb.add_argument("--keep", default="last 2", metavar="K", help='what stays (default "%(default)s")')
+            verb.add_argument(
+                "--keep",
+                default="last 2",
+                metavar="K",
+                help='checkpoints to keep: "last 2", or "last 2, every 10000 steps" (default "%(default)s")',
+            )
         verb.set_defaults(verb=_saying(act))
 
 

@@ -28,6 +28,11 @@ REPLICAS = "ELASTIC_RENDEZVOUS"
 """The replicas if no --rendezvous is given."""
 
 
+REASON_FILE = "ELASTIC_REASON_FILE"
+"""Where a process that has started this command finds why it was refused. Processes below it have no such variable."""
+
+_reason_file = os.environ.pop(REASON_FILE, "")
+
 EXIT_CODES = """
 exit codes:
   0 done    2 bad input    3 nobody answers, or the time is over    130 interrupted
@@ -239,4 +244,6 @@ def waiting(meanwhile: str) -> Iterator[None]:
 
 
 def complain(error: Exception) -> None:
+    if _reason_file:
+        Path(_reason_file).write_text(str(error))
     print(textwrap.fill(f"elastic: {error}", 100, break_long_words=False, break_on_hyphens=False), file=sys.stderr)

@@ -83,6 +83,10 @@ def status_text(document: dict[str, Any]) -> str:
     lines += [
         f"trouble: training has waited for slot {slot} to copy the state, and goes on without it" for slot in untold
     ]
+    lines += [
+        f"trouble: slot {slot} gets no worker any more: {because}"
+        for slot, because in document.get("given_up", {}).items()
+    ]
     return "\n".join(lines)
 
 

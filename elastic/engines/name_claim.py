@@ -22,7 +22,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from elastic.checkpoints.storage import put, storage_at
+from elastic.checkpoints.storage import LocalStorage, put, storage_at
 from elastic.errors import ConfigError, NameInUse
 
 FILE = "call.json"
@@ -77,6 +77,8 @@ class NameClaim:
         with contextlib.suppress(OSError, NameInUse):  # it is another call's, or silent from now on
             self._look()
             self._storage.remove(FILE)
+            if isinstance(self._storage, LocalStorage):
+                os.rmdir(self._storage.url)  # nothing else is there if the job was refused
 
     def _await_silence(self) -> None:
         """Return when nobody has the name. Raises NameInUse, OSError."""

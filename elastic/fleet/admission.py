@@ -28,7 +28,7 @@ class Admission:
         self._refused = refused
         self._reread = reread
         self._due: asyncio.TimerHandle | None = None
-        self._book = FleetState()
+        self._state = FleetState()
         self._wanted: set[asyncio.Future[None]] = set()
         self._reading: set[asyncio.Future[None]] = set()
 
@@ -37,9 +37,9 @@ class Admission:
         self._reading |= self._wanted
         self._wanted = set()
 
-    def read(self, book: FleetState) -> None:
+    def read(self, state: FleetState) -> None:
         """The reading has found these documents. A reading that fails does not come here: another one follows."""
-        self._book = book
+        self._state = state
         reading, self._reading = self._reading, set()
         for one in reading:
             if not one.done():
@@ -75,4 +75,4 @@ class Admission:
         self._reread()
 
     def _objection(self, job: str, node: str, token: str) -> str:
-        return documents.objection(self._book.job(job), node, token)
+        return documents.objection(self._state.job(job), node, token)

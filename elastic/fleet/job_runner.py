@@ -38,7 +38,6 @@ from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory
 from elastic.records.files import TOKEN, create_atomically, write_atomically
 from elastic.records.journal import Journal
-from elastic.records.resume import own
 from elastic.security.job_user import acting
 from elastic.security.roles import Role
 from elastic.wire import codec
@@ -338,7 +337,6 @@ class JobRunner:
         write_atomically(self.directory / "job.json", document, file_modes.SETTINGS)
         self._write_certs(certs)
         storage = storage_at(self._submission.checkpoints)
-        own(storage, spec.name, identity)
         settings = Settings(
             root=storage.url,
             every=spec.checkpoint_every,

@@ -90,7 +90,7 @@ class FleetLeader:
 
     def __init__(self, tenure: LeaseKeeper, etcd: Store, store: StoreThread, journal: Journal) -> None:
         self.term = tenure.term
-        self.book = FleetState()
+        self.state = FleetState()
         self.sessions: dict[str, NodeSession] = {}
         self.waiting: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
@@ -131,10 +131,10 @@ class FleetLeader:
                 raise error
         return "; ".join(str(error) for error in reasons)
 
-    def read(self, book: FleetState, revision: int) -> None:
+    def read(self, state: FleetState, revision: int) -> None:
         """Take the documents of that revision; older ones are ignored."""
         if revision > self._revision and self.ready.is_set():
-            self.book, self._revision = book, revision
+            self.state, self._revision = state, revision
             self._changed.set()
 
     # ------------------------------------------------------------------------------------------------ nodes
@@ -252,16 +252,16 @@ class FleetLeader:
                 await asyncio.sleep(RETRY_S)
 
     async def _reread(self) -> None:
-        book, revision = await self._store.call(registry.read, self._etcd)
+        state, revision = await self._store.call(registry.read, self._etcd)
         if revision >= self._revision:
-            self.book, self._revision = book, revision
+            self.state, self._revision = state, revision
 
     async def _hand_out(self) -> bool:
         """Write the places and grants that have changed. Returns whether anything was written."""
         plan = self.plan()
         self.waiting, self.lacking, self.larger = dict(plan.waiting), dict(plan.lacking), plan.larger
         written = False
-        for job in self.book.jobs:
+        for job in self.state.jobs:
             placement = plan.placements.get(job.name)
             granted = self._granted(job, placement)
             if placement is not None and placement != job.placement:
@@ -275,7 +275,7 @@ class FleetLeader:
                 await self._store.call(partial(self._registry.stop, job.name, because, preempts=True))
                 self._journal.write("preempted", job=job.name, because=because)
                 written = True
-            elif job.waits_again and self.book.after(job.name) is None:
+            elif job.waits_again and self.state.after(job.name) is None:
                 name = await self._store.call(self._registry.resubmit, job)
                 self._journal.write("waits_again", job=job.name, goes_on_as=name)
                 written = True
@@ -288,10 +288,10 @@ class FleetLeader:
     async def _forget(self) -> bool:
         """Forget old ended jobs. Returns whether there were any. If the store refuses, the next look tries again: nodes
         and jobs do not wait for that."""
-        if not self.book.forgettable(registry.ENDED_KEPT):
+        if not self.state.forgettable(registry.ENDED_KEPT):
             return False
         try:
-            await self._store.call(self._registry.forget, self.book)
+            await self._store.call(self._registry.forget, self.state)
         except StoreError as error:
             if str(error) != self._unforgotten:
                 self._journal.write("ended_jobs_not_forgotten", because=str(error))
@@ -330,11 +330,11 @@ class FleetLeader:
             if name not in self.sessions and now_s < since_s + ABSENT_S:
                 node = self._node(name, session, away=True)
                 nodes += [node] if node.counts or node.leaves else []  # who has left comes back to nothing
-        quotas = {owner: quota.slots for owner, quota in self.book.quotas.items()}
-        return schedule(self.book.jobs, nodes, self._gone(now_s), quotas, awaited=now_s < self._began_s + ABSENT_S)
+        quotas = {owner: quota.slots for owner, quota in self.state.quotas.items()}
+        return schedule(self.state.jobs, nodes, self._gone(now_s), quotas, awaited=now_s < self._began_s + ABSENT_S)
 
     def _gone(self, now_s: float) -> set[str]:
-        placed = {share.node for job in self.book.jobs if job.runs for share in job.shares}
+        placed = {share.node for job in self.state.jobs if job.runs for share in job.shares}
         since_s = {name: since_s for name, (since_s, _) in self._left.items()}
         return {node for node in placed - self.sessions.keys() if now_s >= since_s.get(node, self._began_s) + ABSENT_S}
 
@@ -343,7 +343,7 @@ class FleetLeader:
             name,
             session.hello.slots,
             frozenset(session.hello.labels),
-            leaves=bool(session.leaves) or name in self.book.cordons,
+            leaves=bool(session.leaves) or name in self.state.cordons,
             goes=bool(session.notice),
             away=away,
         )
@@ -360,14 +360,14 @@ class FleetLeader:
                     document=codec.to_json(job.submission).decode(),
                     token=documents.token_of(job, node),
                 )
-                for job in self.book.jobs
+                for job in self.state.jobs
                 if job.runs
                 for share in job.shares
                 if share.node == node
             ],
             over=[
                 pb.Over(job=job.name, result=codec.to_json(job.result).decode())
-                for job in self.book.jobs
+                for job in self.state.jobs
                 if job.result and any(share.node == node for share in job.shares)
             ],
         )

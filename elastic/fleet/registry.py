@@ -248,10 +248,10 @@ class Registry:
     def end(self, job: str, result: Result) -> None:
         self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
 
-    def forget(self, book: FleetState) -> None:
+    def forget(self, state: FleetState) -> None:
         """Remove ended jobs beyond the newest ENDED_KEPT, each in one transaction with all its own records. The records
         are not read: those of a large job do not fit into one answer of etcd."""
-        for name in book.forgettable(ENDED_KEPT):
+        for name in state.forgettable(ENDED_KEPT):
             keys = (
                 f"{ROOT}{kind}/{name}"
                 for kind in ("jobs", "placements", "owners", "grants", "sizes", "stops", "results")

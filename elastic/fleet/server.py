@@ -221,7 +221,7 @@ class Server:
                 self._admission.reads()
                 began_s = time.monotonic()
                 try:
-                    book, revision = await store.call(registry.read, self._etcd)
+                    state, revision = await store.call(registry.read, self._etcd)
                     if self._metrics is not None:
                         self._metrics.read(time.monotonic() - began_s)
                     watch = await store.call(
@@ -233,7 +233,7 @@ class Server:
                     self._journal.write("documents_unread", because=str(error))
                     await asyncio.sleep(RETRY_S)
                     continue
-                self._apply(book, revision)
+                self._apply(state, revision)
                 try:
                     async with asyncio.timeout(SILENCE_S):  # wait_for may lose a cancel that comes with the event
                         await self._changed.wait()
@@ -242,19 +242,19 @@ class Server:
                 finally:
                     watch.cancel()
 
-    def _apply(self, book: FleetState, revision: int) -> None:
+    def _apply(self, state: FleetState, revision: int) -> None:
         if self._fleet_service.fleet_leader is not None:
-            self._fleet_service.fleet_leader.read(book, revision)
-        for key, because in book.unread.items():
+            self._fleet_service.fleet_leader.read(state, revision)
+        for key, because in state.unread.items():
             if self._unread.get(key) != because:
                 self._journal.write("document_unread", key=key, because=because)
-        self._unread = dict(book.unread)
-        self._running = {job.name for job in book.jobs if job.runs}
-        self._admission.read(book)
+        self._unread = dict(state.unread)
+        self._running = {job.name for job in state.jobs if job.runs}
+        self._admission.read(state)
         for name in self._running & self._service.leads.keys():
             if (leader := self._service.leads[name].leader) is not None:
                 leader.keep(partial(self._admission.stands, name))
-        for job in book.jobs:
+        for job in state.jobs:
             if job.runs and job.name not in self._parts:
                 self._parts[job.name] = asyncio.create_task(self._take_part(job))
                 self._parts[job.name].add_done_callback(partial(self._part_ended, job.name))
@@ -265,12 +265,12 @@ class Server:
                 self._stops[job.name] = asyncio.create_task(self._enforce(job))
                 self._stops[job.name].add_done_callback(partial(self._stop_ended, job.name))
             self._resize(job)
-        unread = {key.partition("/")[2] for key in book.unread}
-        for name in self._parts.keys() - {job.name for job in book.jobs}:
+        unread = {key.partition("/")[2] for key in state.unread}
+        for name in self._parts.keys() - {job.name for job in state.jobs}:
             if self._parts[name].done() or name not in unread:  # it is over, and forgotten
                 self._parts.pop(name).cancel()  # cut off from the store, it may not have heard of the job's end
                 self._service.leads.pop(name, None)
-        known = unread | self._parts.keys() | {job.name for job in book.jobs}
+        known = unread | self._parts.keys() | {job.name for job in state.jobs}
         for name in retention.forget(self._directory / "jobs", known, registry.ENDED_KEPT):
             self._journal.write("directory_removed", job=name)
 

@@ -197,12 +197,12 @@ class FleetService:
         return {"job": job.name, "workers": scale.workers, "before": job.workers}
 
     async def _cordon(self, leader: FleetLeader, cordon: pb.Cordon, caller: Caller) -> object:
-        known = {*leader.sessions, *leader.book.cordons, *(s.node for job in leader.book.jobs for s in job.shares)}
+        known = {*leader.sessions, *leader.state.cordons, *(s.node for job in leader.state.jobs for s in job.shares)}
         if cordon.node not in known:
             raise QuestionRefused(f"no node {cordon.node!r:.64}; there are {', '.join(sorted(known)) or 'none'}")
         await leader.change(lambda to: to.cordon(cordon.node, "" if cordon.over else cordon.because))
         there = [
-            job.name for job in leader.book.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
+            job.name for job in leader.state.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
         ]
         for name in there or [""]:  # for the story of each job
             self._journal.write(
@@ -220,7 +220,7 @@ class FleetService:
         owner = check_name("OWNER", allow.owner)
         if not 0 <= allow.slots <= QUOTA_LIMIT:
             raise QuestionRefused(f"a quota of {allow.slots} slots; give 1 to {QUOTA_LIMIT}, or 0 for none")
-        before = leader.book.quotas.get(owner)
+        before = leader.state.quotas.get(owner)
         await leader.change(lambda to: to.allow(owner, allow.slots))
         self._journal.write("quota_changed", owner=owner, slots=allow.slots, caller=str(caller), peer=caller.address)
         return {"owner": owner, "slots": allow.slots, "before": before.slots if before is not None else 0}
@@ -232,7 +232,7 @@ class FleetService:
 
     def _overview(self, leader: FleetLeader) -> dict[str, Any]:
         taken: dict[str, dict[str, int]] = {}
-        for job in leader.book.jobs:
+        for job in leader.state.jobs:
             for share in job.shares if job.runs else ():
                 taken.setdefault(share.node, {})[job.name] = share.slots
         nodes = {
@@ -246,18 +246,18 @@ class FleetService:
             }
             for name, session in leader.sessions.items()
         }
-        for name in {*taken, *leader.book.cordons} - nodes.keys():
+        for name in {*taken, *leader.state.cordons} - nodes.keys():
             nodes[name] = {"node": name, "up": False, "address": "", "slots": 0, "labels": [], "because": "is away"}
         for name, node in nodes.items():
             node["jobs"] = taken.get(name, {})
-            if (wish := leader.book.cordons.get(name)) is not None:
+            if (wish := leader.state.cordons.get(name)) is not None:
                 node["because"] = wish.because
         return {
             "leader": self.leader,
             "term": leader.term,
-            "jobs": [self._job(leader, job) for job in leader.book.jobs],
+            "jobs": [self._job(leader, job) for job in leader.state.jobs],
             "nodes": [nodes[name] for name in sorted(nodes)],
-            "owners": _owners(leader.book),
+            "owners": _owners(leader.state),
             "troubles": self._shown.troubles(leader.sessions.keys()),
         }
 
@@ -275,7 +275,7 @@ class FleetService:
             "checkpoints": job.submission.checkpoints,
             "slots": {share.node: share.slots for share in job.shares},
         }
-        if job.waits_again and (after := leader.book.after(job.name)) is None:
+        if job.waits_again and (after := leader.state.after(job.name)) is None:
             because = f"{job.stop.because if job.stop else ''}; its place in the queue is being written"
             return {
                 **told,
@@ -331,24 +331,24 @@ def _is_of_this_replica(request: pb.Question) -> bool:
     return (content == "log" and request.log.here) or (content == "examine" and not request.examine.node)
 
 
-def _owners(book: FleetState) -> list[dict[str, object]]:
+def _owners(state: FleetState) -> list[dict[str, object]]:
     """Where there are quotas, the owners that have one or slots: name, quota (0: none), and the slots of their jobs."""
-    held = {owner: 0 for owner in book.quotas}
-    for job in book.jobs if book.quotas else ():
+    held = {owner: 0 for owner in state.quotas}
+    for job in state.jobs if state.quotas else ():
         if job.runs and job.account:
             held[job.account] = held.get(job.account, 0) + sum(share.slots for share in job.shares)
-    quotas = {owner: quota.slots for owner, quota in book.quotas.items()}
+    quotas = {owner: quota.slots for owner, quota in state.quotas.items()}
     return [{"owner": owner, "quota": quotas.get(owner, 0), "slots": held[owner]} for owner in sorted(held)]
 
 
 def _find(leader: FleetLeader, name: str) -> FleetJob:
     """The job of that name, or as which that one goes on; or the only job submitted under that name that is not over,
     else the newest."""
-    if (job := leader.book.job(name)) is not None:
-        while (after := leader.book.after(job.name)) is not None:
+    if (job := leader.state.job(name)) is not None:
+        while (after := leader.state.after(job.name)) is not None:
             job = after
         return job
-    alike = [job for job in leader.book.jobs if registry.base_name(job.name) == name]
+    alike = [job for job in leader.state.jobs if registry.base_name(job.name) == name]
     found = [job for job in alike if job.result is None] or alike[-1:]
     if len(found) == 1:
         return found[0]

@@ -40,8 +40,12 @@ def add(verbs: Any) -> None:
         "manifest", help="print it as YAML, for `kubectl apply`", description=DESCRIPTION, epilog=EXAMPLES
     )
     manifest.add_argument("file", type=Path, metavar="JOB.TOML", help="as of `elastic submit`")
-    manifest.add_argument("--image", required=True, metavar="I", help="of all containers; has elastic and etcd in PATH")
-    manifest.add_argument("--nodes", required=True, metavar="MIN:MAX", help="fewest and most pods that train; or N")
+    manifest.add_argument(
+        "--image", required=True, metavar="I", help="image of all containers, with elastic and etcd in PATH"
+    )
+    manifest.add_argument(
+        "--nodes", required=True, metavar="MIN:MAX", help="fewest and most pods that train, or one number"
+    )
     flavor = manifest.add_mutually_exclusive_group()
     for name, about in (
         ("plain", "the agents are a Job (default)"),
@@ -50,26 +54,30 @@ def add(verbs: Any) -> None:
     ):
         flavor.add_argument(f"--{name}", dest="flavor", action="store_const", const=name, default="plain", help=about)
     manifest.add_argument("--namespace", default="default", metavar="N", help="(default %(default)s)")
-    manifest.add_argument("--slots", type=int, default=1, metavar="N", help="workers in each pod (default %(default)s)")
+    manifest.add_argument("--slots", type=int, default=1, metavar="N", help="workers of each pod (default %(default)s)")
     manifest.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="of etcd and the rendezvous: 1, or 3 (default %(default)s)"
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="replicas of etcd and of the rendezvous, 1 or 3 (default %(default)s)",
     )
     manifest.add_argument(
-        "--claim", default="", metavar="PVC", help="is mounted at the job's checkpoint_dir, if that is a directory"
+        "--claim", default="", metavar="PVC", help="PersistentVolumeClaim to mount at the job's checkpoint_dir"
     )
     manifest.add_argument(
         "--resource",
         action="append",
         default=[],
         metavar="K=V",
-        help="of a pod of agents, such as cpu=4, memory=16Gi, nvidia.com/gpu=1; any number of times",
+        help="request of a pod of agents, such as cpu=4, memory=16Gi or nvidia.com/gpu=1; may be repeated",
     )
     manifest.add_argument(
         "--grace",
         type=int,
         default=GRACE_S,
         metavar="S",
-        help="terminationGracePeriodSeconds: how long a pod may take to leave (default %(default)s)",
+        help="seconds a pod has to leave, its terminationGracePeriodSeconds (default %(default)s)",
     )
     manifest.set_defaults(verb=_manifest)
     enter = what.add_parser("enter", help="(in a pod) make its certificates, and give the fleet the job")

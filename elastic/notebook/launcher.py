@@ -16,6 +16,7 @@ from elastic import stop_signals
 from elastic.agent.process.worker_process import own_environment
 from elastic.agent.worker.environment import AGENT_SOCKET
 from elastic.cli.local.live import TABLE_S, JobWatcher, LiveView
+from elastic.cli.options import REASON_FILE
 from elastic.errors import ConfigError, ExitCode, LaunchFailed
 from elastic.notebook import function_file
 from elastic.notebook.cell_output import OWN, CellStream, LiveTable, in_notebook
@@ -93,12 +94,12 @@ def _words(options: dict[str, Option]) -> list[str]:
 
 def _run(words: list[str], function: Path, job_dir: Path, *, quiet: bool) -> None:
     """Raises ConfigError, LaunchFailed, KeyboardInterrupt."""
-    shown = in_notebook()
+    shown, reason = in_notebook(), function.with_name("reason")
     pipe = subprocess.PIPE if shown else None
     command = [sys.executable, "-P", "-m", "elastic.cli", "run", *(["--quiet"] if shown and not quiet else []), *words]
     process = subprocess.Popen(
         stop_signals.dying_with_this(*command),
-        env={**own_environment(), function_file.VARIABLE: str(function)},
+        env={**own_environment(), function_file.VARIABLE: str(function), REASON_FILE: str(reason)},
         stdin=subprocess.DEVNULL,
         stdout=pipe,
         stderr=pipe,
@@ -122,7 +123,7 @@ def _run(words: list[str], function: Path, job_dir: Path, *, quiet: bool) -> Non
     if code == ExitCode.DONE:
         sys.stderr.write(errors.kept)
         return
-    raise _failure(code, job_dir, errors.kept)
+    raise _failure(code, job_dir, reason)
 
 
 def _show(process: subprocess.Popen[bytes], errors: CellStream, job_dir: Path | None) -> None:
@@ -167,10 +168,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _failure(code: int, job_dir: Path, said: str) -> Exception:
-    """said: what is not shown yet of the errors of the command."""
-    if code == ExitCode.BAD_INPUT:
-        return ConfigError(said.strip() or "`elastic run` has refused the job; the reason is above")
+def _failure(code: int, job_dir: Path, reason: Path) -> Exception:
+    """reason: the file that says why the command has refused the job; there is none if the job has begun."""
+    if code == ExitCode.BAD_INPUT and reason.exists():
+        return ConfigError(reason.read_text())
     result: dict[str, Any] = read_json(job_dir / "result.json") or {}
     because, _, traceback = str(result.get("because") or f"`elastic run` ended with {code}").partition("\n")
     error = LaunchFailed(f"{because}; see {job_dir}", code)

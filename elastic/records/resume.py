@@ -22,7 +22,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
 from elastic.config import JobSpec
-from elastic.errors import ConfigError
+from elastic.errors import CheckpointDirTaken, ConfigError
 from elastic.records import ledger
 from elastic.records.files import write_atomically
 from elastic.records.job_directory import job_id, read_settings
@@ -177,7 +177,8 @@ def owner_of(storage: Storage) -> dict[str, Any]:
 
 
 def own(storage: Storage, name: str, identity: str) -> None:
-    """Mark the directory as that job's. Raises ConfigError if it is another job's, or cannot be used."""
+    """Mark the directory as that job's. Raises CheckpointDirTaken if it is another job's, and ConfigError if it cannot
+    be used, perhaps only now."""
     owner = owner_of(storage)
     if not owner:
         try:
@@ -186,9 +187,9 @@ def own(storage: Storage, name: str, identity: str) -> None:
             raise _unusable(storage, error) from error
         owner = owner_of(storage)  # of two jobs that found no owner, the later one owns it
     if owner.get("job_id") != identity:
-        raise ConfigError(
+        raise CheckpointDirTaken(
             f"{storage.url} holds the checkpoints of another job, {owner.get('job')} ({owner.get('job_id')}); give "
-            "another --checkpoint-dir"
+            "this job another checkpoint directory"
         )
 
 

@@ -15,6 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+AGENT_PREFIX = "elastic-agent-"
+"""Of the directory with an agent's socket, where its path in the job directory would be too long."""
+
 
 class TempDirectory:
     """A new directory `<parent>/<prefix><16 hex digits>`, which only this user can read. Raises OSError."""

@@ -50,12 +50,24 @@ def add(verbs: Any) -> None:
         "that was ended, in any way, goes on with the same command.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("study", type=Path, metavar="STUDY.PY")
-    verb.add_argument("--trials", type=int, required=True, metavar="N", help="of the study in all")
-    verb.add_argument("--parallel", type=int, default=1, metavar="K", help="so many at once (default 1)")
-    verb.add_argument("--dir", type=Path, metavar="DIR", help="what lasts (default: ./elastic-search/<STUDY>)")
-    verb.add_argument("--workers", type=int, default=1, metavar="W", help="of a trial on this machine (default 1)")
-    verb.add_argument("--job", type=Path, metavar="JOB.TOML", help="of a fleet: all of a trial but its command")
+    verb.add_argument("study", type=Path, metavar="STUDY.PY", help="Python file that describes the study, see below")
+    verb.add_argument("--trials", type=int, required=True, metavar="N", help="number of trials of the whole study")
+    verb.add_argument("--parallel", type=int, default=1, metavar="K", help="trials that run at a time (default 1)")
+    verb.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="directory from which a search goes on (default: ./elastic-search/<STUDY>)",
+    )
+    verb.add_argument(
+        "--workers", type=int, default=1, metavar="W", help="workers of a trial on this machine (default 1)"
+    )
+    verb.add_argument(
+        "--job",
+        type=Path,
+        metavar="JOB.TOML",
+        help="run trials on a fleet, as this job says, with the command of the trial",
+    )
     add_replicas(verb, verb.add_mutually_exclusive_group())
     verb.add_argument("--json", action="store_true", help="a JSON line for each trial that ends, and one for the best")
     verb.set_defaults(verb=_search)

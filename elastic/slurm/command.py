@@ -94,16 +94,17 @@ def add(verbs: Any) -> None:
 
 
 def _add_common(verb: argparse.ArgumentParser, directory: Path | None, about: str) -> None:
-    verb.add_argument("--nodes", type=int, required=True, metavar="N", help="how many")
+    verb.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
     verb.add_argument(
-        "--slots", type=int, metavar="N", help="workers a node takes (default: its GPUs, or CPUs for a task; else 1)"
+        "--slots", type=int, metavar="N", help="workers of a node (default: its GPUs, or its CPUs for a task, or 1)"
     )
     verb.add_argument(
         "--grace",
         type=int,
         default=GRACE_S,
         metavar="S",
-        help="how long a node may take to leave after SIGTERM; less than GraceTime and KillWait (default %(default)s)",
+        help="how long a node may take to leave after SIGTERM; less than KillWait, and of a fleet less than GraceTime "
+        "(default %(default)s)",
     )
     default = " (default ./%(default)s)" if directory is not None else ""
     verb.add_argument("--dir", type=Path, default=directory, metavar="DIR", help=about + default)

@@ -114,16 +114,16 @@ def unfit() -> str:
 
 
 class ForkOrder:
-    """A worker to fork. settings: its own environment variables. reins: the agent closes them if it does not want the
-    worker any more. out, log: the worker's stdout and stderr."""
+    """A worker to fork. settings: its own environment variables. control: a socket, which the agent closes if it does
+    not want the worker any more. out, log: the worker's stdout and stderr."""
 
     def __init__(self, message: bytes, descriptors: Sequence[int]) -> None:
         self.settings: dict[str, str] = json.loads(message)
-        reins, self.out, self.log = descriptors
-        self.reins = socket.socket(fileno=reins)
+        control, self.out, self.log = descriptors
+        self.control = socket.socket(fileno=control)
 
     def close(self) -> None:
-        self.reins.close()
+        self.control.close()
         os.close(self.out)
         os.close(self.log)
 
@@ -149,8 +149,8 @@ def _become(order: ForkOrder, command: Sequence[str]) -> None:
     os.setsid()
     os.dup2(order.out, 1)
     os.dup2(order.log, 2)
-    order.reins.send(str(os.getpid()).encode())
-    if not order.reins.recv(1):
+    order.control.send(str(os.getpid()).encode())
+    if not order.control.recv(1):
         os._exit(0)
     order.close()
     os.environ.update(order.settings)

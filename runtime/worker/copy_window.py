@@ -15,10 +15,10 @@ LATER_S = 5.0
 
 
 class CopyWindow:
-    """Fields are read while holding ``standing.changed``."""
+    """Fields are read while holding ``shared.changed``."""
 
-    def __init__(self, standing: SharedWorkerState) -> None:
-        self._standing = standing
+    def __init__(self, shared: SharedWorkerState) -> None:
+        self._shared = shared
         self.op: Op | None = None
         """The operation in progress, or the last one."""
         self.is_open = False
@@ -32,14 +32,14 @@ class CopyWindow:
 
     def open(self, op: Op, patience_s: float) -> None:
         """Open the window. patience_s: about how many seconds from now a copy would be cut off."""
-        with self._standing.changed:
+        with self._shared.changed:
             self.op, self.is_open, self._patience_s = op, True, patience_s
             self.opened, self._opened_s = self.opened + 1, time.monotonic()
-            self._standing.changed.notify_all()
+            self._shared.changed.notify_all()
 
     def close(self) -> None:
         """Cut off connections that still send the state, and wait until no thread reads it."""
-        changed = self._standing.changed
+        changed = self._shared.changed
         with changed:
             self.is_open = False
             for connection in self._cut_off:
@@ -52,7 +52,7 @@ class CopyWindow:
     @property
     def stands_still(self) -> bool:
         """Whether the operation in progress waits for newcomers, as long as they take."""
-        record = self._standing.position.record
+        record = self._shared.position.record
         return record is not None and record.hold
 
     def lasts(self, seconds: float) -> bool:
@@ -70,11 +70,11 @@ class CopyWindow:
 
         ready: whether the present window will do. begin: called with the number, under the same lock.
         """
-        standing = self._standing
-        with standing.changed:
+        shared = self._shared
+        with shared.changed:
             if wait:
-                standing.changed.wait_for(lambda: ready() or not standing.position.donor, LATER_S)
-            number = standing.position.reduced if ready() else None
+                shared.changed.wait_for(lambda: ready() or not shared.position.donor, LATER_S)
+            number = shared.position.reduced if ready() else None
             if number is not None:
                 self._reading += 1
                 if begin is not None:
@@ -82,19 +82,19 @@ class CopyWindow:
         try:
             yield number
         finally:
-            with standing.changed:
+            with shared.changed:
                 self._reading -= number is not None
-                standing.changed.notify_all()
+                shared.changed.notify_all()
 
     @contextmanager
     def sending(self, connection: CopyConnection) -> Iterator[None]:
         """Inside `reading`: the connection is aborted when the window closes."""
-        with self._standing.changed:
+        with self._shared.changed:
             self._cut_off.add(connection)
             if not self.is_open:
                 connection.abort()
         try:
             yield
         finally:
-            with self._standing.changed:
+            with self._shared.changed:
                 self._cut_off.discard(connection)

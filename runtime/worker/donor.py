@@ -58,13 +58,13 @@ RESULTS_BYTES = 64 << 20
 
 
 class CopyServer:
-    def __init__(self, standing: SharedWorkerState, journal: Journal) -> None:
-        self._standing = standing
+    def __init__(self, shared: SharedWorkerState, journal: Journal) -> None:
+        self._shared = shared
         self.carrier: Carrier | None = None
         self.meta: JoinMeta | None = None
-        self.window = CopyWindow(standing)
+        self.window = CopyWindow(shared)
         self._log = ResultLog()
-        self._holder = CopyHolder(standing, self.window, self._log, journal)
+        self._holder = CopyHolder(shared, self.window, self._log, journal)
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
         self._no_memory_until_s: dict[str, float] = {}
@@ -80,10 +80,10 @@ class CopyServer:
 
     def open_window(self, op: Op, patience_s: float) -> None:
         """A joinable operation has begun. patience_s: about how many seconds from now a copy would be cut off."""
-        with self._standing.changed:
+        with self._shared.changed:
             for newcomer, number in self._close_behind.values():
-                if number == self._standing.position.reduced - 1:
-                    self._standing.post(CopyBegun(newcomer))
+                if number == self._shared.position.reduced - 1:
+                    self._shared.post(CopyBegun(newcomer))
             self.window.open(op, patience_s)
 
     def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
@@ -91,7 +91,7 @@ class CopyServer:
         entry = LoggedResult(number, op, fingerprint, result)
         self._last, self._largest_bytes = (number, op, fingerprint), max(self._largest_bytes, entry.nbytes)
         held = self._log.append(entry)
-        self._standing.keep(result, shared=held)
+        self._shared.keep(result, shared=held)
 
     # ------------------------------------------------------------------------------ threads of requests
 
@@ -128,16 +128,16 @@ class CopyServer:
 
     def _forget(self, connection: CopyConnection, newcomer: str) -> None:
         """Drop what is kept for a connection: the newcomer is a member now, or gone, or will connect again."""
-        standing = self._standing
-        with standing.changed:
+        shared = self._shared
+        with shared.changed:
             self._log.leave(connection)
             followed = self._close_behind.pop(connection, None) is not None
-            if followed and newcomer in standing.position.copying:
-                standing.post(CopyEnded(newcomer, standing.position.reduced, False))
+            if followed and newcomer in shared.position.copying:
+                shared.post(CopyEnded(newcomer, shared.position.reduced, False))
 
     def _serve_meta(self, connection: CopyConnection) -> None:
-        with self._standing.changed:
-            meta, member = self.meta, self._standing.position.entered > 0
+        with self._shared.changed:
+            meta, member = self.meta, self._shared.position.entered > 0
         if meta is None or not member:
             connection.send({"later": "the loop has not begun here"})
         else:
@@ -146,10 +146,10 @@ class CopyServer:
     # ---------------------------------------------------------------------------------------- the state
 
     def _serve_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> None:
-        with self._standing.changed:
+        with self._shared.changed:
             # Every attempt captures the state inside a window, whose end waits for the attempt.
             left_s = self._no_memory_until_s.pop(newcomer, 0.0) - time.monotonic()
-            self._standing.changed.wait_for(lambda: self.window.stands_still, max(0.0, left_s))
+            self._shared.changed.wait_for(lambda: self.window.stands_still, max(0.0, left_s))
             directly = newcomer not in self._too_slow or self.window.stands_still
         if directly and self._send_state(connection, newcomer, follow):
             return
@@ -168,7 +168,7 @@ class CopyServer:
         follow: keep the results of its operation and later ones, even if this newcomer does not count as a holder. They
         are also kept if calls before this step's pass may bind the newcomer to another step.
         """
-        standing, window = self._standing, self.window
+        shared, window = self._shared, self.window
 
         def begin(number: int) -> None:
             nonlocal follow
@@ -183,7 +183,7 @@ class CopyServer:
             about, header, blobs = self._capture()
             if not window.lasts(sum(blob.numel() for blob in blobs) / CERTAINLY_BYTES_PER_S):
                 return False
-            standing.post(CopyBegun(newcomer))
+            shared.post(CopyBegun(newcomer))
             complete, base = False, 0
             try:
                 with window.sending(connection):
@@ -192,11 +192,11 @@ class CopyServer:
                     answer = send_parts(connection, blobs)
                     complete, base = answer.get("complete") == number, cast(int, answer.get("base"))
             finally:
-                with standing.changed:
+                with shared.changed:
                     complete = complete and self._knows(base)
                     if not complete and not window.is_open:
                         self._too_slow.add(newcomer)
-                    standing.post(CopyEnded(newcomer, number, complete))
+                    shared.post(CopyEnded(newcomer, number, complete))
         return True
 
     def _help_send(self, connection: CopyConnection, number: int, wanted: str) -> None:
@@ -215,7 +215,7 @@ class CopyServer:
                 send_parts(connection, blobs)
 
     def _is_in(self, number: int) -> bool:
-        p = self._standing.position
+        p = self._shared.position
         return self.window.is_open and p.phase is Phase.COLLECTING and p.reduced == number
 
     def _capture(self) -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
@@ -232,7 +232,7 @@ class CopyServer:
 
     def _may_copy(self, newcomer: str) -> bool:
         """Whether a copy would count for this newcomer now. Only the donor's header waits for copies."""
-        p = self._standing.position
+        p = self._shared.position
         wanted = p.newest_pending is not None and p.newest_pending.member(newcomer) is not None
         return (
             p.donor
@@ -247,38 +247,38 @@ class CopyServer:
 
     def _knows(self, base: int) -> bool:
         """Whether this is the base of this member's generation too. Called under the lock."""
-        record = self._standing.position.record
+        record = self._shared.position.record
         return record is not None and record.base == base
 
     def _serve_next(self, connection: CopyConnection, newcomer: str, number: int, join: bool, base: int) -> None:
-        standing = self._standing
+        shared = self._shared
         entries: list[LoggedResult] = []
-        with standing.changed:
-            if not join and standing.position.donor and number == standing.position.reduced:
+        with shared.changed:
+            if not join and shared.position.donor and number == shared.position.reduced:
                 self._follow_anew(connection, number)
-            standing.changed.wait_for(lambda: self._knows_next(newcomer, number, join, base), LATER_S)
+            shared.changed.wait_for(lambda: self._knows_next(newcomer, number, join, base), LATER_S)
         limit_bytes = self._limit_bytes(connection, number) if join else LOG_BYTES_MIN
-        with standing.changed:
-            p = standing.position
+        with shared.changed:
+            p = shared.position
             now = join and number == p.reduced and self._may_copy(newcomer) and self._knows(base)
             if now:
                 self._too_slow.discard(newcomer)
                 self._log.follow(connection, number, limit_bytes)  # perhaps nothing takes effect after this operation
-                standing.post(CopyBegun(newcomer))
-                standing.post(CopyEnded(newcomer, number, True))
+                shared.post(CopyBegun(newcomer))
+                shared.post(CopyEnded(newcomer, number, True))
             elif p.donor and number < p.reduced and (entries := self._since(connection, number)):
-                standing.served += 1
+                shared.served += 1
                 self._close_behind[connection] = newcomer, entries[-1].number
                 if entries[-1].number == p.reduced - 1 and self._may_copy(newcomer):
-                    standing.post(CopyBegun(newcomer))
+                    shared.post(CopyBegun(newcomer))
         if now:
             connection.send({"now": number})
         elif entries:
             try:
                 _send_entries(connection, entries)
             finally:
-                with standing.changed:
-                    standing.served -= 1
+                with shared.changed:
+                    shared.served -= 1
         elif p.donor and number < p.reduced:
             connection.send({"refused": f"the result of operation {number} is not held any more"})
         else:
@@ -288,10 +288,10 @@ class CopyServer:
     def _since(self, connection: CopyConnection, number: int) -> list[LoggedResult]:
         """The results from operation ``number`` on that are held and fit into an answer. A newcomer whose donor died
         may get the last result here, though none was kept for it. Called under the lock."""
-        result = self._standing.result
+        result = self._shared.result
         if found := self._log.since(connection, number, RESULTS_BYTES):
             return found
-        if self._last is None or result is None or not self._last[0] == number == self._standing.position.kept:
+        if self._last is None or result is None or not self._last[0] == number == self._shared.position.kept:
             return []
         self._follow_anew(connection, number + 1)
         return [LoggedResult(*self._last, result)]
@@ -312,22 +312,22 @@ class CopyServer:
             return log_bytes(sum(tensor.nbytes for _, tensor in tensors))
 
     def _knows_next(self, newcomer: str, number: int, join: bool, base: int) -> bool:
-        p = self._standing.position
+        p = self._shared.position
         if not p.donor or number < p.reduced:
             return True
         return join and (not self._knows(base) or (number == p.reduced and self._may_copy(newcomer)))
 
     def _serve_outcome(self, connection: CopyConnection, newcomer: str, op: int) -> None:
-        standing = self._standing
-        with standing.changed:
-            standing.changed.wait_for(
-                lambda: outcome(standing.position, op) is not None or standing.position.phase is Phase.GONE, LATER_S
+        shared = self._shared
+        with shared.changed:
+            shared.changed.wait_for(
+                lambda: outcome(shared.position, op) is not None or shared.position.phase is Phase.GONE, LATER_S
             )
-            p = standing.position
+            p = shared.position
             number = outcome(p, op)
             entered = any(g.number == number and g.member(newcomer) for g in (*p.pending, p.record) if g)
-            result = standing.result if entered and p.kept == op else None
-            standing.served += result is not None
+            result = shared.result if entered and p.kept == op else None
+            shared.served += result is not None
         if result is not None:
             self._send_result(connection, {"outcome": number}, result)
         elif number is None or entered:
@@ -336,23 +336,23 @@ class CopyServer:
             connection.send({"outcome": number})
 
     def _serve_result(self, connection: CopyConnection, op: int) -> None:
-        standing = self._standing
-        with standing.changed:
-            result = standing.result if standing.position.kept == op else None
-            standing.served += result is not None
+        shared = self._shared
+        with shared.changed:
+            result = shared.result if shared.position.kept == op else None
+            shared.served += result is not None
         if result is None:
             connection.send({"refused": f"the result of operation {op} is not held here"})
         else:
             self._send_result(connection, {}, result)
 
     def _send_result(self, connection: CopyConnection, header: dict[str, Json], result: Partial) -> None:
-        """Send one result; the caller has counted this reader in ``standing.served``."""
+        """Send one result; the caller has counted this reader in ``shared.served``."""
         try:
             part, blobs = result_json(result)
             connection.send(header | part, blobs)
         finally:
-            with self._standing.changed:
-                self._standing.served -= 1
+            with self._shared.changed:
+                self._shared.served -= 1
 
     def _serve_initial(self, connection: CopyConnection, digest: str) -> None:
         """Send the state before the first pass: members wait in the second SYNC operation, so it stands still."""

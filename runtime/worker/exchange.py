@@ -76,14 +76,14 @@ class _Attempts:
 class RingExchange:
     def __init__(
         self,
-        standing: SharedWorkerState,
+        shared: SharedWorkerState,
         rings: Rings,
         reporter: ProgressReporter,
         journal: Journal,
         reduction: Reduction,
         overlap: Overlap,
     ) -> None:
-        self._standing = standing
+        self._shared = shared
         self._rings = rings
         self._reporter = reporter
         self._journal = journal
@@ -107,12 +107,12 @@ class RingExchange:
         complete: posts the event that completes the operation, under the lock; False if a quiesce came first. Raises
         LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart; LinkTooSlow.
         """
-        standing = self._standing
-        with standing.changed:
-            p = standing.post(worker_state.ReadHeader())
+        shared = self._shared
+        with shared.changed:
+            p = shared.post(worker_state.ReadHeader())
             if not isinstance(worker_state.next_move(p), worker_state.Exchange) or p.entered != generation:
                 return None
-            roots, number = standing.roots(), p.reduced
+            roots, number = shared.roots(), p.reduced
             ring, record = self._rings.get(generation), p.record
             again = _again(record, number)
             header: dict[str, Json] = {"carry": list[Json](p.carry or ()), "own": task.own}
@@ -122,7 +122,7 @@ class RingExchange:
             }
         self._leave_early(generation, number)
         if ring is None:
-            standing.post(worker_state.RingLost(generation, "the ring is gone"))
+            shared.post(worker_state.RingLost(generation, "the ring is gone"))
             return None
         roots = sorted(roots, key=lambda root: root.node)
         for root in roots:
@@ -132,7 +132,7 @@ class RingExchange:
         def check(headers: dict[str, dict[str, Json]]) -> None:
             _check_agreement(headers, ring.members[0], task.op)
             carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
-            standing.post(worker_state.HeadersHeld(generation, number))
+            shared.post(worker_state.HeadersHeld(generation, number))
             self._reporter.gathered()
 
         native = self._reduction is Reduction.ALLREDUCE and bool(task.groups)
@@ -164,11 +164,11 @@ class RingExchange:
         except RingBroken as broken:
             self._reporter.broken(str(broken))
             self._attempts = attempts
-            standing.post(worker_state.RingLost(generation, str(broken)))
+            shared.post(worker_state.RingLost(generation, str(broken)))
             attempts.broken(broken)
             return None
         self._reporter.reduced(task.op)
-        with standing.changed:
+        with shared.changed:
             if complete(worker_state.Obtained(generation, tuple(carried)), result):
                 return result
         self._attempts = attempts
@@ -184,20 +184,20 @@ class RingExchange:
         """Whether the operation is summed part by part; all members find the same. On a GPU it is not: the
         sender of a part would have to wait for the stream that writes it, and this has not been tried."""
         wanted = self._overlap is Overlap.ON or (self._overlap is Overlap.AUTO and len(set(ring.hosts)) > 1)
-        on_cpu = self._standing.sums_on.type == "cpu"
+        on_cpu = self._shared.sums_on.type == "cpu"
         fits = on_cpu and self._reduction.stable and not again and ring.generation != self._wrong_in
         return wanted and fits and bool(task.cuts) and ring.world_size > 1
 
     def send_early(self, task: OperationSpec) -> EarlySums | None:
         """See Session."""
-        standing = self._standing
-        with standing.changed:
-            p = standing.position
+        shared = self._shared
+        with shared.changed:
+            p = shared.position
             ring, number, unit = self._rings.get(p.entered), p.reduced, p.running
             again = _again(p.record, number)
             if p.quiesced or p.todo or unit is None or ring is None or not self._overlaps(ring, task, again):
                 return None
-            held = standing.roots()
+            held = shared.roots()
         self._leave_early(ring.generation, number)
         for root in held:
             root.settle()
@@ -294,8 +294,8 @@ class RingExchange:
         if last is not None and (last.number, last.members, last.task) == (number, members, task):
             return last
         if last is not None:
-            self._standing.give_back(last.sums.out)
-        return _Attempts(number, members, task, Sums(self._standing.result_buffer(task.groups)))
+            self._shared.give_back(last.sums.out)
+        return _Attempts(number, members, task, Sums(self._shared.result_buffer(task.groups)))
 
 
 def _again(record: Generation | None, number: int) -> bool:

@@ -72,8 +72,8 @@ class HeldCopy:
 class CopyHolder:
     """Holds one copy at a time, as long as a connection reads it. Called by the threads of requests."""
 
-    def __init__(self, standing: SharedWorkerState, window: CopyWindow, log: ResultLog, journal: Journal) -> None:
-        self._standing = standing
+    def __init__(self, shared: SharedWorkerState, window: CopyWindow, log: ResultLog, journal: Journal) -> None:
+        self._shared = shared
         self._window = window
         self._log = log
         self._journal = journal
@@ -91,7 +91,7 @@ class CopyHolder:
         wanted: whether the state of the operation in progress is wanted. None: there was no window in time or no
         memory, or the held copy is too old by now.
         """
-        changed = self._standing.changed
+        changed = self._shared.changed
         with changed:
             changed.wait_for(lambda: not self._making, LATER_S)
             held = self._share(reader)
@@ -147,7 +147,7 @@ class CopyHolder:
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)
                     return held
-            with self._standing.changed:
+            with self._shared.changed:
                 self._log.leave(reader)
             made = self._room(sizes)
             if made is None:

@@ -40,8 +40,8 @@ MEMBERS = "the members"
 class JoinProtocol:
     """Used by the user's thread of a newcomer."""
 
-    def __init__(self, standing: SharedWorkerState, orders: LeaderOrders, asker: CopyClient, journal: Journal) -> None:
-        self._standing = standing
+    def __init__(self, shared: SharedWorkerState, orders: LeaderOrders, asker: CopyClient, journal: Journal) -> None:
+        self._shared = shared
         self._orders = orders
         self._asker = asker
         self._journal = journal
@@ -81,8 +81,8 @@ class JoinProtocol:
 
     def await_invitation(self) -> None:
         """Session.await_invitation."""
-        with self._standing.changed:
-            self._standing.changed.wait_for(lambda: self._orders.invited or self._orders.over)
+        with self._shared.changed:
+            self._shared.changed.wait_for(lambda: self._orders.invited or self._orders.over)
         self._orders.leave_if_over()
 
     def meta(self, until: Callable[[JoinMeta], bool]) -> JoinMeta:
@@ -165,7 +165,7 @@ class JoinProtocol:
             self._await_end()
         while True:
             self._orders.leave_if_over()
-            p = self._standing.position
+            p = self._shared.position
             try:
                 if self._results or self._fetch_results(p):
                     self._pause_s = RETRY_S
@@ -181,32 +181,32 @@ class JoinProtocol:
 
     def _await_end(self) -> NoReturn:
         """Wait for the end: the members are about to leave, and this worker, which is none, is then told to go."""
-        with self._standing.changed:
-            self._standing.changed.wait_for(lambda: self._orders.over)
+        with self._shared.changed:
+            self._shared.changed.wait_for(lambda: self._orders.over)
         self._orders.leave_if_over()
         raise AssertionError("a worker without a part in the job goes on")
 
     def _pause(self) -> None:
-        with self._standing.changed:
-            news = self._standing.changed.wait(self._pause_s)
+        with self._shared.changed:
+            news = self._shared.changed.wait(self._pause_s)
         self._pause_s = RETRY_S if news else min(2 * self._pause_s, RETRY_MAX_S)
 
     def _next(self) -> tuple[WorkerState, CopyState | AskOutcome] | None:
         """The answer of worker_state.seek; None if all members were lost and the copy here is the state now."""
         while True:
             self._orders.leave_if_over()
-            with self._standing.changed:
-                p = self._standing.position
+            with self._shared.changed:
+                p = self._shared.position
                 if p.phase is not Phase.FRESH:
                     return None
                 if p.copied != self._number:
                     copied = worker_state.Copied(self._number, self._op.step)
-                    p = self._standing.post(copied)  # refused while quiesced
+                    p = self._shared.post(copied)  # refused while quiesced
                 todo = worker_state.seek(p)
                 if not isinstance(todo, worker_state.Wait):
                     return p, todo
                 if not self._orders.over:
-                    self._standing.changed.wait()
+                    self._shared.changed.wait()
 
     def _call(self, p: WorkerState, of: Sequence[str]) -> AbstractContextManager[CopyConnection]:
         """Connect to one of these workers. Raises CopyFailed."""
@@ -242,7 +242,7 @@ class JoinProtocol:
                 self._number, self.astray = -1, False
                 raise
             return True
-        p = self._standing.post(worker_state.Copied(self._number, self._op.step))
+        p = self._shared.post(worker_state.Copied(self._number, self._op.step))
         promised = not self._follows and p.copied == self._number
         self._say_complete(self._number if promised else -1, _base(p))
         self._counted_in = p.record if promised else None
@@ -318,7 +318,7 @@ class JoinProtocol:
                 self._asker.unfollow()
                 return False, None
             self._results.extend(parse_results(self._number, answer, blobs))
-        p = self._standing.post(worker_state.Copied(-1))
+        p = self._shared.post(worker_state.Copied(-1))
         if p.copied != -1 or p.phase is not Phase.FRESH:
             return False, None  # a report has promised this state, or it is the job's: keep it
         return True, self._take(self._op, None if self._copied_here else fingerprint)
@@ -381,10 +381,10 @@ class JoinProtocol:
             self._counted_in = None
             return True, None
         result = parse_result(answer, blobs)
-        with self._standing.changed:
-            if self._standing.post(worker_state.Joined(number, op)).entered != number:
+        with self._shared.changed:
+            if self._shared.post(worker_state.Joined(number, op)).entered != number:
                 return False, None  # the generation has not reached this worker yet, or a loss came first
-            self._standing.keep(result)
+            self._shared.keep(result)
         self._caught_up()
         self._journal.write("joined", generation=number, op=op)
         return True, result

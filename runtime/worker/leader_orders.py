@@ -23,9 +23,9 @@ GENERATIONS_KEPT = 8
 
 
 class LeaderOrders:
-    """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``standing.changed``."""
+    """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``shared.changed``."""
 
-    def __init__(self, standing: SharedWorkerState, asker: CopyClient, client: AgentClient, journal: Journal) -> None:
+    def __init__(self, shared: SharedWorkerState, asker: CopyClient, client: AgentClient, journal: Journal) -> None:
         self.invited = False
         """Whether the world has a place for this newcomer."""
         self.home = -1
@@ -38,7 +38,7 @@ class LeaderOrders:
         """(series, entry) of a checkpoint -> the function to call with whether the pointer is there."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called when this process is about to end by an order of the leader."""
-        self._standing = standing
+        self._shared = shared
         self._asker = asker
         self._client = client
         self._journal = journal
@@ -49,7 +49,7 @@ class LeaderOrders:
     def deliver(self, order: messages.Order) -> None:
         """Take an order. Orders of an older leader's term are refused."""
         answer, holds = None, False
-        with self._standing.changed:
+        with self._shared.changed:
             if order.term < self._term:
                 return
             newer_leader = order.term > self._term
@@ -59,10 +59,10 @@ class LeaderOrders:
                     self._published(order, generation, newer_leader)
                 case messages.Quiesce():
                     self._asker.abort()
-                    self._standing.post(order)
+                    self._shared.post(order)
                 case messages.Invite():
                     self.invited = True
-                    self._standing.changed.notify_all()
+                    self._shared.changed.notify_all()
                 case messages.Home(_, _, home):
                     self.home = home
                 case messages.Pointed(_, _, series, entry, holds):
@@ -74,7 +74,7 @@ class LeaderOrders:
                         self._over = order
                     self._asker.abort()
                     self._asker.abort_following()
-                    self._standing.changed.notify_all()
+                    self._shared.changed.notify_all()
         if answer is not None:
             answer(holds)
 
@@ -85,23 +85,23 @@ class LeaderOrders:
         self._generations[generation.number] = generation
         for number in sorted(self._generations)[:-GENERATIONS_KEPT]:
             del self._generations[number]
-        before = self._standing.position.record
-        after = self._standing.post(order)
+        before = self._shared.position.record
+        after = self._shared.post(order)
         if self.ready and after.phase is Phase.FRESH and (newer_leader or before is not after.record):
             self._client.send(messages.Ready(after.me, generation.number, self._outdated))
 
     def copy_outdated(self) -> None:
         """Report that another copy was out of date too early: after a few, training waits for the next."""
-        with self._standing.changed:
+        with self._shared.changed:
             self._outdated += 1
-            self._client.send(messages.Ready(self._standing.position.me, self.newest.number, self._outdated))
+            self._client.send(messages.Ready(self._shared.position.me, self.newest.number, self._outdated))
 
     # -------------------------------------------------------------------------------------------- questions
 
     @property
     def newest(self) -> messages.Generation:
         """The newest generation that was announced, in effect or pending."""
-        with self._standing.changed:
+        with self._shared.changed:
             return self._generations[max(self._generations)]
 
     def token_of(self, generation: int) -> str | None:
@@ -111,7 +111,7 @@ class LeaderOrders:
     @property
     def over(self) -> bool:
         """Whether `leave_if_over` would end this process."""
-        return self._over is not None or self._standing.position.phase is Phase.GONE
+        return self._over is not None or self._shared.position.phase is Phase.GONE
 
     @property
     def complete(self) -> bool:
@@ -129,18 +129,18 @@ class LeaderOrders:
             held_signals.call_handler()
         if isinstance(over, messages.Close):
             if over.exit_code:
-                print(f"elastic: {self._standing.position.me} stops: {over.because}", file=sys.stderr)
+                print(f"elastic: {self._shared.position.me} stops: {over.because}", file=sys.stderr)
             self.exit(over.exit_code)
         if isinstance(over, messages.Release):
             self.exit(ExitCode.DONE)
-        if isinstance(over, messages.Fence) or self._standing.position.phase is Phase.GONE:
-            because = over.because if isinstance(over, messages.Fence) else self._standing.position.because
-            print(f"elastic: {self._standing.position.me} is fenced: {because}", file=sys.stderr)
+        if isinstance(over, messages.Fence) or self._shared.position.phase is Phase.GONE:
+            because = over.because if isinstance(over, messages.Fence) else self._shared.position.because
+            print(f"elastic: {self._shared.position.me} is fenced: {because}", file=sys.stderr)
             self.exit(ExitCode.FENCED)
 
     def give_way(self, because: str) -> NoReturn:
         """End this process: its successor in the slot can do what this one cannot."""
-        print(f"elastic: {self._standing.position.me} gives way to a new process: {because}", file=sys.stderr)
+        print(f"elastic: {self._shared.position.me} gives way to a new process: {because}", file=sys.stderr)
         self.exit(ExitCode.FENCED)
 
     def exit(self, code: int) -> NoReturn:

@@ -43,7 +43,7 @@ class OperationLoop:
     reduction: Reduction
     compression: Compression
     _overlap: Overlap
-    _standing: SharedWorkerState
+    _shared: SharedWorkerState
     _rings: Rings
     _orders: LeaderOrders
     _donor: CopyServer
@@ -59,7 +59,7 @@ class OperationLoop:
     def __init__(self) -> None:
         """To be called when the subclass has made the parts."""
         self._turn = RingExchange(
-            self._standing, self._rings, self._reporter, self._journal, self.reduction, self._overlap
+            self._shared, self._rings, self._reporter, self._journal, self.reduction, self._overlap
         )
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
@@ -72,22 +72,22 @@ class OperationLoop:
 
     @property
     def joining(self) -> bool:
-        return self._standing.position.phase is Phase.FRESH and not self._admission.behind
+        return self._shared.position.phase is Phase.FRESH and not self._admission.behind
 
     @property
     def behind(self) -> bool:
-        return self._standing.position.phase is Phase.FRESH and self._admission.behind
+        return self._shared.position.phase is Phase.FRESH and self._admission.behind
 
     @property
     def generation(self) -> int:
-        return self._standing.position.entered
+        return self._shared.position.entered
 
     def before_leaving(self, call: Callable[[], None]) -> None:
         self._before_leaving = call
 
     def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
         if not self.behind:
-            with self._standing.changed:
+            with self._shared.changed:
                 self._orders.ready = True
                 self._client.send(Ready(self.worker_id, self._orders.newest.number))
         carrier = self._donor.carrier
@@ -115,8 +115,8 @@ class OperationLoop:
         if self.behind:
             return
         self._leave_unless_leaving()
-        with self._standing.changed:
-            self._standing.post(worker_state.Begin(op.units, op.joinable, self.may_part))
+        with self._shared.changed:
+            self._shared.post(worker_state.Begin(op.units, op.joinable, self.may_part))
             if op.joinable:
                 self._donor.open_window(op, self._pace.step_s + self._grace_s)
 
@@ -130,10 +130,10 @@ class OperationLoop:
 
     def next_unit(self) -> int | None:
         self._leave_unless_leaving()
-        with self._standing.changed:
-            match worker_state.next_move(self._standing.position):
+        with self._shared.changed:
+            match worker_state.next_move(self._shared.position):
                 case worker_state.Compute(unit):
-                    self._standing.post(worker_state.Started(unit))
+                    self._shared.post(worker_state.Started(unit))
                     self._reporter.handed_out(self._task.op, unit)
                     return unit
                 case _:
@@ -144,7 +144,7 @@ class OperationLoop:
         if self._task.op.kind is OpKind.SYNC:
             assert self._donor.carrier is not None
             leaf.note = self._donor.carrier.digest()
-        self._standing.unit_done(leaf)
+        self._shared.unit_done(leaf)
 
     def finish(self) -> Partial | None:
         if self.behind:
@@ -155,11 +155,11 @@ class OperationLoop:
             return None
         self._reporter.after(self._task.op)
         self._donor.window.close()
-        if self._standing.position.leaving:
+        if self._shared.position.leaving:
             self._depart()
         if self.generation != self._fresh_generation:
             self._fresh_generation = self.generation
-            op = self._standing.position.reduced - 1
+            op = self._shared.position.reduced - 1
             self._journal.write("op_complete", generation=self.generation, op=op)
             self._say_progress()
         if self._task.op.kind is OpKind.SYNC and self._task.op.pass_no == 0:
@@ -168,8 +168,8 @@ class OperationLoop:
 
     def used(self) -> None:
         if not self._retains and not self.behind:
-            with self._standing.changed:
-                self._standing.post(worker_state.Used(self._standing.position.reduced - 1))
+            with self._shared.changed:
+                self._shared.post(worker_state.Used(self._shared.position.reduced - 1))
 
     def _finish(self) -> Partial | None:
         while True:
@@ -177,8 +177,8 @@ class OperationLoop:
                 return Partial(0, self._task.op.units)
             self._orders.leave_if_over()
             self._rings.check()
-            with self._standing.changed:
-                move = worker_state.next_move(self._standing.position)
+            with self._shared.changed:
+                move = worker_state.next_move(self._shared.position)
             match move:
                 case worker_state.Compute():
                     return None
@@ -189,12 +189,12 @@ class OperationLoop:
                     if (result := self._fetch(source, op)) is not None:
                         return result
                 case worker_state.Deliver():
-                    (result,) = self._standing.roots()
+                    (result,) = self._shared.roots()
                     result.settle()
                     if self._task.op.kind is OpKind.ALLREDUCE:  # the other members' values have gone with the result
                         result.note = {self.worker_id: self._task.own}
-                    with self._standing.changed:
-                        if self._complete(worker_state.Fetched(self._standing.position.reduced), result):
+                    with self._shared.changed:
+                        if self._complete(worker_state.Fetched(self._shared.position.reduced), result):
                             return result
                 case worker_state.Linger():
                     self._linger()
@@ -206,22 +206,22 @@ class OperationLoop:
         every member has the last result; a loss meanwhile may take this worker back in."""
         while True:
             self._orders.leave_if_over()
-            with self._standing.changed:
-                p = self._standing.position
+            with self._shared.changed:
+                p = self._shared.position
                 if not p.leaving and not p.quiesced:
                     return
             self._wait()
 
     def _wait(self) -> None:
-        with self._standing.changed:
-            acknowledgements, self._standing.acknowledgements = self._standing.acknowledgements, None
+        with self._shared.changed:
+            acknowledgements, self._shared.acknowledgements = self._shared.acknowledgements, None
         if acknowledgements is not None:
             self._await_acknowledgements(acknowledgements)
             return
-        with self._standing.changed:
-            p = self._standing.position
+        with self._shared.changed:
+            p = self._shared.position
             if (isinstance(worker_state.next_move(p), worker_state.Wait) or p.quiesced) and not self._orders.over:
-                self._standing.changed.wait()
+                self._shared.changed.wait()
 
     def _await_acknowledgements(self, action: worker_state.AwaitAcknowledgements) -> None:
         ring = self._rings.get(action.generation)
@@ -230,21 +230,21 @@ class OperationLoop:
                 raise RingBroken("the ring was left")
             ring.await_acknowledgements(action.op, [worker for worker in action.of if worker in ring.members])
         except RingBroken as broken:
-            self._standing.post(worker_state.RingLost(action.generation, str(broken)))
+            self._shared.post(worker_state.RingLost(action.generation, str(broken)))
         else:
             self._before_leaving()
-            self._standing.post(worker_state.Acknowledged())
+            self._shared.post(worker_state.Acknowledged())
 
     def _linger(self) -> None:
         begun_s = time.monotonic()
         deadline = begun_s + self._grace_s
-        with self._standing.changed:
-            while isinstance(worker_state.next_move(self._standing.position), worker_state.Linger):
+        with self._shared.changed:
+            while isinstance(worker_state.next_move(self._shared.position), worker_state.Linger):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    self._standing.post(worker_state.GraceOver())
+                    self._shared.post(worker_state.GraceOver())
                 else:
-                    self._standing.changed.wait(left)
+                    self._shared.changed.wait(left)
         self._pace.waited(time.monotonic() - begun_s)
 
     @property
@@ -254,15 +254,15 @@ class OperationLoop:
 
     def _complete(self, event: worker_state.Event, result: Partial) -> bool:
         """Post the event that completes the operation; False if a quiesce came first. Called under the lock."""
-        before = self._standing.position.reduced
-        if self._standing.post(event).reduced == before:
+        before = self._shared.position.reduced
+        if self._shared.post(event).reduced == before:
             return False
         self._donor.keep(before, self._task.op, self._task.fingerprint, result)
         return True
 
     def _fetch(self, source: str, op: int) -> Partial | None:
-        with self._standing.changed:
-            record = self._standing.position.record
+        with self._shared.changed:
+            record = self._shared.position.record
             assert record is not None
         member, until_s = record.member(source), time.monotonic() + UNHEARD_S
         while True:
@@ -274,14 +274,14 @@ class OperationLoop:
             except CopyFailed as failed:
                 self._journal.write("copy_failed", generation=record.number, because=str(failed))
                 if not (isinstance(failed.__cause__, HelloRefused) and time.monotonic() < until_s):
-                    self._standing.post(worker_state.FetchFailed(op))
+                    self._shared.post(worker_state.FetchFailed(op))
                     return None
-            with self._standing.changed:
-                self._standing.changed.wait(RETRY_S)
-                if self._standing.position.record is not record:
+            with self._shared.changed:
+                self._shared.changed.wait(RETRY_S)
+                if self._shared.position.record is not record:
                     return None
         self._journal.write("result_copied", generation=record.number, op=op, source=source)
-        with self._standing.changed:
+        with self._shared.changed:
             return result if self._complete(worker_state.Fetched(op), result) else None
 
     def _start_alike(self, first: Partial) -> None:
@@ -289,8 +289,8 @@ class OperationLoop:
         carrier = self._donor.carrier
         assert carrier is not None and isinstance(first.note, str)
         if carrier.digest() != first.note:
-            with self._standing.changed:
-                record = self._standing.position.record
+            with self._shared.changed:
+                record = self._shared.position.record
             assert record is not None
             source = self._asker.initial(record, first.note, carrier)
             if source is None:
@@ -300,6 +300,6 @@ class OperationLoop:
         self.begin(op, {})
         while True:
             while (unit := self.next_unit()) is not None:
-                self._standing.unit_done(Partial(unit, unit + 1))
+                self._shared.unit_done(Partial(unit, unit + 1))
             if self.finish() is not None:
                 return

@@ -92,12 +92,12 @@ class WorkerSession(OperationLoop):
             meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
         self._client = AgentClient(told.agent_socket, job=self.job, worker_id=self.worker_id, job_dir=self._job_dir)
-        self._standing = SharedWorkerState(self.worker_id, self._rings, self._client.send, self._journal, self.sums_on)
-        self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
-        self._donor = CopyServer(self._standing, self._journal)
+        self._shared = SharedWorkerState(self.worker_id, self._rings, self._client.send, self._journal, self.sums_on)
+        self._shared.position = replace(self._shared.position, phase=Phase.FRESH)
+        self._donor = CopyServer(self._shared, self._journal)
         self._asker = CopyClient(self.job, self.worker_id, seal)
-        self._orders = LeaderOrders(self._standing, self._asker, self._client, self._journal)
-        self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
+        self._orders = LeaderOrders(self._shared, self._asker, self._client, self._journal)
+        self._admission = JoinProtocol(self._shared, self._orders, self._asker, self._journal)
         self._applied = 0
         self._reporter = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
         self._retains = told.retain_results
@@ -118,22 +118,22 @@ class WorkerSession(OperationLoop):
             return lambda moment, text="", unit=-1: None
 
     def _at_operation(self) -> tuple[int, int]:
-        p = self._standing.position
+        p = self._shared.position
         return p.entered, p.reduced
 
     def enter(self) -> None:
         """Announce this worker and wait until it is a member or knows that it is a newcomer."""
         self._client.send(self._announce)
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        with self._standing.changed:
-            self._standing.changed.wait_for(lambda: self._standing.position.record is not None or self._orders.over)
+        with self._shared.changed:
+            self._shared.changed.wait_for(lambda: self._shared.position.record is not None or self._orders.over)
         self._orders.leave_if_over()
 
     # ------------------------------------------------------------------------------------------ attributes
 
     @property
     def _record(self) -> messages.Generation:
-        record = self._standing.position.record
+        record = self._shared.position.record
         assert record is not None
         return record
 
@@ -189,8 +189,8 @@ class WorkerSession(OperationLoop):
 
     @property
     def parting(self) -> bool:
-        with self._standing.changed:
-            pending = self._standing.position.newest_pending
+        with self._shared.changed:
+            pending = self._shared.position.newest_pending
         return pending is not None and not pending.ids
 
     @property
@@ -198,7 +198,7 @@ class WorkerSession(OperationLoop):
         return self._orders.going
 
     def place(self) -> LoopPlace:
-        record = self._standing.position.record
+        record = self._shared.position.record
         assert record is not None
         ids = record.ids
         rank = ids.index(self.worker_id) if self.worker_id in ids else len(ids)
@@ -210,7 +210,7 @@ class WorkerSession(OperationLoop):
         self._journal.write(event, generation=self.generation, **fields)
 
     def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
-        with self._standing.changed:
+        with self._shared.changed:
             for known in [key for key in self._orders.pointed if key[0] == series]:
                 del self._orders.pointed[known]  # a leader that was lost will not answer
             self._orders.pointed[series, str(name)] = answer
@@ -232,7 +232,7 @@ class WorkerSession(OperationLoop):
 
     def _say_progress(self) -> None:
         joining = self._admission.doing if self._orders.ready else ""
-        p = self._standing.position
+        p = self._shared.position
         self._client.send(self._reporter.progress(p, self._applied, joining, self._rings.carries(p.entered)))
 
     # -------------------------------------------------------------------------------------------- the state
@@ -241,7 +241,7 @@ class WorkerSession(OperationLoop):
         self._donor.carrier = carrier
 
     def publish(self, meta: JoinMeta) -> None:
-        with self._standing.changed:
+        with self._shared.changed:
             self._donor.meta = meta
 
     def _serve_copy(self, sock: socket.socket, hello: Hello) -> None:
@@ -302,8 +302,8 @@ class WorkerSession(OperationLoop):
     def close(self, digest: str) -> None:
         """Every member is at the end: stay until the leader has said goodbye, so that no member misses a result."""
         self._client.send(messages.Finished(self.worker_id, self.generation, digest))
-        with self._standing.changed:
-            self._standing.changed.wait_for(lambda: self._orders.over, self._timing.fence_grace_s)
+        with self._shared.changed:
+            self._shared.changed.wait_for(lambda: self._orders.over, self._timing.fence_grace_s)
         self._stopping.set()
         self._journal.write("exit", code=0)
         self._client.close()

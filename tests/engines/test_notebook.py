@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from chaos_tests.nemesis.out_of_memory import starve, why_not
 from chaos_tests.support.processes import MARK, await_exits, kill_if_there, living, new_mark
 from tests.live.jobs import DEADLINE_S, ROOT
 
@@ -74,6 +75,19 @@ threading.Thread(target=kill_after, args=("killed", 10)).start()
 """
 KILLED = "digest, _ = elastic.launch(train, 60, 0.05, workers=2, job_dir='killed')\nprint('killed', digest)"
 LONG = "elastic.launch(train, 100000, 0.05, workers=2, job_dir='long')"
+STARVED = "digest, _ = elastic.launch(train, 200, 0.05, workers=2, job_dir='starved')\nprint('starved', digest)"
+LATE = """
+import os, signal
+
+def late(steps):
+    found = train(steps, 0.0)
+    if os.environ["ELASTIC_WORKER_ID"] == "local.0.0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return *found, os.environ["ELASTIC_WORKER_ID"]
+
+digest, model, who = elastic.launch(late, 60, workers=3, job_dir='late')
+print('late', digest, who, type(model) is Net)
+"""
 
 
 @pytest.fixture
@@ -129,6 +143,32 @@ def digest(cell: Any, name: str) -> str:
     return str(found)
 
 
+def await_steps(job_dir: Path, steps: int) -> None:
+    ledger = job_dir / "steps.jsonl"
+    while not ledger.exists() or len(ledger.read_text().splitlines()) < steps:
+        time.sleep(0.05)
+
+
+def journal(job_dir: Path) -> list[dict[str, Any]]:
+    lines = [line for path in job_dir.glob("journal/*.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def started(job_dir: Path) -> list[int]:
+    """The pids of the workers."""
+    return [line["pid"] for line in journal(job_dir) if line["event"] == "worker_started"]
+
+
+def killed(job_dir: Path) -> list[str]:
+    """The workers that did not end by themselves."""
+    exits = [line for line in journal(job_dir) if line["event"] == "worker_exited"]
+    return [line["worker_id"] for line in exits if line["because"].startswith("killed")]
+
+
+def kernel_of(mark: str) -> int:
+    return next(pid for pid in living(mark) if "ipykernel_launcher" in Path(f"/proc/{pid}/cmdline").read_text())
+
+
 def test_a_worker_is_killed_while_a_cell_trains_and_the_value_is_that_of_the_quiet_run(
     tmp_path: Path, mark: str
 ) -> None:
@@ -142,6 +182,47 @@ def test_a_worker_is_killed_while_a_cell_trains_and_the_value_is_that_of_the_qui
     result = json.loads((tmp_path / "killed" / "result.json").read_text())
     assert result["digest"] == digest(killed, "killed") and result["generation"] >= 3
     assert "last recovery" in table(killed)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_worker_that_the_kernel_ends_for_memory_changes_no_bit(tmp_path: Path, mark: str) -> None:
+    starved: list[int] = []
+
+    def starve_one() -> None:
+        await_steps(tmp_path / "starved", 10)
+        starved.append(starve(started(tmp_path / "starved")[0]))
+
+    thread = threading.Thread(target=starve_one)
+    thread.start()
+    *_, quiet, cell = run(tmp_path, MODEL, TRAIN, QUIET.replace("60", "200"), STARVED).cells
+    thread.join()
+    assert starved and digest(cell, "starved") == digest(quiet, "quiet")
+    assert len(killed(tmp_path / "starved")) == 1
+
+
+def test_rank_0_dies_behind_its_last_step_and_the_value_is_that_of_the_next_rank(tmp_path: Path, mark: str) -> None:
+    *_, quiet, late = run(tmp_path, MODEL, TRAIN, QUIET, LATE).cells
+    assert digest(late, "late") == digest(quiet, "quiet")
+    assert re.search(r"^late [0-9a-f]{64} local\.1\.0 True$", text(late), re.MULTILINE), "the cell's own class, too"
+    assert killed(tmp_path / "late") == ["local.0.0"]
+
+
+def test_the_kernel_of_the_notebook_is_killed_and_everything_ends_with_it(tmp_path: Path, mark: str) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in (MODEL, TRAIN, LONG)])
+    left: list[set[int]] = []
+
+    def kill() -> None:
+        await_steps(tmp_path / "long", 5)
+        os.kill(kernel_of(mark), signal.SIGKILL)
+        left.append(await_exits(started(tmp_path / "long"), 10.0))
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(nbclient.exceptions.DeadKernelError):
+        client(notebook, tmp_path).execute()
+    thread.join()
+    assert left == [set()], "no worker outlives it"
+    assert not await_exits(living(mark), 10.0), "nor does anything else"
 
 
 def test_an_exception_of_the_function_is_one_of_the_cell_with_the_line_of_the_other_cell(
@@ -162,10 +243,8 @@ def test_an_interrupt_of_the_kernel_ends_the_job_and_the_notebook_goes_on(tmp_pa
     interrupted: list[int] = []
 
     def interrupt() -> None:
-        ledger = tmp_path / "long" / "steps.jsonl"
-        while not ledger.exists() or len(ledger.read_text().splitlines()) < 5:
-            time.sleep(0.05)
-        kernel = next(pid for pid in living(mark) if "ipykernel_launcher" in Path(f"/proc/{pid}/cmdline").read_text())
+        await_steps(tmp_path / "long", 5)
+        kernel = kernel_of(mark)
         assert os.getpgid(kernel) == kernel
         interrupted.append(kernel)
         os.killpg(kernel, signal.SIGINT)  # as Jupyter does it

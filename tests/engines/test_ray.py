@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,15 +19,17 @@ from typing import Any
 import pytest
 
 from chaos_tests.support.processes import command_line, living
-from elastic.errors import ConfigError, LaunchFailed, NameInUse
+from elastic.errors import ConfigError, ElasticError, LaunchFailed, NameInUse
 from elastic.ray import JobResult, Trainer
 from tests.engines.training import DEADLINE_S, SOON_ORPHANS, STEPS, Course, train
+from tests.live.jobs import ROOT
 
 ray = pytest.importorskip("ray", reason="make test-engines installs it")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 
+ETCD = "--name=embedded"
 SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False}
 
 
@@ -39,13 +42,15 @@ def own_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class RayNodes:
-    """A cluster, whose head has no room for workers, and its other nodes with room for one each."""
+    """A cluster, whose head has no room for workers, and its other nodes with room for one each. drives: this process
+    is a driver."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, *, drives: bool = True) -> None:
         self.cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
         try:
             self.nodes = [self.add() for _ in range(nodes)]
-            ray.init(address=self.cluster.address, log_to_driver=False)
+            if drives:
+                ray.init(address=self.cluster.address, log_to_driver=False)
         except BaseException:
             self.close()
             raise
@@ -66,8 +71,8 @@ class RayNodes:
 
 
 @contextmanager
-def nodes(count: int) -> Iterator[RayNodes]:
-    found = RayNodes(count)
+def nodes(count: int, *, drives: bool = True) -> Iterator[RayNodes]:
+    found = RayNodes(count, drives=drives)
     try:
         yield found
     finally:
@@ -139,7 +144,7 @@ def test_all_nodes_are_lost_and_the_job_goes_on_from_its_checkpoint_when_others_
     with nodes(2) as cluster:
         training = fitting(trainer(course, workers=(1, 2), checkpoint_every="20 steps", timing=SOON_ORPHANS))
         course.await_world(2)
-        course.until("a checkpoint", lambda: list(course.home.glob("checkpoints/*/_periodic/step-*/manifest.json")))
+        await_checkpoint(course)
         for node in cluster.nodes:
             cluster.remove(node)
         cluster.add()
@@ -162,7 +167,7 @@ def test_no_node_comes_in_time_and_the_job_goes_on_under_another_number(
     with nodes(2) as cluster:
         training = fitting(trainer(course, workers=(1, 2), checkpoint_every="20 steps", timing=SOON_ORPHANS))
         course.await_world(2)
-        course.until("a checkpoint", lambda: list(course.home.glob("checkpoints/*/_periodic/step-*/manifest.json")))
+        await_checkpoint(course)
         begun = len(course.worlds)
         for node in cluster.nodes:
             cluster.remove(node)
@@ -209,6 +214,85 @@ def redis(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield
     process.kill()
     process.wait()
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_the_head_is_lost_without_redis_and_all_of_ray_ends_and_another_call_goes_on(
+    comes_back: bool, course: Course, mark: str, quiet: str
+) -> None:
+    with nodes(2, drives=False) as cluster:
+        driver = driver_of_another_process(cluster, course, "name='long', checkpoint_every='20 steps'")
+        try:
+            course.await_world(2)
+            await_checkpoint(course)
+            cluster.cluster.head_node.kill_gcs_server(check_alive=False)
+            begun = len(course.worlds)
+            course.until("steps without a head", lambda: len(course.worlds) > begun + 20)
+            course.pace(0.5)  # it is not complete before Ray gives up
+            if comes_back:
+                cluster.cluster.head_node.start_gcs_server()
+            assert driver.wait(DEADLINE_S) != 0, "Ray ends it"
+        finally:
+            driver.kill()
+            driver.wait()
+        course.until("no process of the job", lambda: not of_the_job(mark))
+    goes_on(course, quiet)
+
+
+def test_etcd_of_a_job_is_killed_and_comes_back_and_training_does_not_notice(
+    course: Course, mark: str, quiet: str
+) -> None:
+    with nodes(2) as cluster:
+        training = fitting(trainer(course, workers=(1, 2)))
+        course.await_world(2)
+        (etcd,) = processes(mark, ETCD)
+        os.kill(etcd, signal.SIGKILL)
+        begun = len(course.worlds)
+        course.until("etcd again", lambda: [pid for pid in processes(mark, ETCD) if pid != etcd])
+        course.until("steps after that", lambda: len(course.worlds) > begun + 10)
+        assert {world for _, world in course.worlds[begun:]} == {2}
+        cluster.remove(cluster.nodes[0])  # what the leader decides now is durable again
+        course.await_world(1, "after a node was lost")
+        course.pace(0.0)
+        result = training.result(DEADLINE_S)
+    assert result.digest == quiet
+    assert [step for step, _ in course.worlds] == list(range(STEPS))
+
+
+def test_the_rendezvous_of_a_job_is_killed_and_the_call_says_so_and_another_one_goes_on(
+    course: Course, mark: str, quiet: str
+) -> None:
+    with nodes(2):
+        training = fitting(trainer(course, workers=(1, 2), name="long", checkpoint_every="20 steps"))
+        course.await_world(2)
+        await_checkpoint(course)
+        (host,) = processes(mark, "elastic.engines.fleet_host")
+        os.kill(host, signal.SIGKILL)
+        with pytest.raises(ElasticError, match="the rendezvous of this job has ended with -9"):
+            training.result(DEADLINE_S)
+        course.until("no process of the job", lambda: not of_the_job(mark))
+    goes_on(course, quiet)
+
+
+def goes_on(course: Course, quiet: str) -> None:
+    """A later call with the name goes on from a checkpoint, on a cluster of its own."""
+    done = len(course.worlds)
+    course.pace(0.0)
+    with nodes(1):
+        result = trainer(course, workers=(1, 2), name="long", checkpoint_every="20 steps").fit()
+    assert result.digest == quiet == result.value[0] and result.steps == STEPS
+    began, *_ = (step for step, _ in course.worlds[done:])
+    assert began % 20 == 0 and 0 < began <= done
+    assert [step for step, _ in course.worlds[done:]] == list(range(began, STEPS))
+
+
+def await_checkpoint(course: Course) -> None:
+    course.until("a checkpoint", lambda: list(course.home.glob("checkpoints/*/_periodic/step-*/manifest.json")))
+
+
+def processes(mark: str, words: str) -> list[int]:
+    """Those whose command line has these words."""
+    return [pid for pid in living(mark) if words in command_line(pid)]
 
 
 def test_the_driver_is_killed_and_leaves_nothing(course: Course, mark: str) -> None:
@@ -273,7 +357,7 @@ def driver_of_another_process(cluster: RayNodes, course: Course, options: str) -
 
 def of_the_job(mark: str) -> list[str]:
     lines = [command_line(pid) for pid in living(mark)]
-    return [line for line in lines if "elastic" in line or "--name=embedded" in line]
+    return [line for line in lines if "elastic" in line or ETCD in line]
 
 
 def test_an_exception_of_the_function_is_told_with_its_traceback(course: Course, mark: str) -> None:
@@ -324,6 +408,18 @@ def holds_an_agent(node: Any) -> bool:
     """Whether this node of the cluster has a place of a job."""
     groups = ray.util.placement_group_table().values()
     return node.node_id in {where for group in groups for where in group["bundles_to_node_id"].values()}
+
+
+def test_nodes_that_lack_something_are_not_tried_for_ever(course: Course, mark: str) -> None:
+    broken = course.home / "broken"
+    (broken / "grpc").mkdir(parents=True)
+    (broken / "grpc" / "__init__.py").write_text("raise ImportError('not on this machine')")
+    with nodes(1, drives=False) as cluster:
+        where = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(broken), str(ROOT)])}}
+        ray.init(address=cluster.cluster.address, log_to_driver=False, runtime_env=where)
+        with pytest.raises(ElasticError, match="each attempt fails: ImportError: not on this"):
+            trainer(course, workers=(1, 1)).fit()
+        course.until("no process of the job", lambda: not of_the_job(mark))
 
 
 def test_what_cannot_be_a_job_is_said_before_ray_is_asked(course: Course) -> None:

@@ -22,8 +22,10 @@ from typing import Any
 import pytest
 
 from chaos_tests.support.processes import await_exits, living
+from elastic.errors import ExitCode
 from elastic.records import ledger
 from elastic.records.job_directory import read_json
+from tests.engines.training import SOON_ORPHANS
 from tests.live.fleet import Fleet
 from tests.live.jobs import ROOT
 
@@ -67,7 +69,13 @@ class Searching:
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "elastic.cli", "search", "study.py", "--json", "--dir", "search", *options]
-        return subprocess.Popen(command, cwd=self.home, stdout=subprocess.PIPE, text=True)
+        with (self.home / "errors").open("ab") as errors:
+            return subprocess.Popen(command, cwd=self.home, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    @property
+    def errors(self) -> str:
+        """What all searches so far have said beside their results."""
+        return (self.home / "errors").read_text()
 
     def run(self, *options: str) -> list[dict[str, Any]]:
         """What it says; it ends with 0."""
@@ -215,22 +223,31 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield made
 
 
+def of_fleet(fleet: Fleet, searching: Searching, min_workers: int, checkpoints: Path | str) -> tuple[str, ...]:
+    """Write the job file of the trials. Returns the options of the search."""
+    timing = "\n".join(f"{name} = {value}" for name, value in SOON_ORPHANS.items())
+    job = f"""
+name = "replaced"
+command = ["python"]
+workers = 2
+min_workers = {min_workers}
+checkpoint_dir = "{checkpoints}"
+checkpoint_every = "5 steps"
+[timing]
+{timing}
+[env]
+OMP_NUM_THREADS = "1"
+"""
+    (searching.home / "job.toml").write_text(job)
+    return ("--job", "job.toml", "--rendezvous", ",".join(fleet.client.replicas))
+
+
 def test_on_a_fleet_a_search_that_was_killed_finds_its_jobs_again(
     fleet: Fleet, tmp_path: Path, quiet: dict[int, Any]
 ) -> None:
     searching = Searching(tmp_path / "s")
     searching.pace(0.02)
-    job = f"""
-name = "replaced"
-command = ["python"]
-workers = 2
-min_workers = 1
-checkpoint_dir = "{tmp_path}/checkpoints"
-[env]
-OMP_NUM_THREADS = "1"
-"""
-    (searching.home / "job.toml").write_text(job)
-    options = ("--job", "job.toml", "--rendezvous", ",".join(fleet.client.replicas), "--parallel", "2")
+    options = (*of_fleet(fleet, searching, 1, tmp_path / "checkpoints"), "--parallel", "2")
     search = searching.start("--trials", "3", *options)
     until("a trial that trains", lambda: any(line["step"] > 3 for name in jobs(fleet) for line in fleet.steps(name)))
     search.kill()
@@ -248,3 +265,103 @@ OMP_NUM_THREADS = "1"
 
 def jobs(fleet: Fleet) -> list[str]:
     return [job["job"] for job in fleet.client.overview()["jobs"]]
+
+
+def test_on_a_fleet_a_trial_goes_on_after_a_preemption_and_after_the_death_of_all_its_nodes(
+    fleet: Fleet, tmp_path: Path, quiet: dict[int, Any]
+) -> None:
+    searching = Searching(tmp_path / "s")
+    searching.pace(0.3)
+    search = searching.start("--trials", "1", *of_fleet(fleet, searching, 2, tmp_path / "checkpoints"))
+    (first,) = until("the job", lambda: jobs(fleet))
+    await_more(fleet, first, 3)
+    searching.pace(3.0)  # a leader preempts nobody in its first 30 s
+    urgent = fleet.train("urgent", workers=1, priority=5)
+    second = until("the job that it goes on as", lambda: jobs(fleet)[2:])[0]
+    assert fleet.entry(first)["because"] == f"preempted for {urgent}; goes on as {second}"
+    until("the trial waits", lambda: fleet.entry(second)["state"] == "waits")
+    searching.pace(0.3)
+    assert fleet.run("stop", urgent).returncode == 0
+    await_more(fleet, second, 7)  # with a checkpoint
+    switch_off(fleet)
+    switch_on(fleet)
+    await_more(fleet, second, 3)  # nodes have come before it was given up
+    switch_off(fleet)
+    until("the job is given up", lambda: fleet.entry(second)["state"] == "ended")
+    assert fleet.entry(second)["exit_code"] == ExitCode.STATE_LOST
+    until("the next one waits", lambda: [fleet.entry(job)["state"] for job in jobs(fleet)[3:]] == ["waits"])
+    searching.pace(0.0)
+    switch_on(fleet)
+    said, _ = search.communicate(timeout=DEADLINE_S)
+    assert search.returncode == 0, searching.errors
+    assert values([json.loads(line) for line in said.splitlines()]) == {0: quiet[0]}
+    (third,) = jobs(fleet)[3:]
+    begun = [fleet.steps(job)[0]["step"] for job in (first, second, third)]
+    assert begun[0] == 0 < begun[1] < begun[2], "each goes on, the last one from a checkpoint"
+
+
+def switch_off(fleet: Fleet) -> None:
+    for node in ("a", "b"):
+        fleet.end(node)
+
+
+def switch_on(fleet: Fleet) -> None:
+    for node in ("a", "b"):
+        fleet.node(node)
+
+
+def await_more(fleet: Fleet, job: str, count: int) -> None:
+    begun = len(fleet.steps(job))
+    until(f"{count} steps of {job}", lambda: len(fleet.steps(job)) >= begun + count)
+
+
+def test_on_a_fleet_a_search_waits_for_a_leader_and_ends_at_a_mistake_of_all_its_trials(
+    fleet: Fleet, tmp_path: Path, quiet: dict[int, Any]
+) -> None:
+    searching = Searching(tmp_path / "s")
+    refused = searching.start("--trials", "1", *of_fleet(fleet, searching, 1, "not/absolute"))
+    refused.communicate(timeout=DEADLINE_S)
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert "checkpoint_dir='not/absolute' must be an absolute path" in " ".join(searching.errors.split())
+    options = of_fleet(fleet, searching, 1, tmp_path / "checkpoints")
+    searching.pace(0.3)
+    search = searching.start("--trials", "1", *options)
+    (job,) = until("the job", lambda: jobs(fleet))
+    await_more(fleet, job, 3)
+    replicas = list(fleet.replicas)
+    for replica in replicas:
+        fleet.end(replica)
+    searching.pace(0.0)
+    until("the end of the training", lambda: len(fleet.steps(job)) == STEPS)
+    assert search.poll() is None, searching.errors
+    for replica in replicas:
+        fleet.replica(replica)
+    said, _ = search.communicate(timeout=DEADLINE_S)
+    assert values([json.loads(line) for line in said.splitlines()]) == {0: quiet[0]}
+    assert jobs(fleet) == [job], "the mistake has left none, and the trial was one job"
+
+
+def test_another_search_in_the_directory_and_another_direction_are_refused(
+    tmp_path: Path, mark: str, quiet: dict[int, Any]
+) -> None:
+    searching = Searching(tmp_path / "s")
+    searching.pace(0.05)
+    search = searching.start("--trials", "1")
+    searching.await_step(0, 3)
+    second = searching.start("--trials", "1")
+    second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == ExitCode.BAD_INPUT and "another `elastic search` uses" in searching.errors
+    search.kill()
+    search.communicate()
+    assert not await_exits(living(mark), 30.0)
+    study = (searching.home / "study.py").read_text()
+    (searching.home / "study.py").write_text(f"direction = 'maximize'\n{study}")
+    other = searching.start("--trials", "1")
+    other.communicate(timeout=DEADLINE_S)
+    assert other.returncode == ExitCode.BAD_INPUT
+    assert "direction='maximize', but the study in" in " ".join(searching.errors.split())
+    searching.pace(0.0)
+    (searching.home / "study.py").write_text(study.replace("1e-3, 1e-1", "1.0, 2.0"))
+    again = values(searching.run("--trials", "2"))
+    assert again[0] == quiet[0], "a trial that has begun keeps its words"
+    assert 1.0 <= again[1][2]["lr"] <= 2.0, "others are proposed by the new file"

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from elastic.checkpoints.storage import storage_at
+from elastic.errors import ElasticError, ExitCode
+from elastic.records.resume import own
 from tests.k8s.api_client import Refused
 from tests.k8s.cluster import BIN, Kubernetes
-from tests.k8s.training import Training
+from tests.k8s.training import Line, Training
 from tests.live.conftest import Quiet
 
 pytestmark = pytest.mark.skipif(not (BIN / "kube-apiserver").exists(), reason="tests/k8s/build.sh makes it")
@@ -148,3 +151,27 @@ def test_an_agent_may_read_pods_and_nodes_and_nothing_else(home: Path) -> None:
         }
         with pytest.raises(AssertionError, match="forbidden"):
             cluster.kubectl("get", "secret", "train-ca", agent)
+
+
+def test_a_job_whose_checkpoint_directory_is_anothers_ends_and_its_pods_say_so(home: Path) -> None:
+    """As where etcd's claim was lost, and the job is applied again."""
+    with Kubernetes(home, 1) as cluster:
+        training = Training(cluster, "1:1")
+        own(storage_at(str(home / "volumes" / "runs" / "train-1")), "train-1", "of another fleet")
+
+        def ended() -> Line | None:
+            try:
+                entries = [job for job in training.client().overview()["jobs"] if job["state"] == "ended"]
+            except (ElasticError, OSError):  # nobody leads yet
+                return None
+            return entries[0] if entries else None
+
+        def exit_codes() -> list[int]:
+            of_agents = "/api/v1/namespaces/default/pods?labelSelector=app.kubernetes.io/component=agent"
+            ends = [one for pod in cluster.api.items(of_agents) for one in pod["status"].get("containerStatuses", [])]
+            return [one["state"]["terminated"]["exitCode"] for one in ends if "terminated" in one["state"]]
+
+        entry = cluster.until("the end of the job", ended)
+        assert entry["exit_code"] == ExitCode.BAD_INPUT
+        assert "/mnt/runs/train-1 holds the checkpoints of another job, train-1 (of another fleet)" in entry["because"]
+        cluster.until("a pod has ended with that", lambda: ExitCode.BAD_INPUT in exit_codes())

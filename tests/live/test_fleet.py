@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from elastic.checkpoints.storage import storage_at
 from elastic.errors import ExitCode
 from elastic.protocol.membership.partitions import end
 from elastic.records import ledger
+from elastic.records.resume import own
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, lives, pids
-from tests.live.jobs import SCRIPTS
+from tests.live.jobs import SCRIPTS, TRAINER
 
 FOLLOWED = SCRIPTS / "followed.py"
 
@@ -195,3 +199,58 @@ def test_a_job_that_cannot_be_started_says_so_and_can_be_stopped(fleet: Fleet, t
     assert "cannot be started here" in trouble[0]["because"] and "absent" in trouble[0]["because"]
     assert fleet.run("stop", job).returncode == 0
     assert fleet.entry(job)["exit_code"] == ExitCode.TERMINATED
+
+
+@pytest.mark.long
+def test_a_node_that_cannot_start_a_worker_ends_no_job_that_trains(
+    quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "trainer"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
+    with Fleet(tmp_path, replicas=1) as fleet:
+        (fleet.gates / "end").touch()
+        fleet.pace(0.05)
+        fleet.node("a")
+        fleet.await_nodes("a")
+        job = fleet.submit(
+            name="train",
+            command=["trainer", str(TRAINER)],
+            workers=2,
+            min_workers=1,
+            checkpoint_dir=str(tmp_path / "checkpoints"),
+            env={"LIVE_GATES": str(fleet.gates), "OMP_NUM_THREADS": "1"},
+            timing={"join_window_s": 1.0},
+        )
+        fleet.await_slots(job, "a.0")
+        program.unlink()  # the next node does not have it
+        fleet.node("b")
+        fleet.until("it is given up", lambda: fleet.events("slot_given_up", slot="b.0"))
+        fleet.await_more_steps(job, 3)
+        said = fleet.run("status", job).stdout.splitlines()[-1]
+        assert said.startswith("trouble: slot b.0 gets no worker any more: the worker cannot be started: "), said
+        assert "trainer" in said
+        fleet.finish(job, quiet.digest, quiet.steps)
+
+
+@pytest.mark.long
+def test_a_job_waits_for_a_checkpoint_directory_that_cannot_be_used_and_ends_at_one_that_is_anothers(
+    fleet: Fleet, quiet: Quiet, tmp_path: Path
+) -> None:
+    fleet.pace(0.0)
+    for who in ("nobodys", "anothers"):
+        directory = tmp_path / who
+        directory.touch()
+        job = fleet.train(who, workers=2, checkpoint_dir=str(directory))
+        trouble = fleet.until("the trouble", lambda job=job: fleet.entry(job)["troubles"])  # type: ignore[misc]
+        assert f"{directory}/{job} cannot be used: Not a directory" in trouble[0]["because"]
+        directory.unlink()
+        if who == "anothers":
+            own(storage_at(f"{directory}/{job}"), "other-1", "beef")
+            ended = fleet.await_end(job)
+            assert ended["exit_code"] == ExitCode.BAD_INPUT
+            assert f"{directory}/{job} holds the checkpoints of another job, other-1 (beef); give" in ended["because"]
+        else:
+            fleet.finish(job, quiet.digest, quiet.steps)

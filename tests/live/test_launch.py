@@ -94,6 +94,19 @@ def test_an_interrupt_ends_everything_and_the_same_directory_goes_on(
         assert job.value == undisturbed
 
 
+def test_a_second_interrupt_ends_workers_that_do_not_hear_the_first(tmp_path: Path) -> None:
+    with Launched(tmp_path) as job:
+        job.pace(0.02)
+        job.await_steps(5)
+        for worker_id in job.members():
+            job.send(worker_id, signal.SIGSTOP)
+        job.command.process.send_signal(signal.SIGINT)
+        job.await_event("agent_signalled")
+        job.command.process.send_signal(signal.SIGINT)
+        assert job.wait() == -signal.SIGINT
+        assert job.left_behind() == {}
+
+
 def test_a_program_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     before = leftovers()
     with Launched(tmp_path) as job:
@@ -134,5 +147,5 @@ def test_options_that_do_not_fit_are_refused_in_their_own_words(
 ) -> None:
     with Launched(tmp_path, json.dumps(options), "") as job:
         assert job.wait() == 1
-        assert said in job.output and "elastic.errors.ConfigError" in job.output
+        assert said in job.output.partition("elastic.errors.ConfigError: ")[2], "the error itself says it"
         assert not job.dir.exists() and job.left_behind() == {}

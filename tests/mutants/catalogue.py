@@ -25,14 +25,14 @@ class Mutant:
     rounds: bool = False
 
 
-def _first_redone(standing: Any, leaf: Any) -> bool:
+def _first_redone(shared: Any, leaf: Any) -> bool:
     """Whether this is the first shard of a pass that is computed after a loss, in this generation."""
-    p = standing.position
+    p = shared.position
     leaf.settle()
     if p.record is None or str(p.record.kind) != "loss" or p.record.plan.op != p.reduced or not leaf.flats:
         return False
-    first = getattr(standing, "mutated", 0) != p.record.number
-    standing.mutated = p.record.number
+    first = getattr(shared, "mutated", 0) != p.record.number
+    shared.mutated = p.record.number
     return bool(first)
 
 
@@ -91,17 +91,17 @@ def late_copy(module: Any) -> None:
     """The donor's copy for a newcomer is taken after the update that the newcomer will make itself."""
 
     def serve_state(self: Any, connection: Any, newcomer: str, follow: bool) -> None:
-        standing = self._standing
-        with standing.changed:
-            standing.changed.wait_for(lambda: self._may_copy(newcomer) or not standing.position.donor, 5.0)
+        shared = self._shared
+        with shared.changed:
+            shared.changed.wait_for(lambda: self._may_copy(newcomer) or not shared.position.donor, 5.0)
             if not self._may_copy(newcomer):
                 connection.send({"later": "no window here"})
                 return
-            number, window, carrier = standing.position.reduced, self._window, self.carrier
+            number, window, carrier = shared.position.reduced, self.window, self.carrier
             op, about = window.op, self._about()
-            standing.post(module.CopyBegun(newcomer))
-            standing.post(module.CopyEnded(newcomer, number, True))
-            standing.changed.wait_for(lambda: window.op is not op and window.is_open, 10.0)
+            shared.post(module.CopyBegun(newcomer))
+            shared.post(module.CopyEnded(newcomer, number, True))
+            shared.changed.wait_for(lambda: window.op is not op and window.is_open, 10.0)
         header, blobs = carrier.capture()
         connection.send({"op": number, **about, "state": header})
         module.send_parts(connection, blobs)
@@ -114,7 +114,7 @@ def no_fencing(module: Any) -> None:
     sound = module.LeaderOrders.leave_if_over
 
     def leave_if_over(self: Any) -> None:
-        if isinstance(self._over, module.Close | module.Release):
+        if isinstance(self._over, module.messages.Close | module.messages.Release):
             sound(self)
 
     module.LeaderOrders.leave_if_over = leave_if_over
@@ -148,7 +148,7 @@ def restart_everybody(module: Any) -> None:
     sound = module.LeaderOrders._published
 
     def published(self: Any, order: Any, generation: Any, *rest: Any) -> None:
-        p = self._standing.position
+        p = self._shared.position
         if str(generation.kind) == "loss" and p.entered and generation.ids[0] != p.me:
             os._exit(75)
         sound(self, order, generation, *rest)
@@ -185,7 +185,7 @@ def script_stays(module: Any) -> None:
     """The script of the round before is not ended when the next round begins."""
 
     def end_script(self: Any) -> None:
-        self._at.script = module.ScriptState.WAITING
+        self._at.script = module.rounds.ScriptState.WAITING
 
     module.Supervisor._end_script = end_script
 
@@ -227,7 +227,7 @@ def wrong_blame(module: Any) -> None:
 MUTANTS = {
     "dropped-shard": Mutant("runtime.worker.state_owner", dropped_shard, "I7"),
     "shard-twice": Mutant("runtime.worker.state_owner", shard_twice, "I7"),
-    "unordered-sum": Mutant("runtime.reduction.over_mesh", unordered_sum, "I10"),
+    "unordered-sum": Mutant("runtime.reduction.schedule", unordered_sum, "I10"),
     "rng-per-worker": Mutant("runtime.reduction.gradient_harvest", rng_per_worker, "I10"),
     "late-copy": Mutant("runtime.worker.donor", late_copy, "I6", ("kill",)),
     "no-fencing": Mutant("runtime.worker.leader_orders", no_fencing, "I4", ("freeze-long",)),
@@ -237,7 +237,7 @@ MUTANTS = {
     "torn-checkpoint": Mutant("runtime.checkpoint.saver", torn_checkpoint, "I14", ("kill", "kill-in-checkpoint")),
     "no-eviction": Mutant("elastic.protocol.failure_detector", no_eviction, "I11", ("freeze-for-good",)),
     "script-stays": Mutant("runtime.restart.supervisor", script_stays, "I18", ("kill",), rounds=True),
-    "wrong-world": Mutant("runtime.restart.supervisor", wrong_world, "I17", ("kill-rank-0",), rounds=True),
+    "wrong-world": Mutant("runtime.restart.rounds", wrong_world, "I17", ("kill-rank-0",), rounds=True),
     "stopped-unseen": Mutant("runtime.restart.script_watch", stopped_unseen, "I11", ("stop-script",), rounds=True),
     "orphans-stay": Mutant("runtime.restart.script_host", orphans_stay, "I18", ("kill",), rounds=True),
     "wrong-blame": Mutant("runtime.restart.rounds", wrong_blame, "I13", ("kill-script",), rounds=True),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.mutation import trial
 from tests.mutation.mutate import Mutant, mutants
-from tests.mutation.targets import ROOT, dotted, modules, tests_of
+from tests.mutation.targets import ROOT, dotted, modules, target_of, tests_of
 
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 JSON_FILE = ROOT / "build" / "mutation.json"
@@ -73,15 +73,16 @@ def _try_all(
     chosen: list[Mutant], paths: dict[str, Path], processes: int, directory: Path
 ) -> Iterator[tuple[Mutant, bool]]:
     """Whether its tests failed, of each as it is known. Raises RuntimeError if tests fail without any mutant."""
-    usual_s = {tests: _usual_s(tests, directory) for tests in {tuple(tests_of(paths[one.module])) for one in chosen}}
+    examples = {target_of(paths[one.module]): paths[one.module] for one in chosen}
+    usual_s = {target: _usual_s(tests_of(path), directory) for target, path in examples.items()}
     waiting = list(reversed(chosen))
     running: dict[int, tuple[Mutant, float]] = {}
     while waiting or running:
         while waiting and len(running) < processes:
             one = waiting.pop()
-            tests = tests_of(paths[one.module])
-            pid = trial.begin(one.module, one.number, tests, directory / f"{one.module}-{one.number}")
-            running[pid] = one, time.monotonic() + SLOWER * usual_s[tuple(tests)] + MARGIN_S
+            path = paths[one.module]
+            pid = trial.begin(one.module, one.number, tests_of(path), directory / f"{one.module}-{one.number}")
+            running[pid] = one, time.monotonic() + SLOWER * usual_s[target_of(path)] + MARGIN_S
         for pid, (one, until_s) in list(running.items()):
             if (code := trial.ended(pid, until_s)) is not None:
                 del running[pid]
@@ -89,7 +90,7 @@ def _try_all(
         time.sleep(POLL_S)
 
 
-def _usual_s(tests: tuple[str, ...], directory: Path) -> float:
+def _usual_s(tests: list[str], directory: Path) -> float:
     begun_s = time.monotonic()
     pid = trial.begin("", -1, tests, directory / "usual")
     while (code := trial.ended(pid, begun_s + 600)) is None:

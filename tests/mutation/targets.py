@@ -13,6 +13,13 @@ TARGETS = {
     "elastic/records/ledger.py": ("elastic/records/test_ledger.py", "elastic/agent"),
     "elastic/checkpoints": ("elastic/checkpoints", "elastic/cli", "runtime/checkpoint"),
     "runtime/reduction": ("runtime/reduction", "runtime/worker"),
+    "runtime/reduction/early_sums.py": ("runtime/job/test_overlap.py", "runtime/reduction", "runtime/worker"),
+    "runtime/reduction/leaves": (
+        "runtime/reduction",
+        "runtime/job/test_compression.py",
+        "runtime/job/test_fixed.py",
+        "runtime/worker",
+    ),
 }
 """Module or package -> files and directories below tests/unit. Of a module the longest name that fits counts."""
 
@@ -28,8 +35,15 @@ def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def tests_of(path: Path) -> list[str]:
-    """Those that have to notice a change of this module, in the order in which they are run."""
+def target_of(path: Path) -> str:
+    """The entry of TARGETS that counts for this module."""
     place = str(path.relative_to(ROOT))
-    name = max((name for name in TARGETS if place == name or place.startswith(f"{name}/")), key=len)
-    return [str(ROOT / "tests" / "unit" / test) for test in TARGETS[name]]
+    return max((name for name in TARGETS if place == name or place.startswith(f"{name}/")), key=len)
+
+
+def tests_of(path: Path) -> list[str]:
+    """Those that have to notice a change of this module, in the order in which they are run: its own first."""
+    unit = ROOT / "tests" / "unit"
+    own = unit / path.parent.relative_to(ROOT) / f"test_{path.stem}.py"
+    tests = [*([own] if own.exists() else []), *(unit / test for test in TARGETS[target_of(path)])]
+    return list(dict.fromkeys(str(test) for test in tests))

@@ -117,6 +117,12 @@ LIVE_GATES = {json.dumps(str(self._gates))}
         """The ledgers of all nodes and of all jobs of the fleet, merged by step."""
         return ledger.merged(self.dir.glob("*/train-*/steps.jsonl"))
 
+    def events(self, event: str) -> list[Line]:
+        """Of the nodes' daemons, in order."""
+        logs = self.dir.glob("*/journal/*.jsonl")
+        lines = [json.loads(text) for path in logs for text in path.read_text().splitlines()]
+        return sorted((line for line in lines if line["event"] == event), key=lambda line: line["t_wall"])
+
     def check(self, quiet: Quiet) -> None:
         """Slurm's job ends, and it was the quiet run, with every step once."""
         self.pace(0.0)

@@ -1,7 +1,8 @@
 """A real Slurm on this machine: munged, slurmctld, and a slurmd for each node, on loopback and in a directory.
 
-Debian's packages slurm-wlm and munge. Its two partitions share all nodes: `spot`, whose jobs are told, get GRACE_S and
-are put back into the queue when a job of `prod` wants their processors.
+Debian's packages slurm-wlm and munge. Its two partitions share all nodes: `spot`, whose jobs get GRACE_S and are put
+back into the queue when a job of `prod` wants their processors. Tasks of srun are told at the start of that time, a
+batch script at its end, which has KILL_WAIT_S more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Self, TypeVar
 from chaos_tests.support.processes import MARK, await_exits, kill_if_there, living, new_mark
 
 GRACE_S = 20
+KILL_WAIT_S = 30
 CPUS = 4
 """Of each node, as the scheduler counts; nothing is bound to them."""
 
@@ -53,7 +55,8 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_min_interval=100000
 ReturnToService=2
 SlurmdTimeout=5
-KillWait=30
+KillWait={kill_wait}
+{settings}
 MinJobAge=300
 MpiDefault=none
 SlurmdParameters=config_overrides
@@ -68,8 +71,9 @@ T = TypeVar("T")
 class Slurm:
     """A context manager: all of it, and whatever jobs left, is gone afterwards."""
 
-    def __init__(self, home: Path, nodes: int) -> None:
-        """home: a short path, because a socket is in it."""
+    def __init__(self, home: Path, nodes: int, settings: str = "") -> None:
+        """home: a short path, because a socket is in it. settings: another line of slurm.conf."""
+        self._settings = settings
         self.home = home
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self._mark = new_mark()
@@ -94,7 +98,8 @@ class Slurm:
             f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory=1000"
             for name, port in zip(self.nodes, ports, strict=True)
         ]
-        text = CONFIGURATION.format(home=self.home, port=first, nodes="\n".join(lines), grace=GRACE_S)
+        numbers = {"port": first, "grace": GRACE_S, "kill_wait": KILL_WAIT_S}
+        text = CONFIGURATION.format(home=self.home, nodes="\n".join(lines), settings=self._settings, **numbers)
         (self.home / "slurm.conf").write_text(text)
         (self.home / "state").mkdir()
         key = self.home / "munge.key"

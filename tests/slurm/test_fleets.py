@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,9 +201,12 @@ def test_a_preempted_allocation_goes_on_from_the_very_step(home: Path, quiet: Qu
     with allocation(home, 2, 2) as (slurm, allocated):
         allocated.submit()
         allocated.await_nodes(*slurm.nodes)
+        asked_unix_s = time.time()
         slurm.submit("sleep 3", "--partition=prod", "--nodes=2", "--exclusive")
         slurm.run_again(allocated.job)
         assert "train-1 is over, exit 6" in allocated.output
+        told = [line["t_wall"] - asked_unix_s for line in allocated.events("daemon_signalled")]
+        assert max(told[:2]) < GRACE_S - 1, "tasks of srun are told at the start of GraceTime"
         done = len(allocated.steps())
         allocated.await_nodes(*slurm.nodes)
         assert f"goes on from step {done}," in allocated.output
@@ -213,7 +217,7 @@ def test_an_allocation_at_its_time_limit_requeues_itself(home: Path, quiet: Quie
     with allocation(home, 2, 2) as (slurm, allocated):
         allocated.submit("--time=2", "--signal=B:USR1@60")
         allocated.await_nodes(*slurm.nodes)
-        allocated.pace(0.3)
+        allocated.pace(0.2)  # a step of more than 2.5 s, of one worker, may be done again
         slurm.run_again(allocated.job)
         assert "train-1 is over, exit 6" in allocated.output
         done = len(allocated.steps())
@@ -221,6 +225,18 @@ def test_an_allocation_at_its_time_limit_requeues_itself(home: Path, quiet: Quie
         allocated.await_nodes(*slurm.nodes)
         assert f"goes on from step {done}," in allocated.output
         allocated.check(quiet)
+
+
+def test_an_allocation_with_the_checkpoints_of_an_earlier_one_ends_and_says_so(home: Path, quiet: Quiet) -> None:
+    with allocation(home, 1, 1) as (slurm, allocated):
+        allocated.submit()
+        allocated.await_nodes(*slurm.nodes)
+        allocated.check(quiet)
+        anew = ("fleet", "job.toml", "--nodes", "1", "--slots", "1", "--submit")
+        allocated.job = slurm.run("elastic", "slurm", *anew, environment=ENVIRONMENT)
+        assert slurm.end(allocated.job) == "FAILED"
+        assert "train-1 is over, exit 2: " in allocated.output
+        assert f"{home}/checkpoints/train-1 holds the checkpoints of another job, train-1 (" in allocated.output
 
 
 def test_a_cancelled_allocation_is_gone_on_with_by_another_one(home: Path, quiet: Quiet) -> None:

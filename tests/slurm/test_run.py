@@ -5,13 +5,14 @@ Slurm signals every process of a job. Its packages are installed by `make test-s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic.errors import ExitCode
-from tests.slurm.cluster import CPUS, Slurm
+from tests.slurm.cluster import CPUS, GRACE_S, KILL_WAIT_S, Slurm
 from tests.slurm.training import Training
 
 WHOLE = f"--cpus-per-task={CPUS}"
@@ -24,12 +25,18 @@ def slurm(home: Path) -> Iterator[Slurm]:
         yield slurm
 
 
-def test_a_preempted_job_goes_on_from_the_very_step(slurm: Slurm, training: Training) -> None:
-    job = slurm.submit(training.command("--grace 18"), WHOLE, "--requeue", environment=training.environment)
+def preempt(slurm: Slurm, training: Training, *options: str, command: str) -> float:
+    """A job is preempted, and goes on from the very step. Returns how many seconds after the other job was submitted it
+    heard of that."""
+    job = slurm.submit(training.command(command), WHOLE, "--requeue", *options, environment=training.environment)
     slurm.until("it trains", lambda: len(training.steps) > 5)
     training.pace(0.4)  # enough steps are left when Slurm preempts it
+    asked_unix_s = time.time()
     urgent = slurm.submit("sleep 3", "--partition=prod", WHOLE)
     slurm.until("it leaves", lambda: training.exit_code is not None)
+    (told_unix_s, *_) = sorted(
+        line["t_wall"] for event in ("agent_signalled", "notice") for line in training.events(event)
+    )
     done = len(training.steps)
     assert training.exit_code == ExitCode.DRAINED, slurm.story()
     slurm.until("the other job runs", lambda: slurm.job(urgent)["JobState"] != "PENDING")
@@ -37,6 +44,21 @@ def test_a_preempted_job_goes_on_from_the_very_step(slurm: Slurm, training: Trai
     slurm.run_again(job)
     slurm.completes(job)
     training.check(done)
+    return float(told_unix_s - asked_unix_s)
+
+
+def test_a_preempted_job_hears_of_it_at_the_end_of_gracetime_and_then_has_killwait(
+    slurm: Slurm, training: Training
+) -> None:
+    assert preempt(slurm, training, command=f"--grace {KILL_WAIT_S - 5}") > GRACE_S - 1
+
+
+def test_a_preempted_job_that_asks_for_a_signal_may_hear_of_it_at_the_start_of_gracetime(
+    home: Path, training: Training
+) -> None:
+    options = ("--time=60", "--signal=B:USR1@120")
+    with Slurm(home, 1, "SlurmctldParameters=preempt_send_user_signal") as slurm:
+        assert preempt(slurm, training, *options, command="--notices slurm:requeue") < GRACE_S - 1
 
 
 def test_a_cancelled_job_goes_on_from_the_very_step_when_it_is_submitted_again(

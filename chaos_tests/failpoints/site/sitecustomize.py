@@ -1,5 +1,5 @@
-"""Run by Python itself at the start of every process that has this directory on its path: those of a job that may be
-ambushed. A `sitecustomize` further down the path, which this one hides, is run too."""
+"""Run by Python itself at the start of every process that has this directory on its path: those of a job whose
+failpoints may be armed. A `sitecustomize` further down the path, which this one hides, is run too."""
 
 import importlib.util
 import os

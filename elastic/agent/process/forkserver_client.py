@@ -1,12 +1,12 @@
 """The agent's side of the fork server, a child process that has imported torch and is forked for each worker.
 
-    agent    --channel: settings of a worker, and descriptors: reins, stdout, log-->  fork server
-    worker   --reins: its pid-->  agent         it is the agent's child, not the fork server's (clone_parent.py)
-    agent    --reins: one byte, "run"-->  worker
+    agent    --channel: settings of a worker, and descriptors: control socket, stdout, log-->  fork server
+    worker   --control: its pid-->  agent         it is the agent's child, not the fork server's (clone_parent.py)
+    agent    --control: one byte, "run"-->  worker
 
 The fork server sends events for the journal: `fork_server_without` for a module that cannot be imported beforehand, and
 then either `fork_server_ready`, or `fork_server_unusable` with the reason. All else is between worker and agent: if
-reins are closed without a pid, there is no worker; if the agent closes a worker's reins, the worker ends.
+the control socket is closed without a pid, there is no worker; if the agent closes it, the worker ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ForkServer:
         return not (self.ready or self.because)
 
     def fork(self, settings: Mapping[str, str], outlets: Outlets, done: Forked) -> None:
-        """Fork a worker. done: called with its pid and its reins, or with 0 and None; perhaps at once."""
+        """Fork a worker. done: called with its pid and its control socket, or with 0 and None; perhaps at once."""
         ours, theirs = socket.socketpair()
         try:
             socket.send_fds(self._channel, [json.dumps(settings).encode()], [theirs.fileno(), outlets.out, outlets.log])

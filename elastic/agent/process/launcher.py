@@ -141,14 +141,14 @@ class Launcher:
         except OSError as error:
             return start.failed(str(error))
 
-        def done(pid: int, reins: socket.socket | None) -> None:
-            if reins is None:
+        def done(pid: int, control: socket.socket | None) -> None:
+            if control is None:
                 outlets.close()
                 return self._start_cold(start, fork_server.because or "the fork server did not fork")
-            with reins:
+            with control:
                 start.started(WorkerProcess(pid, outlets, start.on_line, start.on_exit), "")
                 with contextlib.suppress(BrokenPipeError):  # the worker is dead already; its pidfd says so in a moment
-                    reins.send(b"!")
+                    control.send(b"!")
 
         fork_server.fork(stop_signals.environment(start.settings), outlets, done)
 

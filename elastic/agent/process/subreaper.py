@@ -78,7 +78,8 @@ class Subreaper:
             for pid in children:
                 os.waitpid(pid, 0)
         host_memory.sweep()  # nothing else does it if `elastic run` was killed
-        temp_dirs.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)  # left by killed workers
+        for prefix in (OWN_FILES_PREFIX, temp_dirs.AGENT_PREFIX):  # left by killed workers and agents
+            temp_dirs.sweep(Path(tempfile.gettempdir()), prefix)
         return self._status
 
     def _on_signal(self, number: int) -> None:

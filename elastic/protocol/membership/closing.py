@@ -30,7 +30,7 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
     here = {*(g.running.ids if g.running is not None else ()), *g.coming}
     below = len(here) < g.spec.min_workers  # also with newcomers on their way
     alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and seen.stage is not Stage.REFUSED]
-    if word.exit_code == 2 or not alive or (below and g.state in (State.FORMING, State.PAUSED)):
+    if not alive or (below and g.state in (State.FORMING, State.PAUSED)):
         become_closed(g, word.exit_code, word.because, now_s, do)
     elif g.state is State.FORMING and g.lost:
         revive(g, now_s, do)  # the job may have waited for this slot only

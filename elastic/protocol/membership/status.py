@@ -44,6 +44,7 @@ def status(group: Group) -> dict[str, object]:
         "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
         "spares": sorted(group.spares - set(group.dead)),
         "in_vain": sorted(group.in_vain),
+        "given_up": {slot: because.partition("\n")[0] for slot, because in sorted(group.slots_given_up.items())},
     }
 
 

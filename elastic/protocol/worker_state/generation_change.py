@@ -39,7 +39,6 @@ def links_closed(p: WorkerState, event: events.LinksClosed) -> events.Outcome:
 
 
 def _report(p: WorkerState, round: int) -> Report:
-    collecting = p.phase is Phase.COLLECTING
     return Report(
         worker_id=p.me,
         round=round,
@@ -47,9 +46,9 @@ def _report(p: WorkerState, round: int) -> Report:
         entered=p.entered,
         has_state=p.entered > 0,
         reduced=p.reduced,
-        units=p.units if collecting else 0,
-        roots=p.roots if collecting else (),
-        running=p.running if collecting else None,
+        units=p.units,
+        roots=p.roots,
+        running=p.running,
         kept=p.kept,
         copied=p.copied,
         copied_step=p.copied_step if p.copied >= 0 else -1,

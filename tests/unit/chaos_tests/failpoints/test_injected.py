@@ -29,7 +29,7 @@ ME = "local.1.0"
 @pytest.fixture
 def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailpointOrders:
     monkeypatch.setenv("ELASTIC_WORKER_ID", ME)
-    return FailpointOrders(tmp_path / "ambush")
+    return FailpointOrders(tmp_path / "failpoints")
 
 
 def look(orders: FailpointOrders, point: str, step: int = 7) -> bool:
@@ -65,7 +65,7 @@ def test_an_order_for_another_worker_or_step_is_left(orders: FailpointOrders) ->
 
 def test_what_is_no_order_disturbs_nobody(orders: FailpointOrders, tmp_path: Path) -> None:
     for name, content in (("a", b""), ("b", b"[]"), ("c", b'{"act": "dance"}'), ("d", b"\xff")):
-        (tmp_path / "ambush" / "pending" / f"{ME}-{name}").write_bytes(content)
+        (tmp_path / "failpoints" / "pending" / f"{ME}-{name}").write_bytes(content)
     assert not look(orders, failpoints.IN_SHARD)
 
 
@@ -187,7 +187,7 @@ print(json.dumps([os.environ.get("HIDDEN"), [one.__module__ for one in patched]]
 
 
 @pytest.mark.parametrize("kind", [kind for kind, fault in CATALOGUE.items() if "act" in fault.given])
-def test_an_ambush_is_at_points_that_there_are(kind: str) -> None:
+def test_a_failpoint_of_a_fault_is_one_that_there_is(kind: str) -> None:
     places = CATALOGUE[kind].places
     known = {value for name, value in vars(failpoints).items() if name.isupper() and isinstance(value, str)}
     assert places and set(places) <= known

@@ -68,7 +68,7 @@ class Stage:
             world,
             Victims(world, 1),
             teller,
-            FailpointOrders(home / "ambush"),
+            FailpointOrders(home / "failpoints"),
             home,
             "no mark",
             SPEC,
@@ -162,12 +162,16 @@ def test_who_stops_itself_stands_still_since_then_however_late_the_harness_hears
         breaker = Nemesis([Planned(1, 0.0, "freeze-in-step", IN_SHARD)], scene)
         breaker.begin()
         breaker.poll([], 1)
-        ((_, laid_for),) = [running.laid for running in scene.running if running.laid]
-        failpoints.spring(scene, {"number": 1, "worker_id": laid_for, "pid": worker.pid, "t_mono_ns": stopped_ns})
+        ((_, armed),) = [running.armed for running in scene.running if running.armed]
+        failpoints.fired(scene, {"number": 1, "worker_id": armed, "pid": worker.pid, "t_mono_ns": stopped_ns})
         breaker.heal("the test is over")
         worker.kill()
     injected = on_machine.noted()[0]
-    assert (injected["event"], injected["worker_id"], injected["t_mono_ns"]) == ("fault_injected", laid_for, stopped_ns)
+    assert (injected["event"], injected["worker_id"], injected["t_mono_ns"]) == (
+        "fault_injected",
+        armed,
+        stopped_ns,
+    )
 
 
 @pytest.mark.parametrize(
@@ -385,7 +389,7 @@ def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
         [line("snapshot_complete", "a.0.0", series="_periodic", entry="step-000000000006.0.g2-c105d2d3")]
     )
     assert on_nodes.scene.world.kept_step == 6
-    on_nodes.scene.victims.condemned.add("b.0.0")
+    on_nodes.scene.victims.targeted.add("b.0.0")
     with pytest.raises(NotNow, match="healthy"):
         nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +51,7 @@ from elastic.protocol.messages import (
     SlotGivenUp,
     WorkerDead,
 )
+from elastic.records import temp_dirs
 from elastic.records.journal import Journal
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.codec import to_json
@@ -204,6 +207,7 @@ def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: P
         assert len(old.path) < 100
         await old.hand_over(1.0)
         await old.close()
+        temp_dirs.sweep(Path(old.path).parents[1], temp_dirs.AGENT_PREFIX)  # as another agent that starts just now
         new = WorkerSocket("job", deep, "a", journal, cast(Any, None), cast(Any, None), old.kept, old.path)
         await new.listen()
         assert new.path == old.path and Path(new.path).is_socket()
@@ -212,6 +216,38 @@ def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: P
 
     asyncio.run(story())
     journal.close()
+
+
+def test_the_directory_of_a_killed_agent_goes_when_the_next_one_starts_and_that_of_a_living_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    program = f"""
+import sys, time
+from pathlib import Path
+from elastic.agent.worker_socket import WorkerSocket
+print(WorkerSocket("job", Path({str(deep)!r}), "a", None, None, None).path, flush=True)
+time.sleep(600)
+"""
+    short = Path(tempfile.mkdtemp(prefix="sock"))
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    environment = {**os.environ, "TMPDIR": str(short)}
+    command = [sys.executable, "-P", "-c", program]
+    killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    living = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        with killed, living:
+            first, other = (Path(one.stdout.readline().strip()).parent for one in (killed, living) if one.stdout)
+            assert first.parent == short and first.exists() and other.exists() and first != other
+            killed.kill()
+            killed.wait()
+            journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
+            WorkerSocket("job", deep, "a", journal, cast(Any, None), cast(Any, None))
+            journal.close()
+            assert not first.exists() and other.exists()
+            living.kill()
+    finally:
+        shutil.rmtree(short)
 
 
 def test_a_program_is_tried_before_anything_is_given_up(tmp_path: Path) -> None:

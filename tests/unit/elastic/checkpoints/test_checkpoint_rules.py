@@ -51,6 +51,11 @@ def entry(step: int) -> EntryName:
     return EntryName(step, 0, 1, "00000000")
 
 
+def test_a_checkpoint_is_as_large_as_its_files_together() -> None:
+    assert MANIFEST.size == 12
+    assert replace(MANIFEST, files=(FILE, replace(FILE, name="tokenizer.json", size=30))).size == 42
+
+
 # Names
 
 

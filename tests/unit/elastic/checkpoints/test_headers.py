@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from elastic.checkpoints import description
 from elastic.checkpoints.description import (
+    BYTES_MAX,
     DIMENSIONS_MAX,
     FACTORIES,
     ITEM_BYTES,
@@ -374,6 +375,12 @@ def test_a_tensor_may_have_as_many_dimensions_as_there_may_be_and_no_more() -> N
     assert sizes([1] * DIMENSIONS_MAX, "shape") == (1,) * DIMENSIONS_MAX
     with pytest.raises(ValueError, match="shape cannot be"):
         sizes([1] * (DIMENSIONS_MAX + 1), "shape")
+
+
+def test_a_tensor_is_no_larger_than_the_largest_number_of_bytes() -> None:
+    assert sizes([BYTES_MAX], "shape") == (BYTES_MAX,)
+    with pytest.raises(ValueError, match="shape is larger than any memory"):
+        sizes([BYTES_MAX, 2], "shape")
 
 
 def test_a_dimension_of_one_element_may_have_any_stride() -> None:

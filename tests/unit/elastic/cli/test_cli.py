@@ -354,6 +354,8 @@ def test_status_counts_spares_apart_from_members() -> None:
     assert status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
     in_vain = {**facts, "in_vain": ["local.2"]}
     assert "waited for slot local.2 to copy the state" in status_text(in_vain).splitlines()[-1]
+    given_up = {**facts, "given_up": {"local.2": "no such program"}}
+    assert status_text(given_up).splitlines()[-1] == "trouble: slot local.2 gets no worker any more: no such program"
     told = {"about": "newcomers", "where": "local.2", "because": "it waited 300 s", "advice": "look"}
     assert "waited for slot" not in status_text({**in_vain, "troubles": [told]}), "what is told is not told again"
 

@@ -52,8 +52,10 @@ def test_a_second_call_is_refused_while_the_first_one_lives_and_has_the_name_aft
             NameClaim("long", url, beat_s=BEAT_S, silence_s=LONG_S)
         NameClaim("other", str(tmp_path / "other-1"), beat_s=BEAT_S).close()
         first.check()
-    assert not (tmp_path / "long-1" / FILE).exists()
-    NameClaim("long", url, beat_s=BEAT_S, silence_s=LONG_S).close()
+    assert list(tmp_path.iterdir()) == [], "nothing was saved there"
+    with NameClaim("long", url, beat_s=BEAT_S, silence_s=LONG_S):
+        (tmp_path / "long-1" / "owner.json").touch()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "long-1", tmp_path / "long-1" / "owner.json"]
 
 
 def test_the_claim_of_a_call_that_was_killed_is_taken_over(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def hold(leading: Leading, session: Any, *jobs: str) -> None:
 async def tokens(leading: Leading, wanted: Collection[str]) -> dict[str, str]:
     """By node, once those are granted."""
     while True:
-        found = {grant.node: grant.token for one in leading.fleet_leader.book.jobs for grant in one.grants}
+        found = {grant.node: grant.token for one in leading.fleet_leader.state.jobs for grant in one.grants}
         if found.keys() == set(wanted):
             return found
         await asyncio.sleep(0.005)  # the store has a thread of its own
@@ -202,14 +202,14 @@ def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_cannot(
     wanted = 0
 
     async def story() -> None:
-        book: FleetState | None = FleetState((job("a", grants=(Grant("a", "t"),)),))
+        state: FleetState | None = FleetState((job("a", grants=(Grant("a", "t"),)),))
 
         def reread() -> None:
             nonlocal wanted
             wanted += 1
             door.reads()
-            if book is not None:
-                door.read(book)
+            if state is not None:
+                door.read(state)
 
         door = Admission(lambda *told: refused.append(told), reread)
         asked = [door.objection("train-1", "a", token, "10.0.0.9:1") for token in ("t", "t", "u")]
@@ -218,7 +218,7 @@ def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_cannot(
         assert [one[1:] for one in refused] == [("train-1", "a", "10.0.0.9:1")]
         assert await door.objection("train-1", "a", "t", "") == "" and wanted == 1, "it knows that one"
         assert door.stands("train-1", "a", "t") and not door.stands("train-1", "b", "t")
-        book = None
+        state = None
         with pytest.raises(NotKnown):
             await door.objection("train-1", "b", "t", "")
         assert len(refused) == 1
@@ -237,7 +237,7 @@ class At:
         self.leaders: dict[str, JobLeader] = {}
         self.channel: grpc.aio.Channel
         self.address = ""
-        self.book = FleetState(
+        self.state = FleetState(
             tuple(job("a", name=name, grants=(Grant("a", f"of {name}"),)) for name in ("one-1", "two-2"))
         )
 
@@ -246,7 +246,7 @@ class At:
 
     def _reread(self) -> None:
         self.door.reads()
-        self.door.read(self.book)
+        self.door.read(self.state)
 
     async def attend(self, job: str, node: str, token: str) -> tuple[Any, AsyncIterator[pb.LeaderOrder]]:
         """Returns the first order and the rest. Raises AioRpcError."""
@@ -275,7 +275,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], 
         with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal:
             at, store, thread = At(tmp_path, journal), MemoryStore(), StoreThread()
             tenures = []
-            for one in at.book.jobs:
+            for one in at.state.jobs:
                 candidate = Candidate(store, one.name, "here", lambda: 0.0)
                 won = candidate.stand()
                 assert isinstance(won, Won)
@@ -340,8 +340,8 @@ def test_an_agent_whose_place_is_over_is_dismissed_and_not_admitted_again(
             await asyncio.sleep(0.01)  # on another connection
         at.leaders["one-1"].keep(lambda node, token: at.door.stands("one-1", node, token))
         assert not at.leaders["one-1"]._agents["a"].ended.is_set()
-        at.book = FleetState((job("b", name="one-1", grants=(Grant("b", "of b"),)),))
-        at.door.read(at.book)
+        at.state = FleetState((job("b", name="one-1", grants=(Grant("b", "of b"),)),))
+        at.door.read(at.state)
         at.leaders["one-1"].keep(lambda node, token: at.door.stands("one-1", node, token))
         with pytest.raises(NotAdmitted, match="has not placed this job on this node, or not any more"):
             await agent

@@ -253,7 +253,7 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
         high = await leading.submit("high", 1, 1, priority=1)
         while not (await duties(a, {low: 2}))[0].leave:
             pass
-        (waits,) = (job.stop for job in leading.fleet_leader.book.jobs if job.name == low)
+        (waits,) = (job.stop for job in leading.fleet_leader.state.jobs if job.name == low)
         assert waits == Wish(f"preempted for {high}", preempts=True)
 
         # Another leader goes on with what the first one has begun: the documents are all that there is.
@@ -265,11 +265,11 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
         work = asyncio.create_task(successor.lead())
         try:
             await duties(a, {high: 1})
-            book, _ = registry.read(leading.store)
-            again = book.after(low)
-            assert again is not None and book.after(again.name) is None
+            state, _ = registry.read(leading.store)
+            again = state.after(low)
+            assert again is not None and state.after(again.name) is None
             assert (again.name, again.since, again.waits, again.size) == ("low-3", 1, True, Size(2))
-            before = next(job for job in book.jobs if job.name == low).submission
+            before = next(job for job in state.jobs if job.name == low).submission
             told = again.submission
             assert (told.series, told.identity, told.resume) == (before.series, before.identity, POINTER.entry)
             fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
@@ -451,7 +451,7 @@ def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
     async def story(leading: Leading) -> None:
         loop = asyncio.get_running_loop()
 
-        def refused(to: Registry, book: FleetState) -> None:
+        def refused(to: Registry, state: FleetState) -> None:
             loop.call_soon_threadsafe(tried.set)
             raise StoreRefused("no rights")
 
@@ -469,7 +469,7 @@ def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
         said = (tmp_path / "journal.jsonl").read_text()
         assert said.count("ended_jobs_not_forgotten") == 1 == said.count("no rights"), "once, however often it is tried"
         monkeypatch.setattr(Registry, "forget", forget)
-        while [job.name for job in leading.fleet_leader.book.jobs] != [second]:
+        while [job.name for job in leading.fleet_leader.state.jobs] != [second]:
             await asyncio.sleep(0.01)
 
     play(tmp_path, story)

@@ -41,9 +41,9 @@ def test_jobs_get_names_that_no_other_job_ever_had(store: MemoryStore) -> None:
     _, to = elected(store)
     names = [to.submit(SPEC), to.submit(SPEC), to.submit(JobSpec(name="eval", command=("a",), workers=1))]
     assert names == ["train-1", "train-2", "eval-3"]
-    book, _ = registry.read(store)
-    assert [job.name for job in book.jobs] == names
-    assert len({job.submission.identity for job in book.jobs}) == 3
+    state, _ = registry.read(store)
+    assert [job.name for job in state.jobs] == names
+    assert len({job.submission.identity for job in state.jobs}) == 3
 
 
 def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
@@ -59,15 +59,15 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     to.cordon("b", "disk")
     registry.end(store, name, Result(6, "drained", "", 4))
     registry.end(store, name, Result(0, "said too late"))
-    book, _ = registry.read(store)
-    _, job = book.jobs
+    state, _ = registry.read(store)
+    _, job = state.jobs
     assert (job.submission.series, job.submission.identity) == (first, before.identity)
     assert (job.submission.resume, job.submission.interruptions) == ("step-7", 1)
     assert job.submission.checkpoints == f"{SPEC.checkpoint_dir}/train-1"
     assert (job.spec.env, job.spec.labels, job.placement, job.grants) == (SPEC.env, SPEC.labels, placement, grants)
     assert (job.size, job.workers) == (Size(7), 7)
     assert (job.stop, job.result) == (Wish("enough"), Result(6, "drained", "", 4))
-    assert dict(book.cordons) == {"b": Wish("disk")}
+    assert dict(state.cordons) == {"b": Wish("disk")}
     to.cordon("b", "")
     assert registry.read(store)[0].cordons == {}
 
@@ -156,8 +156,8 @@ def test_a_count_that_is_no_number_costs_submissions_only_and_says_what_to_do(
     _, to = elected(store)
     name = to.submit(SPEC)
     write_key(store, registry.COUNT, garbage, timeout_s=1)
-    book, _ = registry.read(store)
-    assert [job.name for job in book.jobs] == [name] and book.unread.keys() == {"count"}
+    state, _ = registry.read(store)
+    assert [job.name for job in state.jobs] == [name] and state.unread.keys() == {"count"}
     with pytest.raises(ConfigError, match=r"/elastic/.fleet/count .* so no job can be submitted; write"):
         to.submit(SPEC)
     write_key(store, registry.COUNT, b"1", timeout_s=1)
@@ -172,10 +172,10 @@ def test_reasons_of_any_length_are_stored_so_that_they_are_read_again(store: Mem
     to.end(names[1], Result(1, traceback))
     to.stop(names[1], traceback)
     to.cordon("b", traceback)
-    book, _ = registry.read(store)
-    first, second = book.jobs
+    state, _ = registry.read(store)
+    first, second = state.jobs
     assert first.result is not None and second.result is not None and second.stop is not None
-    for because in (first.result.because, second.result.because, second.stop.because, book.cordons["b"].because):
+    for because in (first.result.because, second.result.because, second.stop.because, state.cordons["b"].because):
         assert len(because) == codec.TEXT_LIMIT and because.endswith("xxx the cause")
 
 
@@ -186,13 +186,13 @@ def test_a_document_that_cannot_be_read_costs_its_own_job_only(store: MemoryStor
     wishes = {f"stops/{names[3]}": b'{"why": ""}', "cordons/b": b"null"}
     for key, document in (bad | wishes).items():
         write_key(store, f"{registry.ROOT}{key}", document, timeout_s=1)
-    book, _ = registry.read(store)
-    assert [job.name for job in book.jobs] == names[3:]
-    assert book.unread.keys() == (bad | wishes).keys()
-    stopped, untouched = book.jobs
+    state, _ = registry.read(store)
+    assert [job.name for job in state.jobs] == names[3:]
+    assert state.unread.keys() == (bad | wishes).keys()
+    stopped, untouched = state.jobs
     assert stopped.stop is not None and "unknown field 'why'" in stopped.stop.because, "somebody wants it to end"
     assert untouched.stop is None
-    assert book.cordons.keys() == {"b"}
+    assert state.cordons.keys() == {"b"}
 
 
 class Forgetful(MemoryStore):

@@ -204,12 +204,12 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
     monkeypatch.setattr(server_module, "STOP_POLL_S", 0.01)
 
     async def story(server: Server, path: Path) -> None:
-        book = FleetState((STOPPED,))
-        server._apply(book, 1)
+        state = FleetState((STOPPED,))
+        server._apply(state, 1)
         while server._parts:
             await asyncio.sleep(0.01)
         assert "part_failed" in events(path)
-        server._apply(book, 2)
+        server._apply(state, 2)
         await server._parts["train-1"]
         assert heard == [Stopped("stopped: enough", at_once=True)]
         assert server._etcd.get(f"{registry.ROOT}results/train-1", timeout_s=1) is not None

@@ -67,6 +67,20 @@ def test_what_cannot_be_pickled_is_said_and_leaves_nothing(own: Path) -> None:
     assert list(own.iterdir()) == []
 
 
+def test_of_a_file_open_for_reading_workers_get_the_content_and_one_open_for_writing_is_refused(
+    own: Path, tmp_path: Path
+) -> None:
+    words = tmp_path / "words"
+    words.write_text("abc")
+    with words.open() as file:
+        path = function_file.write_function(own, lambda: file.read(), [])
+    words.unlink()
+    function, arguments = function_file.read_function(path)
+    assert function(*arguments) == "abc"
+    with words.open("w") as file, pytest.raises(ConfigError, match=r"cannot be pickled: .*open files"):
+        function_file.write_function(own, lambda: file.write("x"), [])
+
+
 def test_the_value_is_that_of_the_lowest_rank_that_has_returned(own: Path) -> None:
     with pytest.raises(ConfigError, match="no worker has returned"):
         function_file.read_value(own)

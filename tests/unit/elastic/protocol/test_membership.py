@@ -202,7 +202,7 @@ class Job:
             case "complete":
                 return CheckpointComplete(worker, options.get("series", "_periodic"), plain[1])
             case "givenup":
-                return SlotGivenUp(f"n{worker}", 0, "too many restarts")
+                return SlotGivenUp(f"n{worker}", 0, "too many restarts", int(options.get("exit", 1)))
         raise ValueError(f"unknown event {name}")
 
     def show(self) -> list[str]:
@@ -325,6 +325,14 @@ def test_status_names_the_slots_that_were_waited_for_in_vain() -> None:
     group, _ = run("0 job workers=1", "0 elected 1", "0 announce a", "0 committed", "0 ringup a 1")
     assert membership.status(group)["in_vain"] == []
     assert membership.status(replace(group, in_vain={"b", "a"}))["in_vain"] == ["a", "b"]
+
+
+def test_status_names_the_slots_that_get_no_worker_any_more() -> None:
+    lines = ("0 job workers=2 min=1", "0 elected 1", "0 announce a", "0 announce b", "0 committed", "0 ringup a 1")
+    group, _ = run(*lines, "1 dead b", "2 givenup b")
+    assert membership.status(group)["given_up"] == {"nb.0": "too many restarts"}
+    several = replace(group, slots_given_up={"nb.0": "Traceback\n  of many lines"})
+    assert membership.status(several)["given_up"] == {"nb.0": "Traceback"}
 
 
 def test_status_says_what_carries_the_gradients_and_why_not_what_was_asked_for() -> None:

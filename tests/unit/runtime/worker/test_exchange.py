@@ -44,8 +44,8 @@ def buffers() -> Buffers:
 
 @pytest.fixture
 def turn(buffers: Buffers) -> RingExchange:
-    standing, rings, reporter = cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None)
-    return RingExchange(standing, rings, reporter, cast(Journal, None), Reduction.EXACT, Overlap.OFF)
+    shared, rings, reporter = cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None)
+    return RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, Overlap.OFF)
 
 
 def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: RingExchange, buffers: Buffers) -> None:
@@ -112,9 +112,9 @@ def test_where_gradients_leave_early(
     overlap: Overlap, reduction: Reduction, hosts: tuple[str, ...], device: str, again: bool, wanted: bool
 ) -> None:
     """Not in the operation that a loss has interrupted, and not where sums are on a GPU."""
-    standing = cast(SharedWorkerState, SimpleNamespace(sums_on=torch.device(device)))
+    shared = cast(SharedWorkerState, SimpleNamespace(sums_on=torch.device(device)))
     rings, reporter = cast(Rings, None), cast(ProgressReporter, None)
-    turn = RingExchange(standing, rings, reporter, cast(Journal, None), reduction, overlap)
+    turn = RingExchange(shared, rings, reporter, cast(Journal, None), reduction, overlap)
     ring = cast(Ring, SimpleNamespace(hosts=hosts, world_size=len(hosts), generation=1))
     task = replace(TASK, cuts=((("float32", 0, 4),),))
     assert turn._overlaps(ring, task, again) is wanted

@@ -101,17 +101,17 @@ class Worker:
         self.words: list[Word] = []
         self.op = STEP
         self.listener = Listener(host, job=JOB, me=name, token_of=lambda _: TOKEN, serve_copy=self._serve)
-        self.standing = SharedWorkerState(name, RingsOnPaper(self.listener, JOB, name, 1.0), self.words.append, journal)
+        self.shared = SharedWorkerState(name, RingsOnPaper(self.listener, JOB, name, 1.0), self.words.append, journal)
         self.model = torch.nn.Linear(2, 1)
         torch.nn.init.constant_(self.model.weight, weight)
-        self.donor = CopyServer(self.standing, journal)
+        self.donor = CopyServer(self.shared, journal)
         self.carrier = self.donor.carrier = SlowCarrier(Values(), lambda: self.before_load())
         self.carrier.register(model=self.model)
         self.carrier.freeze()
         self.asker = CopyClient(JOB, name)
         client = cast(AgentClient, SimpleNamespace(send=self.words.append))
-        self.orders = LeaderOrders(self.standing, self.asker, client, journal)
-        self.admission = JoinProtocol(self.standing, self.orders, self.asker, journal)
+        self.orders = LeaderOrders(self.shared, self.asker, client, journal)
+        self.admission = JoinProtocol(self.shared, self.orders, self.asker, journal)
 
     def _serve(self, sock: socket.socket, hello: Hello) -> None:
         self.donor.serve(Breaking(sock, self._note), hello.worker_id)
@@ -125,13 +125,13 @@ class Worker:
     def begin(self, op: Op) -> None:
         self.op = op
         joinable = op.kind is OpKind.PASS
-        self.standing.post(worker_state.Begin(op.units, joinable))
+        self.shared.post(worker_state.Begin(op.units, joinable))
         if joinable:
             self.donor.open_window(op, GENEROUS_S)
 
     def go_through(self, op: Op, carried: tuple[int, ...], result: Partial) -> None:
         """An operation, the one in progress or the next one."""
-        if self.standing.position.phase is not Phase.COLLECTING:
+        if self.shared.position.phase is not Phase.COLLECTING:
             self.begin(op)
         self.complete(carried, result)
 
@@ -146,27 +146,27 @@ class Worker:
         wait_until(lambda: self.events(event) > 0)
 
     def await_request(self, want: str, op: int) -> None:
-        with self.standing.changed:
-            assert self.standing.changed.wait_for(lambda: (want, op) in self.requests, GENEROUS_S)
+        with self.shared.changed:
+            assert self.shared.changed.wait_for(lambda: (want, op) in self.requests, GENEROUS_S)
 
     def _note(self, header: dict[str, Json]) -> bool:
-        with self.standing.changed:
+        with self.shared.changed:
             self.requests.add((header.get("want"), header.get("op")))
-            self.standing.changed.notify_all()
+            self.shared.changed.notify_all()
         return self.breaks(header)
 
     def complete(self, carried: tuple[int, ...], result: Partial) -> None:
         """The ring's part: headers of all, then the result."""
-        generation = self.standing.position.entered
-        with self.standing.changed:
-            self.standing.post(worker_state.ReadHeader())
-            self.standing.post(worker_state.Obtained(generation, tuple((number,) for number in carried)))
-            self.donor.keep(self.standing.position.kept, self.op, {}, result)
+        generation = self.shared.position.entered
+        with self.shared.changed:
+            self.shared.post(worker_state.ReadHeader())
+            self.shared.post(worker_state.Obtained(generation, tuple((number,) for number in carried)))
+            self.donor.keep(self.shared.position.kept, self.op, {}, result)
         self.donor.window.close()
 
     def await_position(self, holds: Callable[[worker_state.WorkerState], bool]) -> None:
-        with self.standing.changed:
-            assert self.standing.changed.wait_for(lambda: holds(self.standing.position), GENEROUS_S)
+        with self.shared.changed:
+            assert self.shared.changed.wait_for(lambda: holds(self.shared.position), GENEROUS_S)
 
 
 Make = Callable[..., Worker]
@@ -203,7 +203,7 @@ def joining(
     newcomer: Worker, here: Op = STEP, *, bound: bool = False
 ) -> tuple[threading.Thread, list[tuple[Op, Partial | None]]]:
     """Its user's thread, in the library after its rehearsal."""
-    newcomer.standing.position = replace(newcomer.standing.position, phase=Phase.FRESH)
+    newcomer.shared.position = replace(newcomer.shared.position, phase=Phase.FRESH)
     joined = list[tuple[Op, Partial | None]]()
     join = newcomer.admission.join
     thread = threading.Thread(target=lambda: joined.append(join(here, {}, newcomer.carrier, bound=bound)), daemon=True)
@@ -266,7 +266,7 @@ def die(worker: Worker, survivors: tuple[Worker, Worker], op: int) -> None:
 
 def test_a_spare_waits_until_there_is_a_place_for_it_whatever_happens_meanwhile(make: Make) -> None:
     a, b, c = make("a"), make("b"), make("c")
-    c.standing.position = replace(c.standing.position, phase=Phase.FRESH)
+    c.shared.position = replace(c.shared.position, phase=Phase.FRESH)
     waiting = threading.Thread(target=c.admission.await_invitation, daemon=True)
     waiting.start()
     c.hear(Publish(1, generation(1, Kind.FORM, a, b)))
@@ -299,7 +299,7 @@ def test_a_newcomer_whose_connection_breaks_while_its_generation_takes_effect_as
     assert broken.wait(GENEROUS_S)
     a.complete((2,), RESULT)
     thread.join(GENEROUS_S)
-    assert joined and joined[0][1] is not None and c.standing.position.entered == 2
+    assert joined and joined[0][1] is not None and c.shared.position.entered == 2
     assert torch.equal(joined[0][1].flats["float32"], RESULT.flats["float32"])
     assert c.model.weight.tolist() == [[7.0, 7.0]]
 
@@ -316,7 +316,7 @@ def test_a_newcomer_copies_from_the_donor_also_when_that_one_leaves_with_the_sam
     for worker in (a, b):
         worker.complete((2, 2), RESULT)
     thread.join(GENEROUS_S)
-    assert joined and c.standing.position.entered == 2
+    assert joined and c.shared.position.entered == 2
 
 
 def test_a_newcomer_that_has_asked_learns_of_a_generation_that_was_planned_meanwhile(make: Make) -> None:
@@ -339,7 +339,7 @@ def test_a_newcomer_that_has_asked_learns_of_a_generation_that_was_planned_meanw
         worker.hear(Publish(1, generation(3, Kind.PLANNED, a, c, d)))
     a.complete((3,), RESULT)
     thread.join(GENEROUS_S)
-    assert joined and c.standing.position.entered == 3
+    assert joined and c.shared.position.entered == 3
 
 
 def test_a_copy_that_outlasts_a_loss_counts_for_donor_and_newcomer_alike(make: Make) -> None:
@@ -363,7 +363,7 @@ def test_a_copy_that_outlasts_a_loss_counts_for_donor_and_newcomer_alike(make: M
     a.await_position(lambda p: p.entered == 3 and p.holders == ("c",))
     a.complete((4,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
-    assert c.standing.position.entered == 4
+    assert c.shared.position.entered == 4
     assert c.events("copy_outdated") == 0
 
 
@@ -388,8 +388,8 @@ def test_a_donor_that_hears_late_of_a_loss_does_not_count_a_copy(make: Make) -> 
         worker.begin(STEP)
     c.await_event("state_copied")
     assert heard.wait(GENEROUS_S)
-    wait_until(lambda: not a.standing.position.copying)
-    assert a.standing.position.holders == ()
+    wait_until(lambda: not a.shared.position.copying)
+    assert a.shared.position.holders == ()
     a.hear(Publish(1, loss))
     for worker in (a, c):
         worker.hear(Publish(1, generation(4, Kind.PLANNED, a, c, base=3)))
@@ -400,7 +400,7 @@ def test_a_donor_that_hears_late_of_a_loss_does_not_count_a_copy(make: Make) -> 
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((4,), other(1))
     assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
-    assert c.standing.position.entered == 4
+    assert c.shared.position.entered == 4
 
 
 def test_a_newcomer_that_hears_late_of_a_loss_is_not_counted(make: Make) -> None:
@@ -415,8 +415,8 @@ def test_a_newcomer_that_hears_late_of_a_loss_is_not_counted(make: Make) -> None
         a.hear(order)
     thread, joined = joining(c)
     c.await_event("state_copied")
-    wait_until(lambda: not a.standing.position.copying)
-    assert a.standing.position.holders == ()
+    wait_until(lambda: not a.shared.position.copying)
+    assert a.shared.position.holders == ()
     for order in news:
         c.hear(order)
     a.await_position(lambda p: p.holders == ("c",))
@@ -432,7 +432,7 @@ def test_a_newcomer_after_whose_copy_no_generation_took_effect_takes_over_the_re
         c.hear(Publish(1, order))
     a.begin(STEP)
     a.await_position(lambda p: p.holders == ("c",))
-    assert c.standing.position.copied == 0
+    assert c.shared.position.copied == 0
     a.complete((0,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0]), "the last result is still there"
     thread, joined = joining(c, at_step(1))
@@ -454,7 +454,7 @@ def test_a_newcomer_takes_over_results_from_a_held_copy_on_until_it_has_caught_u
         a.go_through(op, (0,), result)
         a.weigh(9.0)  # the script goes on
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
-    assert c.admission.behind and c.standing.position.phase is Phase.FRESH
+    assert c.admission.behind and c.shared.position.phase is Phase.FRESH
     assert c.model.weight.tolist() == [[7.0, 7.0]]
     assert joined_with(*joining(c, at_step(1))) == (at_step(1), [1.0, 1.0])
     assert values(c.admission.take_over(evaluation, {})) == [2.0, 2.0]
@@ -463,7 +463,7 @@ def test_a_newcomer_takes_over_results_from_a_held_copy_on_until_it_has_caught_u
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((2,), other(3))
     assert joined_with(thread, joined) == (at_step(2), [3.0, 3.0])
-    assert (c.standing.position.entered, c.admission.behind) == (2, False)
+    assert (c.shared.position.entered, c.admission.behind) == (2, False)
     assert c.events("state_copied") == 1
 
 
@@ -473,11 +473,11 @@ def go_astray(newcomer: Worker, donor: Worker) -> None:
     thread, joined = joining(newcomer, at_step(5), bound=True)
     donor.begin(STEP)
     donor.await_request("next", 0)
-    assert newcomer.standing.position.copied == -1, "no state that could become the job's"
-    assert donor.standing.position.holders == ()
+    assert newcomer.shared.position.copied == -1, "no state that could become the job's"
+    assert donor.shared.position.holders == ()
     donor.complete((0,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
-    assert newcomer.admission.behind and newcomer.standing.position.phase is Phase.FRESH
+    assert newcomer.admission.behind and newcomer.shared.position.phase is Phase.FRESH
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -501,12 +501,12 @@ def test_a_newcomer_bound_to_another_step_goes_through_it_and_copies_anew(
     (copy,) = copies
     c.carrier.load(copy.header, copy.blobs)
     assert (copy.op, c.model.weight.tolist()) == (at_step(1), [[9.0, 9.0]])
-    assert a.standing.position.holders == (), "its script may yet fail before it comes to that pass"
+    assert a.shared.position.holders == (), "its script may yet fail before it comes to that pass"
     thread, joined = joining(c, at_step(1), bound=True)
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((2,), other(3))
     assert joined_with(thread, joined) == (at_step(1), [3.0, 3.0])
-    assert (c.standing.position.entered, c.admission.behind) == (2, False)
+    assert (c.shared.position.entered, c.admission.behind) == (2, False)
 
 
 def test_the_results_since_its_second_copy_are_there_for_a_newcomer_that_takes_its_time(make: Make) -> None:
@@ -579,7 +579,7 @@ def test_a_newcomer_that_a_step_waits_for_gives_way_to_a_new_process_if_it_is_bo
         a.hear(Publish(1, order))
         c.hear(Publish(1, order))
     a.begin(STEP)
-    c.standing.position = replace(c.standing.position, phase=Phase.FRESH)
+    c.shared.position = replace(c.shared.position, phase=Phase.FRESH)
     with pytest.raises(JoinMissed, match="step 0 waits for this newcomer"):
         c.admission.join(at_step(5), {}, c.carrier, bound=True)
 
@@ -622,15 +622,15 @@ def test_another_question_of_a_newcomer_does_not_end_the_wait_for_it(make: Make,
     a, c = make("a", 7.0), make("c")
     fall_behind(c, a)
     a.begin(at_step(1))
-    assert a.standing.position.copying == ("c",)
-    record = c.standing.position.record
+    assert a.shared.position.copying == ("c",)
+    record = c.shared.position.record
     assert record is not None
     connection = c.asker.help(a.member(0), record)
     connection.send({"want": "meta"})
     connection.receive()
     connection.close()
     wait_until(lambda: sum(thread.name == "copy-c" for thread in threading.enumerate()) == 1)
-    assert a.standing.position.copying == ("c",)
+    assert a.shared.position.copying == ("c",)
 
 
 def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Make, large: None) -> None:
@@ -644,7 +644,7 @@ def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Mak
     b.await_position(lambda p: p.holders == ("c",))
     b.complete((4,), other(1))
     assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
-    assert (c.standing.position.entered, c.events("state_copied")) == (4, 1)
+    assert (c.shared.position.entered, c.events("state_copied")) == (4, 1)
 
 
 def test_the_next_donor_keeps_as_many_results_for_a_newcomer_as_the_one_that_died(
@@ -663,7 +663,7 @@ def test_the_next_donor_keeps_as_many_results_for_a_newcomer_as_the_one_that_die
     b.await_position(lambda p: p.holders == ("c",))
     b.complete((0,), other(1))  # no generation takes effect after it, so c takes over its result
     assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
-    assert (c.standing.position.phase, c.events("state_copied"), c.events("copy_outdated")) == (Phase.FRESH, 1, 0)
+    assert (c.shared.position.phase, c.events("state_copied"), c.events("copy_outdated")) == (Phase.FRESH, 1, 0)
 
 
 def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(make: Make, large: None) -> None:
@@ -782,7 +782,7 @@ def test_a_newcomer_that_does_not_hear_that_it_counts_asks_what_became_of_the_op
     a.complete((2,), RESULT)
     over.set()
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
-    assert (c.standing.position.entered, c.events("state_copied")) == (2, 1)
+    assert (c.shared.position.entered, c.events("state_copied")) == (2, 1)
 
 
 def test_results_that_come_when_a_copy_has_become_the_state_change_nothing(
@@ -803,7 +803,7 @@ def test_results_that_come_when_a_copy_has_become_the_state_change_nothing(
     a.complete((0,), RESULT)
     thread.join(GENEROUS_S)
     assert joined == [(STEP, None)]
-    assert (c.standing.position.entered, c.standing.position.reduced) == (3, 0)
+    assert (c.shared.position.entered, c.shared.position.reduced) == (3, 0)
 
 
 @pytest.mark.parametrize(("states", "available_bytes"), [(2, 1 << 30), (1 << 20, 64)])
@@ -832,7 +832,7 @@ def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     assert [word.outdated for word in c.words if isinstance(word, Ready)] == [1], "the leader hears of it"
     c.orders.ready = True
     c.hear(Publish(2, generation(3, Kind.PLANNED, a, c)))
-    c.standing.position = replace(c.standing.position, phase=Phase.FRESH)
+    c.shared.position = replace(c.shared.position, phase=Phase.FRESH)
     c.hear(Publish(3, generation(4, Kind.PLANNED, a, c)))
     assert c.words[-1] == Ready("c", 4, outdated=1), "and the next leader too"
 
@@ -954,7 +954,7 @@ def test_a_member_that_is_in_another_operation_or_has_drifted_sends_no_part(make
     a, c = make("a", 7.0), make("c")
     follow(a, c)
     a.begin(STEP)
-    record = c.standing.position.record
+    record = c.shared.position.record
     assert record is not None
     for op, digest in ((0, "another"), (1, "another")):
         connection = c.asker.help(a.member(0), record)
