@@ -21,6 +21,7 @@ from elastic.protocol.membership import AgentDown, AgentUp, End
 from elastic.protocol.membership.group import WorkerView
 from elastic.protocol.messages import (
     CheckpointComplete,
+    Failed,
     Generation,
     Kind,
     Member,
@@ -44,7 +45,9 @@ from tests.memory_store import MemoryStore
 
 SPEC = JobSpec(name="job", command=("train",), workers=1)
 HOPELESS = SlotGivenUp("a", 0, "the worker cannot be started", exit_code=2)
-"""Ends the job at once."""
+"""Ends a job without workers at once."""
+MISUSED = Failed("a.0.0", 1, "UsageError train.py:1", "the script misuses the package", exit_code=2)
+"""Ends a job in which this worker trains at once."""
 
 
 class DeafStore(MemoryStore):
@@ -229,7 +232,7 @@ def lead_until_pointed(
                 while not isinstance(pointed := _order(await session.outbox.get()), Pointed):
                     continue
                 told.append(f"{pointed.series} {pointed.entry} {pointed.holds}")
-            await leader.post(HOPELESS)
+            await leader.post(MISUSED)
             await leading
         thread.close()
         return [*told, leader.group.checkpoint]
