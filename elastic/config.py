@@ -30,7 +30,7 @@ BEAT_PER_AGENT_S = 0.0005
 """Beats of all agents together stay below 2000 a second, and above 1000 agents below 1000 a second."""
 
 LEAST_BEATS = 5
-"""So many beats of an agent must fit into evict_s when beats are made rarer than in proportion to it."""
+"""Beats become rarer than in proportion to evict_s only as long as this many beats of an agent fit into evict_s."""
 
 
 class Reduction(StrEnum):

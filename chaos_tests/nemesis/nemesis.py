@@ -22,7 +22,7 @@ from chaos_tests.scenario.schedule import Planned
 PATIENCE_S = 50.0
 """How long a fault waits for somebody it can be done to: longer than others wait for a script that hangs."""
 LAST_STEPS = 5
-"""So many steps before the last one a failpoint of that step is armed."""
+"""A failpoint of the last step is armed this many steps before that step."""
 
 
 NEEDS: Mapping[Needs, Callable[[], str]] = {

@@ -76,9 +76,18 @@ class Agent:
             spec, job_dir, node, slots, journal, self, given.reach, self._standing, inherited.term
         )
         self._workers = WorkerManager(
-            *(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self._leader, self),
-            fork_server=fork_server,
-            refused=refused,
+            spec,
+            job_dir,
+            node,
+            given.reach,
+            journal,
+            ledger,
+            slot_file,
+            inherited,
+            self._leader,
+            self,
+            fork_server,
+            refused,
         )
         self._place = UpgradeRequestFiles(job_dir, node)
         self._hands_over = False

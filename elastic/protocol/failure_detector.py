@@ -141,7 +141,7 @@ STEADY = 1.25
 
 
 LOOKS = 10
-"""At least so many looks at all agents within evict_s, also where beats are rarer."""
+"""Every agent is judged at least this many times within evict_s, also where beats are rarer."""
 
 
 class AgentMonitor:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 AGENT_PREFIX = "elastic-agent-"
-"""Of the directory with an agent's socket, where its path in the job directory would be too long."""
+"""The directory of an agent's socket has a name with this prefix, if the path in the job directory is too long."""
 
 
 class TempDirectory:

@@ -42,7 +42,8 @@ REFUSED_S = 1.0
 """Seconds before a replica stands again after the store has refused it: it may be full, or rights may be missing."""
 
 YOUNG, YOUNG_A_WORKER = 50_000, 100
-"""So many new values are made before Python looks for garbage among them; of a job's leader more, by its workers."""
+"""Python looks for garbage after YOUNG new values, and in the leader of a job after YOUNG_A_WORKER for each worker, if
+that is more."""
 
 VACANCY_S = 2.0
 """Seconds for which a candidate trusts a silent watch of the election key before it looks again."""

@@ -42,7 +42,7 @@ while thousands of them find a new leader one by one, it would do little else. A
 Words of progress, which are most of what agents say, wait as long, because each reading of the mailbox has a price."""
 
 LOOK_SHARE = 20
-"""So many times as long as such a look takes, other things are done between two."""
+"""Between two looks the leader does other work for at least this many times as long as the earlier look took."""
 
 LEAST_WAIT_S = 1e-3
 """Shorter waits are left out: the event loop's timers are no finer."""

@@ -103,7 +103,7 @@ def _add_common(verb: argparse.ArgumentParser, directory: Path | None, about: st
         type=int,
         default=GRACE_S,
         metavar="S",
-        help="how long a node may take to leave after SIGTERM; less than KillWait, and of a fleet less than GraceTime "
+        help="seconds a node may take to leave after SIGTERM: less than KillWait, and for a fleet less than GraceTime "
         "(default %(default)s)",
     )
     default = " (default ./%(default)s)" if directory is not None else ""

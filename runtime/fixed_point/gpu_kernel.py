@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 _ELEMENTS = 2048
-"""One program of the GPU converts so many; a power of two."""
+"""Elements that one GPU program converts; a power of two."""
 
 
 @triton.jit

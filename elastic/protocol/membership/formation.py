@@ -29,10 +29,8 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
             g.workers[member.worker_id] = WorkerView(member, slot=-1, pid=0, numerics="", stage=Stage.NAMED)
             g.silent_nodes[member.node] = absent
     by_home: dict[int, Member] = {}
-    for member in sorted(g.top.members, key=lambda member: member.seniority):
-        if member.home >= 0 and (
-            older := by_home.get(member.home)
-        ):  # it had to leave when the other one got its number
+    for member in sorted((m for m in g.top.members if m.home >= 0), key=lambda member: member.seniority):
+        if (older := by_home.get(member.home)) is not None:  # it had to leave when the other one got its number
             g.drains[older.worker_id] = Leaver(f"{member.worker_id} has its RANK", math.inf, demoted=True)
         by_home[member.home] = member
     g.planned_s = now_s
