@@ -147,6 +147,10 @@ class MeshReduction:
     def op(self) -> int:
         return self._op
 
+    @property
+    def may_gather(self) -> bool:
+        return self._sums.grows
+
     def needs(self, peer: str) -> bool:
         return self._sums.sources[peer].left > 0 if self._sums.begun else self._words.awaits(peer)
 

@@ -88,7 +88,7 @@ class SliceSums:
         self._held_back: dict[int, list[int]] = {}
         """Rank -> pieces of the terms that are sent to it behind a header."""
         self._ready = ready
-        self._there = len(cuts) or 1
+        self._cuts = self._there = len(cuts) or 1
         """How many cuts own has, as far as was looked."""
         if ready is not None:
             self._there = ready()
@@ -99,6 +99,11 @@ class SliceSums:
     def node_of(self) -> Sequence[int]:
         """The number of the node of each rank."""
         return self._topology.node_of
+
+    @property
+    def grows(self) -> bool:
+        """Whether own gets more cuts later, as far as was looked."""
+        return self._there < self._cuts
 
     @property
     def held(self) -> list[int]:

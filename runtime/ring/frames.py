@@ -93,6 +93,8 @@ class PeerLink:
         self.ended = ""
         """Why nothing more can come; "" while something can."""
         self.stalled = False
+        self.moved = 0
+        """Bytes that were sent and received."""
         self._left = False
         """Whether the peer has sent LEAVE."""
         self._torn = False
@@ -273,6 +275,7 @@ class PeerLink:
         return item
 
     def _drop_sent(self, sent: int) -> None:
+        self.moved += sent
         whole = 0
         for view in self._sending:
             if sent < view.nbytes:
@@ -336,6 +339,7 @@ class PeerLink:
             return 0
         if got == 0:
             self._end(f"{self.peer} closed the connection")
+        self.moved += got
         return got
 
     def _failed(self, error: OSError) -> None:

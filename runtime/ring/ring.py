@@ -11,9 +11,9 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import sleep
 from typing import Any, Protocol
 
 from elastic.errors import LinkSilent, RingBroken
@@ -25,6 +25,13 @@ _LEAVES_S = 0.1
 _NOTHING = memoryview(b"")
 
 ENDS_POLL_S = 0.02
+
+GATHER_S = 2e-3
+"""An operation that nobody waits for yet is looked after once in so many seconds, so that more bytes have come by each
+time: a look at a few packets takes as long as one at many."""
+MUCH_BYTES = 64 << 10
+"""Where so many bytes are moved in one look, it was not too early; so a fast network is not held up."""
+
 PARTS = 4
 """An operation is at most so many Operations of a ring, one after the other; their numbers follow each other."""
 
@@ -49,6 +56,10 @@ class Operation(FrameSink, Protocol):
 
     def advance(self) -> bool:
         """Do what the frames so far allow; True once nothing more has to come or to be queued."""
+
+    @property
+    def may_gather(self) -> bool:
+        """Whether the operation goes on later anyway, so that it may be late by GATHER_S now."""
 
 
 class Ring:
@@ -147,7 +158,7 @@ class Ring:
         while not self._closed and len(known) < len(self.links):
             if len(closed := self.closed_by_peers()) > len(known):
                 yield (known := closed)
-            time.sleep(ENDS_POLL_S)
+            sleep(ENDS_POLL_S)
 
     def close(self) -> None:
         """Abort and free the connections; returns when no operation uses them any more. Any thread."""
@@ -234,7 +245,7 @@ class Ring:
                 raise
 
     def _pump(self, operation: Operation, lookout: PeerWatch) -> None:
-        gate = _Gate(operation, self._acknowledged)
+        gate, moved = _Gate(operation, self._acknowledged), MUCH_BYTES
         while True:
             if self._aborted:
                 raise self._end()
@@ -257,17 +268,24 @@ class Ring:
             if lost:
                 said = f"generation {self.generation}: {lost} cannot be reached any more: {because}"
                 raise LinkSilent(said, peer=lost)
-            for fd, event in self._poller.poll(1000 * KERNEL_CHECK_S):
+            events = self._poller.poll(1000 * KERNEL_CHECK_S)
+            if moved < MUCH_BYTES and operation.may_gather:
+                sleep(GATHER_S)
+                events = self._poller.poll(0)
+            moved = 0
+            for fd, event in events:
                 if fd == self._wake:
                     os.eventfd_read(self._wake)
                     continue
                 link = self._by_fd[fd]
+                moved -= link.moved
                 if event & select.POLLOUT:
                     link.flush()
                 if event & ~select.POLLOUT:
                     self._receive(link, gate)
                 else:
                     self._note(link)
+                moved += link.moved
 
     def _receive(self, link: PeerLink, gate: FrameSink) -> bool:
         """Receive from a link. Whether a frame became complete."""
@@ -322,6 +340,8 @@ class Ring:
 
 class _Waiting:
     """An operation that exchanges acknowledgements only."""
+
+    may_gather = False
 
     def __init__(self, op: int, missing: Callable[[], set[str]]) -> None:
         self.op = op

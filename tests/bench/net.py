@@ -137,12 +137,13 @@ def _layout(layout: Layout, rates: Sequence[int], rounds: int) -> dict[str, floa
             members.narrow(min(rates))
             wire_s = layout.bound / (min(rates) * 125_000)
             slow = [f"{kind} slow" for kind in ("exact", *EARLY, *ddp)]
-            turns = members.turns(slow, max(3, rounds // 3), backward_s=wire_s)
+            turns = members.turns(slow, rounds, backward_s=wire_s)
             best = min(slow[3:], key=lambda kind: statistics.median(turn.seconds for turn in turns[kind]))
             print(f"{layout} at {min(rates)} Mbit/s, backward takes as long as the wire, {wire_s:.2f} s")
             for kind in (*slow[:3], best):
                 print(f"  {_line(kind, turns[kind], turns[best])}")
             found["overlap_4x1"] = _ratio(turns["exact early slow"], turns[best])
+            found["overlap_fixed_4x1"] = _ratio(turns["fixed early slow"], turns[best])
     return found
 
 

@@ -12,7 +12,7 @@ from runtime.reduction.early_sums import ALIGN, EarlySums, cuts_of
 from runtime.reduction.flat_pool import Flats
 from runtime.reduction.leaves.layout import FlatGroup
 from runtime.reduction.leaves.leaf_format import LeafFormat
-from runtime.reduction.schedule import Cut
+from runtime.reduction.schedule import DTYPES, Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class _Bucket:
 
 
 class EarlyLeaf:
-    """cuts: for EarlySums; those of the buckets come first, and what only the end of the shard gives comes last."""
+    """cuts: for EarlySums; those of the buckets come first, then what a LeafFormat says of all gradients of a group,
+    and what only the end of the shard gives comes last."""
 
     def __init__(
         self,
@@ -53,18 +54,22 @@ class EarlyLeaf:
         for number, bucket in enumerate(self._buckets):
             for piece in bucket.pieces:
                 self._of.setdefault(piece.parameter, []).append(number)
-        own = [self._cut(bucket) for bucket in self._buckets]
+        self._places = [self._places_of(bucket.group, bucket.lo, bucket.hi) for bucket in self._buckets]
+        whole = [self._places_of(name, 0, group.gradients) for name, group in groups.items() if group.gradients]
+        self._said = [places[1:] for places in whole if places[1:]]
+        own = [*(places[:1] for places in self._places), *self._said]
         self.cuts: tuple[Cut, ...] = (*own, *_rest(sizes, own))
+        names = {name for said in self._said for name, _, _ in said}
+        self._say = {name: torch.empty(sizes[name], dtype=DTYPES[name]) for name in names}
+        """What is said of the gradients, as far as they have come."""
         self._sums: EarlySums | None = None
         self._weight: Callable[[], float] = float
         self._missing: list[int] = []
         self._values: dict[str, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
-    def _cut(self, bucket: _Bucket) -> Cut:
-        if self._converts is not None:
-            return (self._converts.place_of(bucket.group, bucket.lo, bucket.hi),)
-        return ((bucket.group, bucket.lo, bucket.hi),)
+    def _places_of(self, group: str, lo: int, hi: int) -> Cut:
+        return ((group, lo, hi),) if self._converts is None else self._converts.places_of(group, lo, hi)
 
     def expect(self, sums: EarlySums, weight: Callable[[], float]) -> None:
         """A shard begins, whose gradients go to these sums. weight: returns what they will be multiplied by, as far as
@@ -98,7 +103,12 @@ class EarlyLeaf:
             if values is None:
                 self.forget()
                 return
+            for name, lo, hi in self._places[number][1:]:
+                self._say[name][lo:hi] = values[name]
             self._sums.offer(values)
+        if self._sums.offered == len(self._buckets):
+            for said in self._said:
+                self._sums.offer({name: self._say[name][lo:hi] for name, lo, hi in said})
 
     @torch.no_grad()
     def _of_bucket(self, bucket: _Bucket) -> dict[str, Tensor] | None:

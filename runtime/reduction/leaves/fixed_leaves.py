@@ -24,6 +24,7 @@ from runtime.reduction.flat_pool import Flats
 from runtime.reduction.leaves.layout import FlatGroup
 from runtime.reduction.leaves.leaf_format import NamedParts, put_back_nonfinite, take_out_nonfinite
 from runtime.reduction.partial_sum import Partial
+from runtime.reduction.schedule import Cut
 
 BLOCK = 256
 """Gradients in a block: 2 bytes of tops for 1024 bytes."""
@@ -55,6 +56,10 @@ class _Section:
 
     def integers(self, flats: Mapping[str, Tensor]) -> Tensor:
         return flats[self.dtype][self.at : self.at + self.hi - self.lo]
+
+    def blocks_of(self, lo: int, hi: int) -> slice:
+        """The blocks with the section's elements lo..hi-1."""
+        return slice(lo // self.block, -(-hi // self.block))
 
     def tops(self, flats: Mapping[str, Tensor]) -> Tensor:
         return flats["int16"][self.tops_at : self.tops_at + self.blocks]
@@ -126,17 +131,18 @@ class FixedPoint:
     def _gradients(self, group: str) -> _Section:
         return next(section for section in self._sections if section.name == f"{group} gradients")
 
-    def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
+    def places_of(self, group: str, lo: int, hi: int) -> Cut:
         section = self._gradients(group)
-        return section.dtype, section.at + lo, section.at + hi
+        blocks = section.blocks_of(lo, hi)
+        tops = "int16", section.tops_at + blocks.start, section.tops_at + blocks.stop
+        return (section.dtype, section.at + lo, section.at + hi), tops
 
     def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
         """See LeafFormat. The integers of a block with an infinity or a NaN mean nothing."""
         section = self._gradients(group)
         out = torch.empty(len(values), dtype=section.range.dtype, device=values.device)
-        blocks = slice(lo // section.block, -(-(lo + len(values)) // section.block))
-        encode(values, self._exponents[section.name][blocks], section.block, out)
-        return {section.dtype: out}
+        blocks = section.blocks_of(lo, lo + len(values))
+        return {section.dtype: out, "int16": encode(values, self._exponents[section.name][blocks], section.block, out)}
 
     def _verbatims(self, integers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(group, its "first" buffers, its flags) in the integers."""

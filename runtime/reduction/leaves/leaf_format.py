@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.reduction.flat_pool import Flats
 from runtime.reduction.partial_sum import Partial
+from runtime.reduction.schedule import Cut
 
 
 class LeafFormat(Protocol):
@@ -29,11 +30,13 @@ class LeafFormat(Protocol):
     def encode(self, leaf: Partial) -> None:
         """Replace the floats of a leaf, all in its flats."""
 
-    def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
-        """Where a group's gradients lo..hi-1 lie: (name of the dtype, first element, the one behind the last)."""
+    def places_of(self, group: str, lo: int, hi: int) -> Cut:
+        """Where a group's gradients lo..hi-1 lie, and behind that place, in another dtype, what is said of them if
+        anything is, which is short."""
 
     def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
-        """A group's gradients from lo on, a multiple of `align`: name of the dtype -> tensor of that place."""
+        """A group's gradients from lo on, a multiple of `align`: name of the dtype -> tensor, for each of their
+        places."""
 
     def misfits(self, result: Partial) -> bool:
         """Whether a leaf was too large, so that the result means nothing, and the pass has to be computed again. All

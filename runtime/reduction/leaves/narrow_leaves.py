@@ -23,6 +23,7 @@ from runtime.reduction.flat_pool import Flats
 from runtime.reduction.leaves.layout import FlatGroup
 from runtime.reduction.leaves.leaf_format import NamedParts, put_back_nonfinite, take_out_nonfinite
 from runtime.reduction.partial_sum import Partial
+from runtime.reduction.schedule import Cut
 
 _WIDE = "float32"
 """The group whose gradients are converted."""
@@ -88,8 +89,9 @@ class NarrowLeaves:
         for i, part in zip(self._wide.numbers, self._wide.gradient_parts(floats), strict=True):
             yield 1 << i, part
 
-    def place_of(self, group: str, lo: int, hi: int) -> tuple[str, int, int]:
-        return (self._name, self._narrow.stored(lo), self._narrow.stored(hi)) if group == _WIDE else (group, lo, hi)
+    def places_of(self, group: str, lo: int, hi: int) -> Cut:
+        stored = self._narrow.stored
+        return ((self._name, stored(lo), stored(hi)) if group == _WIDE else (group, lo, hi),)
 
     def encode_part(self, group: str, lo: int, values: Tensor) -> dict[str, Tensor]:
         if group != _WIDE:

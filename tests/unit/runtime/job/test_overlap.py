@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from elastic.config import Reduction
+from elastic.config import Compression, Reduction
+from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction import early_sums
 from runtime.reduction.early_sums import EarlySums
+from runtime.reduction.gradient_harvest import Harvest
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import DTYPES, Cut
 from runtime.session import Op
@@ -92,6 +94,28 @@ def alone(sums: EarlySums) -> None:
         sums.wait_for(number)
         for group, lo, hi in cut:
             sums.out[group][lo:hi].copy_(sums.terms[0][group][lo:hi])
+
+
+@pytest.mark.parametrize(
+    ("fixed", "compression"), [(True, Compression.NONE), *((False, compression) for compression in Compression)]
+)
+def test_all_gradients_are_on_their_way_when_backward_is_over(fixed: bool, compression: Compression) -> None:
+    """With the tops of their integers: what comes behind them would be a round of its own."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Linear(40, 3).double())
+    state = BlockExponents(always_wide=False) if fixed else None
+    harvest = Harvest(list(model.named_parameters()), fixed=state, compression=compression)
+    harvest.begin_pass(0, 0, 0)
+    harvest.before(0)
+    groups = harvest.groups()
+    out, room = ({group: torch.zeros(size, dtype=DTYPES[group]) for group, size in groups.items()} for _ in "ab")
+    sums = EarlySums(harvest.cuts, [], 0, 1, out, room, alone, lambda: None, merged=fixed)
+    harvest.expect(sums, lambda: 1.0)
+    model[1](model[0](torch.randn(5, 40)).double()).sum().backward()
+    assert sums.offered == len(sums.cuts) > 3
+    leaf = harvest.leaf(0, 1.0, {})
+    leaf.settle()
+    assert sums.flush([leaf.flats])
+    assert out.keys() == leaf.flats.keys() and all(out[group].equal(leaf.flats[group]) for group in out)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

@@ -19,10 +19,11 @@ from elastic.errors import BuildFailed, GenerationEnded, RingBroken
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.ring import listener as listener_module
+from runtime.ring import ring as ring_module
 from runtime.ring.frames import Frame, FrameKind, LinkError, PeerLink
 from runtime.ring.handshake import Hello
 from runtime.ring.listener import MAX_UNCHECKED_OF_A_HOST
-from runtime.ring.ring import Peer, Ring
+from runtime.ring.ring import GATHER_S, MUCH_BYTES, Peer, Ring
 from tests.unit.rings import (
     GENEROUS_S,
     JOB,
@@ -314,6 +315,7 @@ class Late:
     """Needs nothing; has a frame for its peer once that is gone."""
 
     op = 0
+    may_gather = False
 
     def __init__(self, link: PeerLink) -> None:
         self._link = link
@@ -343,6 +345,48 @@ def test_an_operation_ends_although_a_peer_that_it_needs_no_more_left_before_all
             link.flush()
         other.close()
         in_thread(lambda: alone.run(Late(link))).result(GENEROUS_S)
+
+
+class Taking:
+    """Takes one frame."""
+
+    op = 0
+
+    def __init__(self, may_gather: bool) -> None:
+        self.may_gather, self._there = may_gather, False
+
+    def needs(self, peer: str) -> bool:
+        return not self._there
+
+    def advance(self) -> bool:
+        return self._there
+
+    def accept(self, peer: str, frame: Frame) -> memoryview | None:
+        return memoryview(bytearray(frame.length))
+
+    def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
+        self._there = True
+
+
+@pytest.mark.parametrize(
+    ("may_gather", "come", "gathers"),
+    [(True, 1000, True), (True, MUCH_BYTES, False), (False, 1000, False)],
+    ids=["nobody waits", "much has come", "somebody waits"],
+)
+def test_bytes_gather_while_nobody_waits_for_an_operation(
+    may_gather: bool, come: int, gathers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(ring_module, "sleep", slept.append)
+    with rings(2) as (ring, other):
+        link, sock = other.links["w0"], other.links["w0"]._sock
+        frame = link._packed(Frame(FrameKind.GATHER, 1, 0, come + 1000)) + bytes(come + 1000)
+        sock.sendall(frame[:-1000])
+        future = in_thread(lambda: ring.run(Taking(may_gather)))
+        wait_until(lambda: ring.links["w1"].moved == len(frame) - 1000)
+        sock.sendall(frame[-1000:])
+        future.result(GENEROUS_S)
+    assert slept == ([GATHER_S] if gathers else [])
 
 
 def test_members_at_different_operations_do_not_wait_for_each_other() -> None:
