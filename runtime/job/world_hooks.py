@@ -18,8 +18,8 @@ has no successor. It then wishes for one more checkpoint, early enough to be wri
 
 
 PARTING_S = 5.0
-"""Seconds for which all workers delay the end until their state is on its way to the storage. With steps longer than
-half of this there is no delay: wish, checkpoint and end would take three steps, and there may be time for one."""
+"""Seconds for which all workers delay the end until their state is on its way to the storage; if a notice says when the
+machine goes, they delay it at least until so many seconds before that."""
 
 
 class WorldHooks:
@@ -67,16 +67,20 @@ class WorldHooks:
     def may_part(self, taken: bool) -> bool:
         """Whether all may stop for good after the step that begins. taken: its state is on its way to the storage.
 
-        They may also stop if an earlier state was taken for this end, or if there is no time to wait for one.
+        They may also stop if an earlier state was taken for this end, or if there is no time for one more step with
+        another one behind it, which is as long as the step before.
         """
-        before_s, self._handed_out_s = self._handed_out_s, time.monotonic()
+        now_s = time.monotonic()
+        step_s, self._handed_out_s = now_s - self._handed_out_s, now_s
         if not self._session.parting:
             self._parting_since_s, self._saved = math.inf, taken
         else:
-            self._parting_since_s = min(self._parting_since_s, self._handed_out_s)
+            self._parting_since_s = min(self._parting_since_s, now_s)
             self._saved = self._saved or taken
-        is_slow = self._handed_out_s - before_s > PARTING_S / 2
-        return self._saved or is_slow or self._handed_out_s >= self._parting_since_s + PARTING_S
+        ends_s = min(self._parting_since_s, now_s) + PARTING_S
+        if (going := self._session.going) is not None:
+            ends_s = max(ends_s, going.until_s - PARTING_S)
+        return self._saved or now_s + 2 * step_s > ends_s
 
     def take_wish(self) -> bool:
         """Whether to take a checkpoint soon: true once when a notice comes, and once more shortly before its end."""

@@ -55,6 +55,20 @@ def test_all_stop_after_the_same_step(tmp_path: Path) -> None:
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
+def test_with_long_steps_all_stop_after_a_checkpoint_too(tmp_path: Path) -> None:
+    """With passes of 6 s all begin to stop 25 s before the end, as half of the time is over then. The checkpoint that
+    is wished for 20 s before the end would be too late for a stop that begins 15 s before it."""
+    with start(tmp_path) as job:
+        job.pace(3.0)
+        job.await_world(2)
+        job.until("a pass whose length is known", lambda: len(job.steps()) >= 2)
+        give_notice(job, 50.0)
+        assert job.wait() == ExitCode.DRAINED
+        found, _ = Series(storage_at(str(job.dir / "checkpoints"))).newest()
+        assert found is not None and found.name.step == len(job.steps()), "something would be done again"
+
+
 def test_sigterm_with_a_grace_is_a_notice_and_another_one_stops_at_once(tmp_path: Path) -> None:
     for grace, again, code in (("2", False, ExitCode.DRAINED), ("300", True, ExitCode.TERMINATED)):
         with Job(tmp_path, "--workers", "2", "--grace", grace, str(DRAINED), name=f"job-{grace}") as job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -437,6 +437,13 @@ class Group:
         """The draining member, of these, whose node can stay longest; of equals the most senior."""
         members = [self.workers[worker].member for worker in workers]
         return max(members, key=lambda m: (self.drains[m.worker_id].last_call_s, -m.seniority))
+
+    def pass_s(self, workers: Collection[str]) -> float:
+        """Seconds of a pass if these known workers are the members, by their longest recent shards; 0: not known."""
+        seen = [self.workers[worker] for worker in workers]
+        shards = -(-self.shards // max(1, len(seen)))
+        exchange_us = max((one.exchange_us for one in seen), default=0)
+        return max((one.usual_s for one in seen), default=0.0) * shards + exchange_us / 1e6
 
     def alive(self, workers: Iterable[str]) -> tuple[str, ...]:
         """Those of the given workers that are known and not dead, sorted."""

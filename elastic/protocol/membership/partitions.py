@@ -136,16 +136,15 @@ def _those_heard(g: Group) -> _Heard | None:
     if record is None or g.state is not State.RUNNING or 2 * len(g.silent_nodes) >= len(g.slots):
         return None
     members = [g.workers.get(worker) for worker in record.ids]
-    others, usual_s, exchange_us = [], 0.0, 0
+    others = []
     for seen in members:
         if seen is None or seen.entered != record.number or seen.doing is Doing.DECLARED:
             return None
-        usual_s, exchange_us = max(usual_s, seen.usual_s), max(exchange_us, seen.exchange_us)
         if seen.member.node not in g.silent_nodes:
             others.append(seen)
     return _Heard(
         from_s=max((one.heard_from_s for one in others), default=math.inf),
         until_s=min((one.heard_s for one in others), default=-math.inf),
         worked_s=max((one.worked_s for one in others), default=math.inf),
-        pass_s=usual_s * -(-g.shards // max(1, len(members))) + exchange_us / 1e6,
+        pass_s=g.pass_s(record.ids),
     )

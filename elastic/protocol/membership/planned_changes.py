@@ -21,7 +21,13 @@ MISSES = 2
 """After this many newcomers of a slot that were too late for their epoch, the ring waits for the next one."""
 
 LAST_CALL_S = 15.0
-"""Seconds for one step, and for what the script does when it is drained, before the last node goes."""
+"""Seconds before the last node goes in which a job stops, at least: for its last passes, and LEAVING_S."""
+LAST_PASSES = 3
+"""Those of the last call: the one that is under way, the one in which all learn that a checkpoint is wished for, and
+the one that begins with it."""
+LEAVING_S = 10.0
+"""Seconds for passes that are longer than usual, to write the checkpoint (runtime/job/world_hooks.py leaves half of
+them for that), and for what the script does when it is drained."""
 
 
 def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
@@ -113,12 +119,12 @@ def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
 def wished_to_drain(g: Group, word: messages.DrainWish, now_s: float, do: list[Action]) -> None:
     """All workers of a node drain at once, because the node has to go; else they would leave one after another.
 
-    The last call comes LAST_CALL_S before the end, or when half of the time is over if that is later.
+    The last call comes when there is just time for what follows it, or when half of the time is over if that is later.
     """
-    left_s = word.left_ms / 1000
-    last_call_s = now_s if g.stopping else now_s + max(left_s - LAST_CALL_S, left_s / 2)
-    leaver = Leaver(word.because, last_call_s)
-    g.drains |= dict.fromkeys(_neighbours(g, word.worker_id), leaver)
+    left_s, leavers = word.left_ms / 1000, _neighbours(g, word.worker_id)
+    takes_s = max(LAST_CALL_S, LAST_PASSES * g.pass_s(leavers) + LEAVING_S)
+    last_call_s = now_s if g.stopping else now_s + max(left_s - takes_s, left_s / 2)
+    g.drains |= dict.fromkeys(leavers, Leaver(word.because, last_call_s))
     if g.state is not State.FORMING:  # a job that forms waits for them, and stops in order once it has begun
         release_newcomers(g, do)
     plan_change(g, now_s, do)

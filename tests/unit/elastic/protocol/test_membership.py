@@ -31,6 +31,7 @@ from elastic.protocol.membership import (
     Tell,
 )
 from elastic.protocol.membership.group import Stage, WorkerView
+from elastic.protocol.membership.planned_changes import LEAVING_S
 from elastic.protocol.membership.restore import founders
 from elastic.protocol.messages import (
     Announce,
@@ -422,6 +423,27 @@ def test_nobody_is_called_a_last_time_once_the_generation_without_members_is_in_
     assert group.last_call_s == 0.01
     group.workers["a.0.0"] = group.workers["a.0.0"]._replace(entered=7)
     assert group.last_call_s == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "usual_s", "call_s"),
+    [(120, 0.1, 105), (120, 2.0, 120 - LEAVING_S - 3 * 2.0 * 4), (120, 10.0, 60), (20, 0.1, 10)],
+    ids=["15 s before", "three passes before", "halfway at the earliest", "halfway"],
+)
+def test_the_last_call_leaves_time_for_long_passes(left_s: int, usual_s: float, call_s: float) -> None:
+    """Eight shards on the two workers of the node, of which each takes usual_s."""
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    workers = ("a.0.0", "a.1.0")
+    events: list[Event] = [
+        Elected(1),
+        *(Announce(worker, "a", slot, 1, "h", 1, "same") for slot, worker in enumerate(workers)),
+    ]
+    events += [Committed(1), *(RingUp(worker, 1) for worker in workers)]
+    events += [Progress(worker, 1, 3, 3, shards=8, usual_ms=round(1000 * usual_s)) for worker in workers]
+    events.append(DrainWish("a.0.0", "spot notice", 1000 * left_s))
+    for event in events:
+        group, _ = step(group, event, 0.0)
+    assert group.last_call_s == pytest.approx(call_s)
 
 
 def test_a_member_that_is_given_up_keeps_its_number_until_it_is_expelled() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.job import world_hooks
 from runtime.job.world_hooks import PARTING_S, WorldHooks
+from runtime.session import DrainNotice
 
 
 class Steps:
@@ -16,7 +17,7 @@ class Steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        self.session = SimpleNamespace(parting=False)
+        self.session = SimpleNamespace(parting=False, going=None)
         self.changes = WorldHooks(cast(Any, self.session))
         monkeypatch.setattr(world_hooks, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
@@ -44,11 +45,21 @@ def test_what_was_saved_for_the_end_counts_until_it_has_come(steps: Steps) -> No
 
 def test_the_end_does_not_wait_for_ever_for_a_slow_storage(steps: Steps) -> None:
     steps.session.parting = True
-    answers = [steps.begin(1.0) for _ in range(int(PARTING_S) + 1)]
-    assert answers == [False] * int(PARTING_S) + [True]
+    answers = [steps.begin(1.0) for _ in range(int(PARTING_S))]
+    assert answers == [False] * int(PARTING_S - 1) + [True]
 
 
 def test_with_long_steps_nobody_waits_for_another_one(steps: Steps) -> None:
     assert not steps.begin(60.0), "the first one has no length yet"
     assert steps.begin(PARTING_S)
     assert not steps.begin(PARTING_S / 10)
+
+
+@pytest.mark.parametrize(("left_s", "waits"), [(PARTING_S + 20.1, True), (PARTING_S + 19.9, False)])
+def test_with_long_steps_the_end_waits_if_the_machine_does(steps: Steps, left_s: float, waits: bool) -> None:
+    """For one more step, which ends with a wish, and the one that begins with the checkpoint."""
+    assert not steps.begin(60.0), "the first one has no length yet"
+    steps.session.going = DrainNotice(steps.now_s + 10 + left_s, "spot notice")
+    steps.session.parting = True
+    assert steps.begin(10.0) is not waits
+    assert steps.begin(10.0, saved=waits)
