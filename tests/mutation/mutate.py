@@ -2,8 +2,8 @@
 
 The changes are the usual operators of mutation testing (Offutt et al., "An experimental determination of sufficient
 mutant operators", 1996): relational, logical and arithmetic operators, constants, conditions, and statements left out.
-Left alone is what decides nothing: annotations, texts, what an error says, assertions, and constants outside of
-functions, which are somebody's choice.
+Left alone is what decides nothing: annotations, texts, what an error says, assertions, also that of zip (`strict`), and
+constants outside of functions, which are somebody's choice.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None, A
                 continue
             for index, node in enumerate(value) if isinstance(value, list) else ((None, value),):
                 if not isinstance(node, ast.AST) or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
+                    continue
+                if isinstance(node, ast.keyword) and node.arg == "strict":
                     continue
                 below, inner = function, inside
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -189,6 +189,21 @@ def test_a_gradient_with_an_infinity_is_undefined_as_a_whole_and_the_others_are_
     assert seen[1] is not None and seen[1].tolist() == [2.0, 2.0]
 
 
+def test_a_gradient_that_is_undefined_leaves_the_buffers_as_they_are() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 1))
+
+    def run(job: Job) -> nn.Module:
+        job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.0))
+        for step in job.steps(shards=4, total=1):
+            for _ in step:
+                (model(torch.randn(5, 3)).sum() * float("nan")).backward()
+        return model
+
+    digest_of(Recorded("fixed"), run)
+    assert all(parameter.grad is None or parameter.grad.isnan().all() for parameter in model.parameters())
+    assert all(buffer.isfinite().all() for buffer in model.buffers())
+
+
 def test_gradients_that_grow_each_time_are_the_scripts_mistake() -> None:
     calls = [0]
 

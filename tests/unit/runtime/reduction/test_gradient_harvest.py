@@ -101,6 +101,22 @@ def test_random_numbers_after_a_pass_do_not_depend_on_the_shards_run_here() -> N
     assert seen[0] == seen[1] == seen[2]
 
 
+def test_random_numbers_after_a_pass_that_does_not_count_are_the_same_too() -> None:
+    model, harvest = net()
+    seen = []
+    for counts in (True, False):
+        harvest.begin_pass(1, 4, 0)
+        result = run(model, harvest, 0)
+        if counts:
+            harvest.install(result, "mean")
+        else:
+            harvest.leave_out()
+        seen.append(draws())
+        with pytest.raises(RuntimeError, match="no pass has begun"):
+            harvest.before(0)
+    assert seen[0] == seen[1]
+
+
 def test_a_dropped_shard_leaves_no_trace() -> None:
     """A rehearsal comes before the first shard of a worker, and some workers have no shard."""
     model, harvest = net()
