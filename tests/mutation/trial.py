@@ -1,4 +1,4 @@
-"""One mutant against its tests, in a process of its own, which is forked once pytest is imported."""
+"""One mutant against its tests, in a process of its own, which is forked once pytest and torch are imported."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
+import torch  # noqa: F401
 
 from tests.mutation.mutate import mutated
+
+HANGS_S = 40
+"""A single test that takes longer does not end: the slowest of them takes a few seconds."""
 
 PASSED = int(pytest.ExitCode.OK)
 FAILED = int(pytest.ExitCode.TESTS_FAILED)
@@ -37,7 +41,7 @@ def begin(module: str, number: int, tests: Sequence[str], output: Path) -> int:
             if module in sys.modules:
                 raise RuntimeError(f"{module} is imported already")
             sys.meta_path.insert(0, _Finder(module, number))
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--timeout={HANGS_S}", *tests]))
     except BaseException:
         traceback.print_exc()
     finally:

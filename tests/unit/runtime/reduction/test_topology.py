@@ -61,7 +61,8 @@ def test_one_node_and_members_that_are_alone_have_a_slice_each() -> None:
 
 @given(st.data())
 def test_divided_folds_make_the_same_sum(data: st.DataObject) -> None:
-    """In any order of folds, of terms on any nodes: what leaves the nodes, folded by any owner, is the whole sum."""
+    """In any order of folds, of terms on any nodes: what leaves the nodes, folded by any owner, is the whole sum. And a
+    node that adds leaves none of its own folds to others."""
     count = data.draw(st.integers(1, 4), "nodes")
     nodes = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=10), "nodes of terms")
     adds = data.draw(st.lists(st.booleans(), min_size=count, max_size=count), "adds")
@@ -73,12 +74,16 @@ def test_divided_folds_make_the_same_sum(data: st.DataObject) -> None:
         left.append(len(nodes) + len(folds) - 1)
     whole = run(list(range(len(nodes))), folds)[-1]
     division = divide(folds, nodes, adds)
+    homes = [{node} for node in nodes]
+    for one, other in folds:
+        homes.append(homes[one] | homes[other])
+    for node, part in enumerate(division.nodes):
+        assert len(part.folds) == homes[len(nodes) :].count({node}) * adds[node]
     leaving = []
     for node, part in enumerate(division.nodes):
         assert all(nodes[term] == node for term in part.terms)
         values = run(list(part.terms), part.folds)
         leaving.append([values[position] for position in part.leave])
-        assert adds[node] or not part.folds
     for node, part in enumerate(division.nodes):
         inputs: list[Sum] = [*part.terms]
         for other, values in enumerate(leaving):
