@@ -19,7 +19,9 @@ TARGETS = {
         "runtime/job/test_compression.py",
         "runtime/job/test_fixed.py",
         "runtime/worker",
+        "runtime/job/test_overlap.py",
     ),
+    "runtime/reduction/leaves/early_leaf.py": ("runtime/job/test_overlap.py", "runtime/reduction", "runtime/worker"),
 }
 """Module or package -> files and directories below tests/unit. Of a module the longest name that fits counts."""
 

@@ -426,20 +426,29 @@ def test_nobody_is_called_a_last_time_once_the_generation_without_members_is_in_
 
 
 @pytest.mark.parametrize(
-    ("left_s", "usual_s", "call_s"),
-    [(120, 0.1, 105), (120, 2.0, 120 - LEAVING_S - 3 * 2.0 * 4), (120, 10.0, 60), (20, 0.1, 10)],
-    ids=["15 s before", "three passes before", "halfway at the earliest", "halfway"],
+    ("members", "left_s", "usual_s", "call_s"),
+    [
+        (2, 120, 0.1, 105),
+        (2, 120, 2.0, 120 - LEAVING_S - 3 * (2.0 * 4 + 1)),
+        (1, 120, 1.0, 120 - LEAVING_S - 3 * (1.0 * 8 + 1)),
+        (3, 120, 2.0, 120 - LEAVING_S - 3 * (2.0 * 3 + 1)),
+        (2, 120, 10.0, 60),
+        (2, 20, 0.1, 10),
+    ],
 )
-def test_the_last_call_leaves_time_for_long_passes(left_s: int, usual_s: float, call_s: float) -> None:
-    """Eight shards on the two workers of the node, of which each takes usual_s."""
-    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
-    workers = ("a.0.0", "a.1.0")
+def test_the_last_call_leaves_time_for_long_passes(members: int, left_s: int, usual_s: float, call_s: float) -> None:
+    """15 s before the end, or three passes and LEAVING_S, but halfway at the earliest. A pass has eight shards, of
+    which each takes usual_s, and an exchange of 1 s."""
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=members), seed="seed")
+    workers = [f"a.{slot}.0" for slot in range(members)]
     events: list[Event] = [
         Elected(1),
         *(Announce(worker, "a", slot, 1, "h", 1, "same") for slot, worker in enumerate(workers)),
     ]
     events += [Committed(1), *(RingUp(worker, 1) for worker in workers)]
-    events += [Progress(worker, 1, 3, 3, shards=8, usual_ms=round(1000 * usual_s)) for worker in workers]
+    events += [
+        Progress(worker, 1, 3, 3, shards=8, usual_ms=round(1000 * usual_s), exchange_us=1_000_000) for worker in workers
+    ]
     events.append(DrainWish("a.0.0", "spot notice", 1000 * left_s))
     for event in events:
         group, _ = step(group, event, 0.0)
