@@ -54,8 +54,9 @@ class CopyClient:
     @property
     def received(self) -> int:
         """Bytes of all answers so far. Any thread."""
-        following = self._following[1].received if self._following else 0
-        return self._received_before + following + (self._asking.received if self._asking else 0)
+        following, asking = self._following, self._asking  # the user's thread may leave both in this moment
+        received = following[1].received if following is not None else 0
+        return self._received_before + received + (asking.received if asking is not None else 0)
 
     @property
     def following(self) -> CopyConnection | None:

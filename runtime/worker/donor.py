@@ -75,15 +75,18 @@ class CopyServer:
         """The size of the largest result so far, in bytes."""
         self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
         """Connection over which a newcomer takes over results -> the newcomer, and the last operation sent."""
+        self._copies_over: dict[str, CopyConnection] = {}
+        """Newcomer -> the connection over which it copies now, or did last. An earlier one may be found to have ended
+        only when the newcomer copies over the next one already."""
 
     # ------------------------------------------------------------------------------- the user's thread
 
     def open_window(self, op: Op, patience_s: float) -> None:
         """A joinable operation has begun. patience_s: about how many seconds from now a copy would be cut off."""
         with self._shared.changed:
-            for newcomer, number in self._close_behind.values():
+            for connection, (newcomer, number) in self._close_behind.items():
                 if number == self._shared.position.reduced - 1:
-                    self._shared.post(CopyBegun(newcomer))
+                    self._begin_copy(connection, newcomer)
             self.window.open(op, patience_s)
 
     def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
@@ -133,7 +136,20 @@ class CopyServer:
             self._log.leave(connection)
             followed = self._close_behind.pop(connection, None) is not None
             if followed and newcomer in shared.position.copying:
-                shared.post(CopyEnded(newcomer, shared.position.reduced, False))
+                self._end_copy(connection, newcomer, shared.position.reduced, False)
+            if self._copies_over.get(newcomer) is connection:
+                del self._copies_over[newcomer]
+
+    def _begin_copy(self, connection: CopyConnection, newcomer: str) -> None:
+        with self._shared.changed:
+            self._copies_over[newcomer] = connection
+            self._shared.post(CopyBegun(newcomer))
+
+    def _end_copy(self, connection: CopyConnection, newcomer: str, op: int, complete: bool) -> None:
+        """The copy over this connection has ended, as in CopyEnded."""
+        with self._shared.changed:
+            if self._copies_over.get(newcomer) is connection:
+                self._shared.post(CopyEnded(newcomer, op, complete))
 
     def _serve_meta(self, connection: CopyConnection) -> None:
         with self._shared.changed:
@@ -183,7 +199,7 @@ class CopyServer:
             about, header, blobs = self._capture()
             if not window.lasts(sum(blob.numel() for blob in blobs) / CERTAINLY_BYTES_PER_S):
                 return False
-            shared.post(CopyBegun(newcomer))
+            self._begin_copy(connection, newcomer)
             complete, base = False, 0
             try:
                 with window.sending(connection):
@@ -196,7 +212,7 @@ class CopyServer:
                     complete = complete and self._knows(base)
                     if not complete and not window.is_open:
                         self._too_slow.add(newcomer)
-                    shared.post(CopyEnded(newcomer, number, complete))
+                    self._end_copy(connection, newcomer, number, complete)
         return True
 
     def _help_send(self, connection: CopyConnection, number: int, wanted: str) -> None:
@@ -264,13 +280,13 @@ class CopyServer:
             if now:
                 self._too_slow.discard(newcomer)
                 self._log.follow(connection, number, limit_bytes)  # perhaps nothing takes effect after this operation
-                shared.post(CopyBegun(newcomer))
-                shared.post(CopyEnded(newcomer, number, True))
+                self._begin_copy(connection, newcomer)
+                self._end_copy(connection, newcomer, number, True)
             elif p.donor and number < p.reduced and (entries := self._since(connection, number)):
                 shared.served += 1
                 self._close_behind[connection] = newcomer, entries[-1].number
                 if entries[-1].number == p.reduced - 1 and self._may_copy(newcomer):
-                    shared.post(CopyBegun(newcomer))
+                    self._begin_copy(connection, newcomer)
         if now:
             connection.send({"now": number})
         elif entries:

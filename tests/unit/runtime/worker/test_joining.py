@@ -509,6 +509,36 @@ def test_a_newcomer_bound_to_another_step_goes_through_it_and_copies_anew(
     assert (c.shared.position.entered, c.admission.behind) == (2, False)
 
 
+def test_a_connection_that_is_found_to_have_ended_late_does_not_end_the_copy_over_the_next_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The donor would not wait for that copy any more, and cut it off."""
+    a, c = make("a", 7.0), make("c")
+    go_astray(c, a)
+    forget, say = CopyServer._forget, JoinProtocol._say_complete
+    may, done = threading.Event(), threading.Event()
+    copying: list[tuple[str, ...]] = []
+
+    def forgetting(server: CopyServer, connection: CopyConnection, newcomer: str) -> None:
+        assert may.wait(GENEROUS_S)
+        forget(server, connection, newcomer)
+        done.set()
+
+    def saying(admission: JoinProtocol, number: int, base: int) -> None:
+        may.set()
+        assert done.wait(GENEROUS_S)
+        copying.append(a.shared.position.copying)
+        say(admission, number, base)
+
+    monkeypatch.setattr(CopyServer, "_forget", forgetting)
+    monkeypatch.setattr(JoinProtocol, "_say_complete", saying)
+    thread = threading.Thread(target=c.admission.copy_anew, daemon=True)
+    thread.start()
+    a.begin(at_step(1))
+    thread.join(GENEROUS_S)
+    assert copying == [("c",)]
+
+
 def test_the_results_since_its_second_copy_are_there_for_a_newcomer_that_takes_its_time(make: Make) -> None:
     a, c = make("a", 7.0), make("c")
     go_astray(c, a)
