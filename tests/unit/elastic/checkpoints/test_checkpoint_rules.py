@@ -56,6 +56,12 @@ def test_a_checkpoint_is_as_large_as_its_files_together() -> None:
     assert replace(MANIFEST, files=(FILE, replace(FILE, name="tokenizer.json", size=30))).size == 42
 
 
+def test_files_of_the_script_are_no_tensors_of_the_checkpoint() -> None:
+    """Also if they are tensors of its own, which always lie in a directory."""
+    own = (replace(FILE, name="tokenizer.json"), replace(FILE, name="adapters/lora.safetensors"))
+    assert replace(MANIFEST, files=(own[0], FILE, own[1])).data == (FILE,)
+
+
 # Names
 
 

@@ -425,6 +425,20 @@ def test_nobody_is_called_a_last_time_once_the_generation_without_members_is_in_
     assert group.last_call_s == float("inf")
 
 
+@pytest.mark.parametrize("hung", [False, True])
+def test_it_is_told_whether_a_member_that_died_was_ended_because_it_hung(hung: bool) -> None:
+    group = membership.Group(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    events: list[Event] = [Elected(1), *(Announce(f"{node}.0.0", node, 0, 1, "host", 1, "same") for node in "ab")]
+    events += [Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1)]
+    for event in events:
+        group, _ = step(group, event, 0.0)
+    group.hung = {"b.0.0": "stuck: it hangs"} if hung else {}
+    _, actions = step(group, WorkerDead("b.0.0", "killed by SIGKILL"), 0.1)
+    (told,) = (action.fields for action in actions if isinstance(action, Note) and action.event == "member_lost")
+    because = "stuck: it hangs" if hung else "killed by SIGKILL"
+    assert (told["because"], told["hung"], told["rank"]) == (because, hung, 1)
+
+
 @pytest.mark.parametrize(
     ("members", "left_s", "usual_s", "call_s"),
     [

@@ -101,6 +101,13 @@ def test_only_the_first_pass_and_one_with_a_far_larger_gradient_are_computed_aga
     assert len(session.records) == STEPS
 
 
+def test_gradients_that_grow_from_step_to_step_are_followed() -> None:
+    """Those of the last step are 57 times as large as those of the first one, whose integers have room for less."""
+    session = Noted("fixed")
+    digest_of(session, script(lambda step, shard: 57.0 ** (step / (STEPS - 1))))
+    assert session.repeated == [(0, "again 1")]
+
+
 def test_a_word_that_comes_for_the_first_time_does_not_make_the_pass_be_computed_again() -> None:
     """All rows of the embedding have small gradients in every step, and those of the step's words far larger ones."""
 
