@@ -133,11 +133,7 @@ class Harvest:
         self._modes.begin()
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
-                live = buffer.live
-                if buffer.base is None:
-                    buffer.base = live.detach().clone()
-                else:
-                    buffer.base.copy_(live)
+                buffer.base = buffer.live.detach().clone()
         self._clear_gradients()
         seed_all(*self._at, "begin")
 
