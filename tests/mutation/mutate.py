@@ -141,7 +141,7 @@ def _of(node: Any) -> Iterator[tuple[str, ast.AST]]:
         case ast.comprehension(target, iterated, [_, *_], is_async):
             where = " ".join(ast.unparse(node).split())[:LONGEST]
             yield f"{where} | without if", ast.comprehension(target, iterated, [], is_async)
-        case ast.Return(ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(ast.expr() as value) if ast.unparse(value) not in ("None", "False"):  # None counts as False
             yield f"{text} | None", ast.Return(ast.Constant(None))
         case ast.Expr(ast.Call()) | ast.AugAssign():
             yield f"{text} | left out", ast.Pass()

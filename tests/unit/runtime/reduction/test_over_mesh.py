@@ -174,6 +174,59 @@ def test_any_ownership_gives_the_bits_of_a_local_fold(data: st.DataObject) -> No
                 assert_same(result, wanted)
 
 
+@pytest.mark.parametrize("hosts", [[1, 1, 1], [1, 2, 3], [1, 1, 2, 2]], ids=["host", "hosts", "nodes"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_nothing_is_sent_or_added_before_it_is_there(hosts: list[int], merged: bool) -> None:
+    """Parts of the tensors come while the operation runs, each on another member first; until then they are NaN."""
+    length, parts, world_size = 8 * ALIGN, 8, len(hosts)
+    group = "float32"
+    cuts = tuple(((group, lo, lo + ALIGN),) for lo in range(0, length, ALIGN))
+    whole = [leaf(rank, {group: length}).flats[group] for rank in range(world_size)]
+    wanted = sum_of((0, world_size), {group: length}).flats[group]
+    turn = threading.Condition()
+    come = [0] * world_size
+
+    def await_first(number: int) -> None:
+        with turn:
+            assert turn.wait_for(lambda: come[number % world_size] > number, GENEROUS_S)
+
+    def member(ring: Ring) -> None:
+        flat, out = torch.full((length,), math.nan), torch.full((length,), math.nan)
+
+        def bring() -> None:
+            for number in range(parts):
+                if ring.rank != number % world_size:
+                    await_first(number)
+                lo = number * ALIGN
+                flat[lo : lo + ALIGN] = whole[ring.rank][lo : lo + ALIGN]
+                with turn:
+                    come[ring.rank] = number + 1
+                    turn.notify_all()
+                ring.wake()
+
+        thread = threading.Thread(target=bring)
+        thread.start()
+        exchange(
+            ring,
+            op=0,
+            header={},
+            roots=[Partial(ring.rank, ring.rank + 1, {} if merged else {group: flat})],
+            merged=[{group: flat}] if merged else None,
+            units=world_size,
+            groups={group: length},
+            check=lambda headers: None,
+            sums=Sums({group: out}),
+            cuts=cuts,
+            ready=lambda: come[ring.rank],
+        )
+        thread.join()
+        assert out.isfinite().all()
+        assert merged or out.equal(wanted)
+
+    with rings(world_size, [f"127.0.0.{host}" for host in hosts]) as built:
+        everyone([partial(member, ring) for ring in built])
+
+
 def test_members_of_different_hosts_get_the_same_bits() -> None:
     with rings(3, ["127.0.0.1", "127.0.0.2", "127.0.0.3"]) as built:
         for _, result in run(built, [0, 1, 2, 0, 1, 2, 0, 1], LENGTHS):
