@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from elastic.errors import Disagree, RingBroken
 from runtime.reduction import over_transport
 from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Partial, total
-from runtime.reduction.schedule import DTYPES
+from runtime.reduction.schedule import ALIGN, DTYPES
 from runtime.ring.listener import Listener
 from runtime.ring.process_group import ProcessGroupTransport
 from runtime.ring.ring import Ring
@@ -109,6 +110,45 @@ def test_two_members_get_the_bits_of_one(owners: list[int]) -> None:
     with connected(2) as built:
         for result in run(built, owners, LENGTHS):
             assert_same(result, sum_of((0, 8), LENGTHS))
+
+
+@pytest.mark.parametrize("hosts", [[1, 1, 1], [1, 1, 2, 2]], ids=["host", "nodes"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_part_is_waited_for_before_anything_of_it_is_sent(hosts: list[int], merged: bool) -> None:
+    """Until then it is NaN."""
+    group, length, world_size = "float32", 8 * ALIGN, len(hosts)
+    cuts = tuple(((group, lo, lo + ALIGN),) for lo in range(0, length, ALIGN))
+
+    def member(ring: Ring) -> None:
+        assert ring.transport is not None
+        flat, whole = torch.full((length,), math.nan), leaf(ring.rank, {group: length}).flats[group]
+        awaited: list[int] = []
+
+        def wait_for(number: int) -> None:
+            awaited.append(number)
+            ((_, lo, hi),) = cuts[number]
+            flat[lo:hi] = whole[lo:hi]
+
+        _, result = exchange_over(
+            ring,
+            transport=ring.transport,
+            op=0,
+            header={},
+            roots=[Partial(ring.rank, ring.rank + 1, {} if merged else {group: flat})],
+            merged=[{group: flat}] if merged else None,
+            units=world_size,
+            groups={group: length},
+            check=lambda headers: None,
+            cuts=cuts,
+            wait_for=wait_for,
+            out={group: torch.full((length,), math.nan)},
+        )
+        assert awaited == sorted(awaited) and set(awaited) == set(range(len(cuts)))
+        assert result.flats[group].isfinite().all()
+        assert merged or result.flats[group].equal(sum_of((0, world_size), {group: length}).flats[group])
+
+    with connected(world_size, [f"127.0.0.{host}" for host in hosts]) as built:
+        everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
 
 
 @settings(max_examples=25, deadline=None)
