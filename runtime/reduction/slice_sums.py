@@ -88,7 +88,8 @@ class SliceSums:
         self._held_back: dict[int, list[int]] = {}
         """Rank -> pieces of the terms that are sent to it behind a header."""
         self._ready = ready
-        self._cuts = self._there = len(cuts) or 1
+        self._cuts = len(cuts) or 1
+        self._there = self._cuts
         """How many cuts own has, as far as was looked."""
         if ready is not None:
             self._there = ready()

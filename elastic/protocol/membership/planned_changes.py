@@ -122,7 +122,8 @@ def wished_to_drain(g: Group, word: messages.DrainWish, now_s: float, do: list[A
     The last call comes when there is just time for what follows it, or when half of the time is over if that is later.
     """
     left_s, leavers = word.left_ms / 1000, _neighbours(g, word.worker_id)
-    takes_s = max(LAST_CALL_S, LAST_PASSES * g.pass_s(leavers) + LEAVING_S)
+    members = [worker for worker in leavers if g.lists(worker) and worker not in g.dead]
+    takes_s = max(LAST_CALL_S, LAST_PASSES * g.pass_s(members) + LEAVING_S)
     last_call_s = now_s if g.stopping else now_s + max(left_s - takes_s, left_s / 2)
     g.drains |= dict.fromkeys(leavers, Leaver(word.because, last_call_s))
     if g.state is not State.FORMING:  # a job that forms waits for them, and stops in order once it has begun

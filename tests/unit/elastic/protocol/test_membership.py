@@ -440,19 +440,22 @@ def test_it_is_told_whether_a_member_that_died_was_ended_because_it_hung(hung: b
 
 
 @pytest.mark.parametrize(
-    ("members", "left_s", "usual_s", "call_s"),
+    ("members", "dead", "left_s", "usual_s", "call_s"),
     [
-        (2, 120, 0.1, 105),
-        (2, 120, 2.0, 120 - LEAVING_S - 3 * (2.0 * 4 + 1)),
-        (1, 120, 1.0, 120 - LEAVING_S - 3 * (1.0 * 8 + 1)),
-        (3, 120, 2.0, 120 - LEAVING_S - 3 * (2.0 * 3 + 1)),
-        (2, 120, 10.0, 60),
-        (2, 20, 0.1, 10),
+        (2, 0, 120, 0.1, 105),
+        (2, 0, 120, 2.0, 120 - LEAVING_S - 3 * (2.0 * 4 + 1)),
+        (1, 0, 120, 1.0, 120 - LEAVING_S - 3 * (1.0 * 8 + 1)),
+        (3, 0, 120, 2.0, 120 - LEAVING_S - 3 * (2.0 * 3 + 1)),
+        (3, 1, 120, 2.0, 120 - LEAVING_S - 3 * (2.0 * 4 + 1)),
+        (2, 0, 120, 10.0, 60),
+        (2, 0, 20, 0.1, 10),
     ],
 )
-def test_the_last_call_leaves_time_for_long_passes(members: int, left_s: int, usual_s: float, call_s: float) -> None:
+def test_the_last_call_leaves_time_for_long_passes(
+    members: int, dead: int, left_s: int, usual_s: float, call_s: float
+) -> None:
     """15 s before the end, or three passes and LEAVING_S, but halfway at the earliest. A pass has eight shards, of
-    which each takes usual_s, and an exchange of 1 s."""
+    which each takes usual_s, and an exchange of 1 s. The dead compute none of them."""
     group = membership.Group(JobSpec(name="job", command=("train",), workers=members), seed="seed")
     workers = [f"a.{slot}.0" for slot in range(members)]
     events: list[Event] = [
@@ -463,10 +466,11 @@ def test_the_last_call_leaves_time_for_long_passes(members: int, left_s: int, us
     events += [
         Progress(worker, 1, 3, 3, shards=8, usual_ms=round(1000 * usual_s), exchange_us=1_000_000) for worker in workers
     ]
-    events.append(DrainWish("a.0.0", "spot notice", 1000 * left_s))
     for event in events:
         group, _ = step(group, event, 0.0)
-    assert group.last_call_s == pytest.approx(call_s)
+    group.dead = dict.fromkeys(workers[members - dead :], "killed by SIGKILL")
+    group, _ = step(group, DrainWish("a.0.0", "spot notice", 1000 * left_s), 0.0)
+    assert group.drains["a.0.0"].last_call_s == pytest.approx(call_s)
 
 
 def test_a_member_that_is_given_up_keeps_its_number_until_it_is_expelled() -> None:
