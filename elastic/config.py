@@ -552,13 +552,15 @@ def job_from_toml(text: str, where: str) -> JobSpec:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and lists in lists in lists
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
-    place = Places(text, where)
-    timing_table, env_table = document.pop("timing", {}), document.pop("env", {})
-    for name, table in (("timing", timing_table), ("env", env_table)):
-        if not isinstance(table, dict):
-            raise ConfigError(f"{place.of(name)}: {name} must be a table; write [{name}] above its fields")
+    return job_from_table(document, Places(text, where), where)
+
+
+def job_from_table(document: Mapping[str, object], place: Places, where: str) -> JobSpec:
+    """The job in such a document. where: for messages. Raises ConfigError, as job_from_toml does."""
+    timing_table, env_table = _inner_table(document, "timing", place), _inner_table(document, "env", place)
     known = {spec.name: str(spec.type) for spec in fields(JobSpec) if spec.name not in ("timing", "env")}
-    values = checked_fields(document, known, place, "")
+    rest = {name: value for name, value in document.items() if name not in ("timing", "env")}
+    values = checked_fields(rest, known, place, "")
     for name in ("name", "command", "workers"):
         if name not in values:
             raise ConfigError(f"{where}: {name} is missing")
@@ -576,6 +578,13 @@ def job_from_toml(text: str, where: str) -> JobSpec:
     except ConfigError as error:
         named = re.match(r"[a-z_.]+", str(error))
         raise ConfigError(f"{place.of(named[0]) if named else where}: {error}") from error
+
+
+def _inner_table(document: Mapping[str, object], name: str, place: Places) -> dict[str, object]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{place.of(name)}: {name} must be a table; write [{name}] above its fields, or give a dict")
+    return table
 
 
 class Places:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from elastic.config import JobSpec, Timing
+from elastic.config import JobSpec, Places, job_from_table
 from elastic.errors import ConfigError
 
 OWN = ("name", "command", "workers", "min_workers", "max_workers", "checkpoint_dir", "labels", "directory")
@@ -76,15 +76,16 @@ class JobRequest:
                 raise ConfigError("the script is empty; give its path")
             command, base = ("python", *map(str, words)), Path(words[0]).stem
         base = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")[:40].strip("-") or "job"
-        timing = {"join_window_s": JOIN_WINDOW_S, **self.options.get("timing", {})}
-        env = tuple(f"{name}={value}" for name, value in self.options.get("env", {}).items())
-        return JobSpec(
-            **{name: value for name, value in self.options.items() if name not in ("timing", "env")},
-            name=self.name or f"{base}-{secrets.token_hex(3)}",
-            command=tuple(command),
-            workers=most,
-            min_workers=least,
-            checkpoint_dir=self.checkpoint_dir,
-            env=env,
-            timing=Timing(**timing),
-        )
+        timing = self.options.get("timing", {})
+        if isinstance(timing, dict):
+            timing = {"join_window_s": JOIN_WINDOW_S, **timing}
+        document = {
+            **self.options,
+            "name": self.name or f"{base}-{secrets.token_hex(3)}",
+            "command": list(command),
+            "workers": most,
+            "min_workers": least,
+            "checkpoint_dir": self.checkpoint_dir,
+            "timing": timing,
+        }
+        return job_from_table(document, Places("", "options"), "options")

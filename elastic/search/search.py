@@ -159,18 +159,13 @@ class Search:
         )
         match decision.deed:
             case Deed.BEGIN:
-                steps = max(one.seen.values, default=-1)
-                one.attempts = one.attempts + 1 if steps == one.steps else 1
-                one.steps = steps
-                try:
-                    self._jobs.begin(number, one.words)
-                except ConfigError:  # a mistake that all trials share
-                    raise
-                except ElasticError:  # nobody leads just now: the next look tries again
-                    return False
-                one.trial.set_user_attr(INTERRUPTED, False)
+                if _tried(lambda: self._jobs.begin(number, one.words)):
+                    steps = max(one.seen.values, default=-1)
+                    one.attempts = one.attempts + 1 if steps == one.steps else 1
+                    one.steps = steps
+                    one.trial.set_user_attr(INTERRUPTED, False)
             case Deed.STOP:
-                self._jobs.stop(number)
+                _tried(lambda: self._jobs.stop(number))
             case Deed.COMPLETE:
                 return self._tell(one, TrialState.COMPLETE, decision.value)
             case Deed.PRUNED:
@@ -189,6 +184,18 @@ class Search:
             if not self.study.get_trials(deepcopy=False)[one.trial.number].state.is_finished():
                 raise
         return True
+
+
+def _tried(call: Callable[[], None]) -> bool:
+    """False if there is no leader at the moment: the next look tries again. Raises ConfigError, a mistake that all
+    trials share."""
+    try:
+        call()
+    except ConfigError:
+        raise
+    except ElasticError:
+        return False
+    return True
 
 
 def entry(trial: Any, job: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elastic.config import Reduction
 from elastic.engines.job_request import JOIN_WINDOW_S, JobRequest
 from elastic.errors import ConfigError
 
@@ -65,3 +66,28 @@ def test_what_cannot_be_a_job_is_refused(more: dict[str, Any], said: str) -> Non
 def test_an_empty_script_is_refused() -> None:
     with pytest.raises(ConfigError, match="script is empty"):
         request(what=[]).spec()
+
+
+def test_options_may_be_the_constants_of_the_package_or_their_names() -> None:
+    for reduction in (Reduction.FIXED, "fixed"):
+        spec = request(options={"reduction": reduction, "retain_results": False}).spec()
+        assert spec.reduction is Reduction.FIXED and not spec.retain_results
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reduction": "nonsense"}, "reduction='nonsense' must be 'exact' or"),
+        ({"ring": "tpc"}, "ring='tpc' must be"),
+        ({"spares": "1"}, "spares='1' must be a whole number"),
+        ({"checkpoint_every": 5}, "checkpoint_every=5 must be a string"),
+        ({"timing": {"nonsense": 1}}, "unknown field timing.nonsense"),
+        ({"timing": {"pause_limit_s": "3600"}}, "timing.pause_limit_s='3600' must be a number"),
+        ({"timing": 3}, "timing must be a table"),
+        ({"env": {"A": 1}}, "env.A=1 must be a string"),
+        ({"reduction": "allreduce", "retain_results": False}, "retain_results=False needs"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_by_its_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        request(options=options).spec()
