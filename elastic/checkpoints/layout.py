@@ -58,7 +58,7 @@ def header_bytes(file: FileEntry, prefix: bytes) -> int:
     if len(prefix) != LENGTH.size:
         raise _corrupt(file, f"it ends after {len(prefix)} bytes")
     length = int(LENGTH.unpack(prefix)[0])
-    if length > min(HEADER_BYTES_MAX, file.size):
+    if length > min(HEADER_BYTES_MAX, file.size - LENGTH.size):
         raise _corrupt(file, f"its header would have {length} bytes")
     return length
 

@@ -26,7 +26,7 @@ from elastic.checkpoints.description import (
     unique_names,
 )
 from elastic.checkpoints.export import export
-from elastic.checkpoints.layout import DTYPES, LENGTH, pieces
+from elastic.checkpoints.layout import DTYPES, LENGTH, header_bytes, pieces
 from elastic.checkpoints.manifest import FileEntry, Manifest, PartNote, _digest
 from elastic.checkpoints.naming import MANIFEST
 from elastic.checkpoints.series import Series
@@ -385,3 +385,24 @@ def test_a_tensor_is_no_larger_than_the_largest_number_of_bytes() -> None:
 
 def test_a_dimension_of_one_element_may_have_any_stride() -> None:
     assert is_dense((1, 3), (7, 1)) and not is_dense((2, 3), (7, 1))
+
+
+@pytest.mark.parametrize("stride", [True, 1.0, "1", None, -1, BYTES_MAX + 1])
+def test_a_stride_is_a_number_of_elements(stride: object) -> None:
+    entry = {"name": "w", "device": "cpu", "dtype": "float32", "shape": [1], "strides": [1], "nbytes": 4}
+    assert description._tensor(entry).nbytes == 4
+    with pytest.raises(ValueError, match="w cannot lie in memory"):
+        description._tensor({**entry, "strides": [stride]})
+
+
+def test_a_name_with_half_a_character_is_no_text() -> None:
+    entry = {"name": "w\ud800", "device": "cpu", "dtype": "float32", "shape": [1], "strides": [1], "nbytes": 4}
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        description._tensor(entry)
+
+
+def test_a_header_ends_with_its_file_at_the_latest() -> None:
+    file = FileEntry("data", LENGTH.size + 5, "")
+    assert header_bytes(file, LENGTH.pack(5)) == 5
+    with pytest.raises(CheckpointCorrupt, match="its header would have 6 bytes"):
+        header_bytes(file, LENGTH.pack(6))

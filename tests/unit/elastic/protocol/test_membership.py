@@ -31,6 +31,7 @@ from elastic.protocol.membership import (
     Tell,
 )
 from elastic.protocol.membership.group import Stage, WorkerView
+from elastic.protocol.membership.hangs import holding_up, standing_still
 from elastic.protocol.membership.planned_changes import LEAVING_S
 from elastic.protocol.membership.restore import founders
 from elastic.protocol.messages import (
@@ -645,3 +646,26 @@ def test_a_member_is_not_stuck_because_thousands_are_heard_before_it() -> None:
     assert {action.order for action in actions if isinstance(action, Tell)} == {
         Kill(1, worker) for worker in ("n00000.0.0", "n00001.0.0")
     }
+
+
+def test_while_new_processes_are_awaited_nobody_holds_the_others_up() -> None:
+    """The members died before a step was applied. The generation that they were of is still the last one."""
+    group = membership.Group(JobSpec(name="j", command=("t",), workers=2, min_workers=1), seed="seed")
+    events: list[Event] = [Elected(1)]
+    for worker in "ab":
+        events += [AgentUp(f"n{worker}", 1), Announce(worker, f"n{worker}", 0, 1, "host", 1, "same")]
+    events += [Committed(1), *(RingUp(worker, 1) for worker in "ab"), *(Progress(worker, 1, 0) for worker in "ab")]
+    for event in (*events, WorkerDead("a", "signal 9"), WorkerDead("b", "signal 9")):
+        group, _ = step(group, event, 1.0)
+    assert group.state is State.FORMING and group.running is not None and not group.workers
+    assert holding_up(group) == standing_still(group) == {}
+
+
+def test_an_agent_of_which_no_slots_are_known_has_none() -> None:
+    group = membership.Group(JobSpec(name="j", command=("t",), workers=1), seed="seed")
+    for event in (Elected(1), AgentUp("n", 0)):
+        group, _ = step(group, event, 0.0)
+    assert group.slots == {"n": 0}
+    for event in (AgentUp("n", 3), AgentUp("n", 0)):
+        group, _ = step(group, event, 0.0)
+    assert group.slots == {"n": 3}, "it has come back, and says no slots then"

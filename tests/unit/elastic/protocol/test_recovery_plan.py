@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from elastic.protocol.messages import Generation, Kind, Laggard, Member, Plan, Report
+from elastic.protocol.messages import Generation, Kind, Laggard, Member, Plan, Report, Share
 from elastic.protocol.recovery_plan import (
     AllLost,
     Circumstances,
@@ -389,3 +389,10 @@ def test_a_newer_checkpoint_is_everybodys_and_of_the_same_step_a_snapshot_is_nea
 )
 def test_a_job_does_not_go_on_from(snapshots: dict[str, str], checkpoint: str, began: str) -> None:
     assert newest_kept(snapshots, checkpoint, began) is None
+
+
+def test_a_plan_has_a_digest_of_its_tasks_if_it_has_any() -> None:
+    shares, laggards = (Share("a", ((0, 4),), (5,)),), (Laggard("b", "a"),)
+    digests = [Plan(shares=one, laggards=other).tasks_digest for one in ((), shares) for other in ((), laggards)]
+    assert digests[0] == "" and "" not in digests[1:] and len(set(digests)) == 4
+    assert Plan(laggards=laggards, all_tasks="of all nodes").tasks_digest == "of all nodes"

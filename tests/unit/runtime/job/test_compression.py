@@ -12,9 +12,11 @@ from torch import nn
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
+from elastic.config import Compression
 from elastic.errors import ConfigError
 from runtime.job.job import Job
 from runtime.job.passes import NONFINITE, Nonfinite
+from runtime.reduction.gradient_harvest import Harvest
 from runtime.session import Op, Session
 from tests.unit import jobs
 from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, one_thread, set_up
@@ -195,3 +197,19 @@ def test_a_leaf_has_so_many_bytes(compression: str, at_most: float) -> None:
         digest_of(session, large)
     (before,), (after,) = (set(map(sum, (sizes.values() for sizes in of.sizes))) for of in (plain, narrow))
     assert after <= at_most * before
+
+
+@pytest.mark.parametrize("compression", [Compression.BF16, Compression.FP16])
+def test_a_nan_has_the_same_bits_whichever_it_was(compression: Compression) -> None:
+    """The sign and the payload of a NaN depend on where in a tensor it was added."""
+    model = nn.Linear(3, 1, bias=False)
+    harvest = Harvest(list(model.named_parameters()), compression=compression)
+    results = []
+    for bits in (0x7FC00000, -0x00400000, 0x7FE00000):
+        harvest.begin_pass(0, 0, 0)
+        harvest.before(0)
+        model.weight.grad = torch.tensor([[0x3F800000, bits, 0x40000000]], dtype=torch.int32).view(torch.float32)
+        harvest.install(harvest.leaf(0, 1.0, {}), "sum")
+        assert model.weight.grad.isnan().tolist() == [[False, True, False]]
+        results.append(model.weight.grad.view(torch.int32).tolist())
+    assert results[0] == results[1] == results[2]

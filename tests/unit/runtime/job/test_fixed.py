@@ -14,9 +14,12 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, NonFinite, UsageError
+from runtime.fixed_point.exponents import BlockExponents
 from runtime.job.job import Job
 from runtime.job.passes import NONFINITE, Nonfinite
+from runtime.reduction.gradient_harvest import Harvest
 from runtime.session import Op
+from runtime.state.training_state import Carrier, Values
 from tests.unit import jobs
 from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, one_thread, set_up
 from tests.unit.worlds import Killed, World
@@ -250,3 +253,42 @@ def test_a_run_does_not_go_on_with_another_way_to_sum(
 def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     for name, value in settings.to_environment().items():
         monkeypatch.setenv(name, value)
+
+
+class TwoMeans(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.good: torch.Tensor
+        self.bad: torch.Tensor
+        self.w = nn.Parameter(torch.ones(1))
+        self.register_buffer("good", torch.zeros(2))
+        self.register_buffer("bad", torch.zeros(2))
+
+
+def test_a_buffer_that_is_undefined_leaves_the_other_ones_as_they_are() -> None:
+    model = TwoMeans()
+
+    def run(job: Job) -> nn.Module:
+        buffers = {"model.good": "mean", "model.bad": "mean"}
+        job.register(buffers=buffers, model=model, optimizer=torch.optim.SGD(model.parameters(), 0.0))
+        for step in job.steps(shards=4, total=1):
+            for shard in step:
+                model.good.add_(1.0)
+                model.bad.add_(float("nan") if shard.index == 1 else 1.0)
+                model.w.sum().backward()
+        return model
+
+    digest_of(Recorded("fixed"), run)
+    assert model.good.tolist() == [1.0, 1.0] and model.bad.isnan().all()
+    assert model.w.grad is not None and model.w.grad.tolist() == [1.0]
+
+
+def test_integers_have_room_for_what_is_summed_and_no_more() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False))
+    carrier = Carrier(Values())
+    carrier.register(None, model=model)
+    carrier.freeze()
+    fixed = BlockExponents(always_wide=False)
+    harvest = Harvest(carrier.parameters(), carrier.float_buffers(), carrier.int_buffers(), fixed=fixed)
+    gradients, means = 3 * 2 + 2, 2 + 2
+    assert harvest.groups() == {"int32": gradients, "int64": means + 2, "int16": 2}, "a flag for each buffer"

@@ -145,3 +145,34 @@ def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(
         assert all(right for _, _, right in session.passes)
     if name not in WRONG | LATE:
         assert all(offered > 0 for offered, _, _ in session.passes)
+
+
+def test_a_closed_harvest_leaves_no_hook_on_a_parameter() -> None:
+    model = torch.nn.Linear(4, 3)
+    harvest = Harvest(list(model.named_parameters()))
+    harvest.begin_pass(0, 0, 0)
+    harvest.before(0)
+    out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
+    sums = EarlySums(harvest.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
+    harvest.expect(sums, lambda: 1.0)
+    assert all(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    harvest.close()
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    sums.discard()
+
+
+def test_roots_that_the_last_shard_does_not_join_are_terms_of_their_own() -> None:
+    """Of 8 shards a member has 0, 1 and 6, and computes 7."""
+    held = [Partial(first, first + 1, {"float32": torch.full((4,), float(first))}) for first in (1, 6, 0)]
+    roots = [held[1], Partial(0, 2, {"float32": torch.full((4,), 1.0)})]
+    out, room = ({"float32": torch.zeros(4)} for _ in "ab")
+    cuts = ((("float32", 0, 4),),)
+    sums = EarlySums(cuts, roots, 7, 8, out, room, alone, lambda: None, merged=False)
+    assert sums.nodes == [(0, 2), (6, 8)] and sums.terms == [roots[1].flats, room]
+    sums.discard()
+    sums = EarlySums(cuts, roots, 7, 8, out, room, alone, lambda: None, merged=True)
+    assert sums.nodes == [(0, 2), (6, 8)] and sums.terms == [room]
+    sums.discard()
+    sums = EarlySums(cuts, [], None, 8, out, room, alone, lambda: None, merged=True)
+    assert (sums.nodes, sums.terms) == ([], [])
+    sums.discard()
