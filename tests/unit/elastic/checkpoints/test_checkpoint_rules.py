@@ -282,6 +282,11 @@ def test_a_large_tensor_is_split_evenly() -> None:
     ]
 
 
+def test_the_interval_is_that_of_the_paper() -> None:
+    """x = 1 / 4, for which the square root is a half: 40 * (1 + 1/6 + 1/36) - 20."""
+    assert best_interval_s(20.0, 40.0) == pytest.approx(40.0 * 43 / 36 - 20.0, rel=1e-12)
+
+
 def test_where_a_checkpoint_costs_twice_what_passes_between_failures_it_is_taken_as_often_as_they_come() -> None:
     assert best_interval_s(2.0, 1.0) == 1.0 and best_interval_s(3.0, 1.0) == 1.0
 

@@ -383,6 +383,12 @@ def test_a_tensor_is_no_larger_than_the_largest_number_of_bytes() -> None:
         sizes([BYTES_MAX, 2], "shape")
 
 
+@pytest.mark.parametrize("size", [True, 1.0, "1", None, -1, BYTES_MAX + 1])
+def test_a_dimension_is_a_number_of_elements(size: object) -> None:
+    with pytest.raises(ValueError, match="shape cannot be"):
+        sizes([size], "shape")
+
+
 def test_a_dimension_of_one_element_may_have_any_stride() -> None:
     assert is_dense((1, 3), (7, 1)) and not is_dense((2, 3), (7, 1))
 

@@ -365,6 +365,17 @@ def test_a_slot_is_not_demoted_again_and_again() -> None:
     assert job.told(Invite)[2:] == ["n.3.1"]
 
 
+def test_a_spare_whose_slot_was_not_demoted_is_preferred() -> None:
+    job = demoting()
+    job.feed(Ready("n.3.0", 1))
+    job.train(1)
+    job.feed(Left("n.1.0", 2), WorkerDead("n.1.0", "exited with 0"))
+    job.announce(1, 1)
+    job.announce(4)
+    job.train(40, n3_0=300.0)
+    assert job.told(Invite) == ["n.3.0", "n.4.0"], "n.1 was slow, and waits although its spare came earlier"
+
+
 def test_a_straggler_that_recovers_before_the_spare_is_ready_stays() -> None:
     job = demoting()
     job.train(40, **EVEN)
