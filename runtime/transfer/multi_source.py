@@ -47,6 +47,7 @@ class MultiSourceCopy:
         self._changed = threading.Condition()
         self._helping: set[CopyConnection] = set()
         self._ending = False
+        self._runs = 0
         self.gathered = 0
         """Bytes that have arrived and are verified."""
 
@@ -58,8 +59,11 @@ class MultiSourceCopy:
         """The blobs of the state, in the order of the header, each part verified. Raises CopyFailed; then it can be
         called again with another donor, and goes on."""
         self._ending = False
+        self._runs += 1
         for number, helper in enumerate(helpers[:HELPERS_MAX]):
-            name = f"helper {number}"
+            # A helper of an earlier run may be reached only now: with the name of another one, one of their two parts
+            # would count as there when it is not.
+            name = f"helper {number} of run {self._runs}"
             threading.Thread(target=self._help, args=(name, helper), name=f"copy-{number}", daemon=True).start()
         try:
             self._pull(DONOR, donor)

@@ -192,6 +192,49 @@ def test_another_donor_of_the_same_state_sends_what_is_missing(served: Served) -
     assert len(asked) == len(parts_of([blob.numel() for blob in state()], 16)) - 2
 
 
+def test_a_helper_that_is_reached_only_in_the_next_run_does_not_take_the_name_of_another(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The donor dies while a helper is called, and the next donor goes on at once, with a helper too. The first one is
+    reached then; the part of a helper that was interrupted must come from the donor."""
+    monkeypatch.setattr(multi_source, "HELPER_S", 0.05)
+    reached, asked, first_done = threading.Event(), threading.Event(), threading.Event()
+
+    def late() -> CopyConnection:
+        assert reached.wait(GENEROUS_S)
+        return served.by(one_part)
+
+    def one_part(connection: CopyConnection) -> None:
+        connection.receive()
+        connection.send({"ready": 4})
+        request = connection.receive()[0]
+        asked.wait(GENEROUS_S)
+        connection.send({}, pieces(request))
+        connection.receive()
+        first_done.set()
+        connection.receive()
+
+    def stalls(connection: CopyConnection) -> None:
+        connection.receive()
+        connection.send({"ready": 4})
+        connection.receive()
+        asked.set()
+        connection.receive()
+
+    def donor(connection: CopyConnection) -> None:
+        reached.set()
+        assert asked.wait(GENEROUS_S)
+        first_done.wait(0.3)
+        send_parts(connection, state())
+
+    gathering = MultiSourceCopy(4, HEADER)
+    for blob in gathering._blobs:
+        blob.zero_()
+    with pytest.raises(CopyFailed):
+        gathering.run(served.by(lambda connection: None), [late])
+    assert right(gathering.run(served.by(donor), [lambda: served.by(stalls)]))
+
+
 def test_pieces_of_other_sizes_are_refused(served: Served) -> None:
     def other_bytes(connection: CopyConnection) -> None:
         connection.receive()
