@@ -95,7 +95,8 @@ class CopyHolder:
         with changed:
             changed.wait_for(lambda: not self._making, LATER_S)
             held = self._share(reader)
-            make = self._making = held is None and self._held is None and not self._making
+            make = held is None and self._held is None and not self._making
+            self._making = self._making or make  # another reader may still be making one, and has all the memory
         if make:
             try:
                 held = self._make(reader, wanted, capture)
