@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from runtime.session import Session
+from runtime.session import DrainNotice, Session
 
 ResizeHook = Callable[[int, int, str], None]
 DrainHook = Callable[[float, str], None]
@@ -22,15 +22,20 @@ PARTING_S = 5.0
 machine goes, they delay it at least until so many seconds before that."""
 
 
+REPEATED_S = 5.0
+"""A notice that every new leader repeats ends when it did, but for how late this worker hears of it. One in the same
+words that ends at another time is another one: the first was taken back, or the end has moved."""
+
+
 class WorldHooks:
     """Used by the user's thread only."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._world = 0
-        self._told = ""
+        self._told: DrainNotice | None = None
         self._paused_in = 0
-        self._wished_for = ""
+        self._wished_for: DrainNotice | None = None
         self._wishes_at_s = math.inf
         self._parting_since_s = math.inf
         self._saved = False
@@ -50,9 +55,9 @@ class WorldHooks:
     def tell_drain(self) -> None:
         """Call the on_drain hooks, once for each notice."""
         going = self._session.going
-        if going is None or going.because == self._told:
+        if going is None or _is_same(going, self._told):
             return
-        self._told = going.because
+        self._told = going
         for hook in self.drain_hooks:
             hook(max(0.0, going.until_s - time.monotonic()), going.because)
 
@@ -87,12 +92,19 @@ class WorldHooks:
         going, now_s = self._session.going, time.monotonic()
         if going is None:
             return False
-        if going.because != self._wished_for:
+        if not _is_same(going, self._wished_for):
             left_s = going.until_s - now_s
-            self._wished_for = going.because
+            self._wished_for = going
             self._wishes_at_s = now_s + max(left_s - LAST_CHECKPOINT_S, LAST_CHECKPOINT_AT * left_s)
             return True
         wants = now_s >= self._wishes_at_s
         if wants:
             self._wishes_at_s = math.inf
         return wants
+
+
+def _is_same(one: DrainNotice, other: DrainNotice | None) -> bool:
+    """Whether the same notice was heard again. One whose end has come is repeated with 0 seconds left."""
+    if other is None or one.because != other.because:
+        return False
+    return abs(one.until_s - other.until_s) <= REPEATED_S or max(one.until_s, other.until_s) <= time.monotonic()

@@ -63,3 +63,32 @@ def test_with_long_steps_the_end_waits_if_the_machine_does(steps: Steps, left_s:
     steps.session.parting = True
     assert steps.begin(10.0) is not waits
     assert steps.begin(10.0, saved=waits)
+
+
+def test_a_second_notice_in_the_same_words_is_another_notice(steps: Steps) -> None:
+    """The first one was taken back, or a nearer end is announced now: nobody tells the worker so."""
+    told: list[float] = []
+    steps.changes.drain_hooks.append(lambda seconds_left, because: told.append(round(seconds_left)))
+    for left_s, after_s in ((120.0, 10.0), (20.0, 30.0), (120.0, 0.0)):
+        steps.session.going = DrainNotice(steps.now_s + left_s, "the file says so")
+        steps.changes.tell_drain()
+        assert steps.changes.take_wish() and not steps.changes.take_wish()
+        steps.now_s += after_s
+    assert told == [120, 20, 120]
+
+
+def test_a_notice_that_a_new_leader_repeats_is_told_once(steps: Steps) -> None:
+    """It comes as late as this process was busy."""
+    told: list[str] = []
+    steps.changes.drain_hooks.append(lambda seconds_left, because: told.append(because))
+    until_s = steps.now_s + 120
+    for late_s in (0.0, 0.001, 3.0, 0.5):
+        steps.session.going = DrainNotice(until_s + late_s, "the file says so")
+        steps.changes.tell_drain()
+        assert steps.changes.take_wish() is (late_s == 0)
+    steps.now_s = until_s + 30
+    assert steps.changes.take_wish(), "the last one before the end"
+    steps.session.going = DrainNotice(steps.now_s, "the file says so")
+    steps.changes.tell_drain()
+    assert not steps.changes.take_wish()
+    assert told == ["the file says so"]
