@@ -293,7 +293,7 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
         refused = _refused(given) if handed is None else ""
         with (
             JobLock(job_dir / "lock", "wait until that job is over, or give another --job-dir"),
-            Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas) as ledger,
+            Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas, stable=spec.reduction.stable) as ledger,
             Journal(journal_path(job_dir, who), spec.name, who, given.node, logged=logging.DEBUG) as journal,
         ):
 

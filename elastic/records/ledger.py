@@ -35,6 +35,9 @@ Line: TypeAlias = dict[str, Any]
 IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 """The fields that are the same in every run of a job, whatever died or joined."""
 
+PLANNED = ("step", "epoch", "samples")
+"""Those of them that follow from the plan alone, and not from sums of floats."""
+
 WAITING_LIMIT = 4096
 """The most lines of later steps that wait for an earlier one."""
 
@@ -64,13 +67,16 @@ class Ledger:
     """The only writer of one ledger. Not thread-safe.
 
     whole: the ledger begins with step 0 and misses none, so a line that comes before its predecessors waits for them. A
-    part takes every line as it comes. Opening it cuts off a torn last line. Raises LedgerConflict if an earlier line is
-    not of the next step, or, in a part, of no step.
+    part takes every line as it comes. stable: a step that is done again, after a resume or a loss of every copy of the
+    state, has the same bits. If it has not, its first line stands, and only what is planned is compared. Opening it
+    cuts off a torn last line. Raises LedgerConflict if an earlier line is not of the next step, or, in a part, of no
+    step.
     """
 
-    def __init__(self, path: Path, *, whole: bool = True) -> None:
+    def __init__(self, path: Path, *, whole: bool = True, stable: bool = True) -> None:
         self._path = path
         self._whole = whole
+        self._stable = stable
         self._file = file_modes.opener(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._stretches: list[_Stretch] = []
         self._size = 0
@@ -82,6 +88,8 @@ class Ledger:
         except BaseException:
             os.close(self._file)
             raise
+        self._begun_with = self.next_step
+        """Lines of steps before this one are of an earlier writer."""
 
     @property
     def next_step(self) -> int:
@@ -104,7 +112,7 @@ class Ledger:
         step = line["step"]
         known = self._line_of(step) or self._waiting.get(step)
         if known is not None:
-            if (field := _first_difference(known, line)) is not None:
+            if (field := _first_difference(known, line, self._compared(known, line))) is not None:
                 raise LedgerConflict(
                     f"{self._path}: step {step} was applied with {field}={_shown(known.get(field))} by one worker and "
                     f"{field}={_shown(line.get(field))} by another"
@@ -119,6 +127,11 @@ class Ledger:
         self._waiting[step] = line
         self.flush()
         return True
+
+    def _compared(self, known: Line, line: Line) -> Sequence[str]:
+        """The fields in which two lines of one step have to be the same."""
+        again = known["step"] < self._begun_with or known.get("generation") != line.get("generation")
+        return PLANNED if again and not self._stable else IDENTITY
 
     def flush(self) -> None:
         """Write what can be written; `refused` says whether the disk took it."""
@@ -256,9 +269,9 @@ def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
     return None
 
 
-def _first_difference(a: Line, b: Line) -> str | None:
+def _first_difference(a: Line, b: Line, fields: Sequence[str] = IDENTITY) -> str | None:
     # As text, because 0.0 == -0.0 and 1 == 1.0 while their bits differ.
-    return next((field for field in IDENTITY if _text(a.get(field)) != _text(b.get(field))), None)
+    return next((field for field in fields if _text(a.get(field)) != _text(b.get(field))), None)
 
 
 def _text(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,33 @@ def test_a_step_reported_differently_is_a_conflict(path: Path, field: str, value
         book.append(line(first, scalars={"loss": 0.0}))
         with pytest.raises(LedgerConflict, match=f"step {first} .*{field}="):
             book.append({**line(first, scalars={"loss": 0.0}), field: value})
+
+
+def mean(*parts: Sequence[float]) -> dict[str, float]:
+    """The loss of three shards, summed on each member, and then over the members in rank order."""
+    return {"loss": sum(map(sum, parts)) / 3}
+
+
+def test_steps_done_again_in_a_job_whose_last_bits_depend_on_its_faults_are_no_conflict(path: Path) -> None:
+    """--reduction allreduce: the resumed run has other members, so other shards are added first."""
+    before, after = mean([0.1, 0.2], [0.3]), mean([0.1], [0.2, 0.3])
+    assert before != after
+    with Ledger(path, stable=False) as book:
+        assert book.append(line(0, scalars=before))
+        assert book.append(line(1, scalars=before, lr=[before["loss"]]))
+    with Ledger(path, stable=False) as book:
+        assert not book.append(line(1, scalars=after, lr=[after["loss"]]))
+        assert book.append(line(2, scalars=before))
+        assert not book.append(line(2, scalars=after, generation=2)), "after a loss of every copy of the state"
+        with pytest.raises(LedgerConflict, match=r"step 2 .*scalars="):  # two members of one ring
+            book.append(line(2, scalars=after))
+        with pytest.raises(LedgerConflict, match=r"step 1 .*samples="):
+            book.append(line(1, samples=[[0], [2]]))
+    assert read(path) == [
+        line(0, scalars=before),
+        line(1, scalars=before, lr=[before["loss"]]),
+        line(2, scalars=before),
+    ]
 
 
 def test_a_torn_last_line_is_cut_off_at_start(path: Path) -> None:
