@@ -260,6 +260,7 @@ class RingExchange:
     ) -> tuple[Headers, Partial] | None:
         """The headers and the result; None if a member has sent early what its gradient is not: then all tensors must
         be sent again."""
+        self._reporter.sends_rest()
         early = self._early
         if early is None:
             early = self._begin_early(ring, number, task, attempts, roots, None)

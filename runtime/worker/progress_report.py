@@ -63,6 +63,10 @@ class ProgressReporter:
         waits = Doing.DECLARED if op.kind is OpKind.LEAVE else Doing.WAITING
         self._activity.enter(f"{checks.describe(op)}, waiting for the others", waits)
 
+    def sends_rest(self) -> None:
+        """This worker's part is done, and what of it was not sent early is on its way now."""
+        self._speed.rest_left(time.monotonic())
+
     def gathered(self) -> None:
         """All members have come to the end of the operation."""
         self._note(FlightEvent.GATHERED)
@@ -71,6 +75,7 @@ class ProgressReporter:
     def broken(self, because: str) -> None:
         """The ring was left before the operation was complete."""
         self._note(FlightEvent.BROKEN, because)
+        self._speed.broken()
 
     def reduced(self, op: Op) -> None:
         self._note(FlightEvent.REDUCED)

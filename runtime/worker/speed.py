@@ -49,6 +49,8 @@ class Speed:
         """Microseconds for the reduction of a pass, at least 1; 0: not known yet. Any thread may read it."""
         self._exchanges_s: deque[float] = deque(maxlen=SPEED_STEPS)
         self._gathered_s = 0.0
+        self._overlaps = False
+        """Whether the reduction in progress counts from `rest_left` on."""
         self._exchanging_s = 0.0
         self._passes = 0
         self._means_s: deque[float] = deque(maxlen=SPEED_STEPS)
@@ -71,13 +73,24 @@ class Speed:
     def handed_out(self, now_s: float) -> None:
         self._handed_out_s = now_s if self._on_host else None
 
+    def rest_left(self, now_s: float) -> None:
+        """This member sends the rest of a pass, of which much is summed before all members say that they are there. So
+        the reduction counts from here, and is as long as it says for the last member to come only."""
+        self._gathered_s, self._overlaps = now_s, True
+
     def gathered(self, now_s: float) -> None:
         """All members have come to the end of the pass."""
-        self._gathered_s = now_s
+        if not self._overlaps:
+            self._gathered_s = now_s
+
+    def broken(self) -> None:
+        """The reduction was broken off."""
+        self._overlaps = False
 
     def reduced(self, now_s: float) -> None:
         self._exchanging_s += now_s - self._gathered_s
         self._passes += 1
+        self._overlaps = False
 
     def done(self, now_s: float) -> None:
         if self._handed_out_s is not None:

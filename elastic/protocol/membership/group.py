@@ -442,8 +442,12 @@ class Group:
         """Seconds of a pass if these known workers are the members, by their longest recent shards; 0: not known."""
         seen = [self.workers[worker] for worker in workers]
         shards = -(-self.shards // max(1, len(seen)))
-        exchange_us = max((one.exchange_us for one in seen), default=0)
-        return max((one.usual_s for one in seen), default=0.0) * shards + exchange_us / 1e6
+        return max((one.usual_s for one in seen), default=0.0) * shards + self.exchange_us(workers) / 1e6
+
+    def exchange_us(self, workers: Iterable[str]) -> int:
+        """Microseconds for the reduction of a pass by these known members; 0: not known. The others may have counted
+        their wait for the last one too, as they do where the reduction overlaps with backward."""
+        return min((us for worker in workers if (us := self.workers[worker].exchange_us)), default=0)
 
     def alive(self, workers: Iterable[str]) -> tuple[str, ...]:
         """Those of the given workers that are known and not dead, sorted."""

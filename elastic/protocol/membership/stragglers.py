@@ -135,7 +135,7 @@ def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> N
     hosts, slack = hosts_of(running), running.plan.slack
     now = shard_assignment.owned(g.shards, running.plan.paces, hosts, slack)
     then = shard_assignment.owned(g.shards, costs, hosts, slack)
-    exchange_us = max(g.workers[worker].exchange_us for worker in running.ids)
+    exchange_us = g.exchange_us(running.ids)
     now_us = shard_assignment.slowest(shard_assignment.sizes(now), costs) + exchange_us
     shards = shard_assignment.sizes(then)
     then_us = shard_assignment.slowest(shards, costs) + exchange_us * _bytes(g, then) // _bytes(g, now)

@@ -11,7 +11,10 @@ import torch
 
 from elastic.config import Overlap, Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
+from elastic.protocol.messages import Generation, Kind, Member, Plan, RingState
+from elastic.protocol.worker_state import Phase, WorkerState
 from elastic.records.journal import Journal
+from runtime.reduction.partial_sum import Partial
 from runtime.ring.ring import Ring
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
@@ -118,3 +121,48 @@ def test_where_gradients_leave_early(
     ring = cast(Ring, SimpleNamespace(hosts=hosts, world_size=len(hosts), generation=1))
     task = replace(TASK, cuts=((("float32", 0, 4),),))
     assert turn._overlaps(ring, task, again) is wanted
+
+
+@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
+def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader takes that for a part of a pass: it decides how long a ring may stand still, and when the last call
+    of a job comes."""
+    now_s = [100.0]
+    monkeypatch.setattr("runtime.worker.progress_report.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    def exchange(ring: Ring, *, op: int, **given: Any) -> tuple[Any, Partial]:
+        """All members are there at once; the tensors take a minute."""
+        headers = {MEMBERS[0]: {**given["header"], **given.get("agreed", {})}}
+        given["check"](headers)
+        now_s[0] += 60.0 if given["groups"] else 0.001
+        return headers, Partial(0, 2)
+
+    monkeypatch.setattr("runtime.worker.exchange.exchange", exchange)
+    ring = SimpleNamespace(
+        hosts=("a", "b"), world_size=2, generation=1, members=MEMBERS, transport=None, wake=lambda: None
+    )
+    rings = cast(Rings, SimpleNamespace(get=lambda generation: ring, close_retired=lambda op: None))
+    members = tuple(Member(name, name[0], name[0], 1, rank) for rank, name in enumerate(MEMBERS))
+    shared = SharedWorkerState(MEMBERS[0], rings, lambda word: None, cast(Journal, None))
+    root = Partial(0, 2, {"float32": torch.ones(4)})
+    reporter = ProgressReporter(on_host=True, note=lambda event, text="", unit=-1: None)
+    turn = RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, overlap)
+    for step in range(2):
+        task = replace(TASK, op=Op(OpKind.PASS, 2, step=step), cuts=((("float32", 0, 4),),))
+        reporter.begin(task.op)
+        shared._held = {root.node: root}
+        shared.position = WorkerState(
+            MEMBERS[0],
+            phase=Phase.COLLECTING,
+            reduced=step,
+            units=2,
+            roots=(root.node,),
+            record=Generation(1, Kind.FORM, 1, members, Plan(), "all are here", token="t"),
+            entered=1,
+            ring=RingState.LIVE,
+        )
+        assert turn.exchange(task, 1, lambda event, result: True) is not None
+    told = reporter.progress(shared.position, 0, "", ("", ""))
+    assert told.exchange_us == pytest.approx(60_000_000, rel=0.01)

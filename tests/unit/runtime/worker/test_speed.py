@@ -87,3 +87,20 @@ def test_a_reduction_counts_from_the_moment_when_all_are_there() -> None:
     assert speed.exchange_us == 2_500_000, "of the steps that are over, the median of their means"
     speed.begin_step()
     assert speed.exchange_us == 2_500_000
+
+
+def test_a_reduction_that_overlaps_counts_from_the_moment_when_only_the_rest_is_left() -> None:
+    speed = Speed()
+    speed.begin_step()
+    speed.rest_left(10.0)
+    speed.broken()
+    speed.gathered(50.0)
+    speed.reduced(51.0)
+    speed.begin_step()
+    assert speed.exchange_us == 1_000_000, "what was broken off does not count"
+    for _ in range(8):
+        speed.rest_left(50.0)
+        speed.gathered(53.0)
+        speed.reduced(53.5)
+        speed.begin_step()
+    assert speed.exchange_us == 3_500_000
