@@ -60,7 +60,9 @@ class NarrowLeaves:
         self._gradients = self._wide.gradients if self._wide is not None else 0
         sizes = {name: group.elements - (self._gradients if name == _WIDE else 0) for name, group in groups.items()}
         sizes[self._name] = self._narrow.stored(self._gradients)
-        self.sizes = {name: size for name, size in sizes.items() if size}
+        # What a leaf has no tensor of; it has one of float64 also if no parameter of that dtype has an element.
+        empty = [name for name in (_WIDE, self._name) if not sizes.get(name)]
+        self.sizes = {name: size for name, size in sizes.items() if name not in empty}
         self._pools = {
             name: Flats(getattr(torch, name), size, device=device)
             for name, size in self.sizes.items()

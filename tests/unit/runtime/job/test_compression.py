@@ -182,6 +182,21 @@ def test_gradients_of_several_dtypes_and_buffers(compression: str) -> None:
         assert sizes["float32"] == 4 * (12 + 2), "buffers stay as they are"
 
 
+@pytest.mark.parametrize("compression", ALL)
+def test_a_parameter_of_another_dtype_may_have_no_element(compression: str) -> None:
+    """What a leaf has is what the operation is told of."""
+    parameters = [("full", nn.Parameter(torch.ones(5))), ("empty", nn.Parameter(torch.ones(0, dtype=torch.float64)))]
+    harvest = Harvest(parameters, compression=Compression(compression))
+    harvest.begin_pass(0, 0, 0)
+    harvest.before(0)
+    torch.cat([parameter.float() for _, parameter in parameters]).sum().backward()
+    leaf = harvest.leaf(0, 1.0, {})
+    leaf.settle()
+    assert {name: len(flat) for name, flat in leaf.flats.items()} == harvest.groups()
+    harvest.install(leaf, "mean")
+    assert [parameter.grad.tolist() for _, parameter in parameters if parameter.grad is not None] == [[1.0] * 5, []]
+
+
 @pytest.mark.parametrize(("compression", "at_most"), [("bf16", 0.5), ("fp16", 0.5), ("int8", 0.255)])
 def test_a_leaf_has_so_many_bytes(compression: str, at_most: float) -> None:
     def large(job: Job) -> nn.Module:
