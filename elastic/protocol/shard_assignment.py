@@ -33,7 +33,8 @@ def owned(units: int, paces: tuple[int, ...], hosts: tuple[str, ...], slack: int
     hosts: of each rank; members with one host are on one node. paces: microseconds that each rank takes for a unit; 0:
     not known. Empty: all take equally long. The slowest rank takes at most slack percent longer than it must. Within
     that, the fewest subtrees are dealt: first counted is the node with most, then the member with most. Each rank owns
-    at least one unit, or nobody would learn that it has become faster; with fewer units than ranks, at most one.
+    at least one unit, or nobody would learn that it has become faster; with fewer units than ranks, at most one, and
+    rank 0 has one: newcomers copy its state while it computes, and what it wishes for travels with its sums.
     """
     if not hosts or units < 1:
         return ((),) * len(hosts)
@@ -90,6 +91,9 @@ def _deal(
             dealt[rank] = own
         _at_least_one(members, dealt, each, room)
     _at_least_one(range(len(hosts)), dealt, each, room)
+    if not dealt[0]:
+        last = max(rank for rank, own in enumerate(dealt) if own)
+        dealt[0], dealt[last] = dealt[last], []
     return max(map(len, of_nodes)), dealt
 
 

@@ -113,6 +113,16 @@ def test_too_few_units_are_dealt_one_by_one_and_nobody_owns_those_of_nobody() ->
     assert owned(7, (), (), 5) == ()  # of the last generation of a job in which nobody stays
 
 
+@pytest.mark.parametrize("slack", [0, 5, 15])
+@pytest.mark.parametrize(("units", "hosts"), [(1, "abb"), (2, "abb"), (4, "abbbb"), (4, "aabbbb"), (3, "abbccc")])
+def test_rank_0_always_has_a_unit(units: int, hosts: str, slack: int) -> None:
+    """Newcomers copy its state while it computes, and its wishes travel with its sums. The others share machines, where
+    the units would be fewer sums."""
+    found = owned(units, (), tuple(hosts), slack)
+    assert len(found[0]) == 1 and max(sizes(found)) == 1
+    assert covers_exactly([node for own in found for node in own], units)
+
+
 def test_the_successor_of_a_record_keeps_the_paces_of_those_who_stay() -> None:
     before = record((10, 20, 30))
     assert paces_of(("a", "c", "new"), before) == (10, 30, 0)

@@ -26,6 +26,8 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import FileSink, LocalStorage, MemoryStorage
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
+from elastic.protocol import shard_assignment
+from elastic.protocol.reduction_tree import leaves
 from elastic.records import host_memory, job_directory, resume
 from runtime.checkpoint import memory_snapshots
 from runtime.checkpoint.memory_snapshots import Snapshots
@@ -34,8 +36,8 @@ from runtime.job.control_scalars import ControlScalars
 from runtime.job.job import Job
 from runtime.session import LoopPlace, Session
 from runtime.state.available_memory import available_bytes
-from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train
-from tests.unit.worlds import World
+from tests.unit.jobs import SHARDS, Recorded, make_job, one_thread, set_up, train
+from tests.unit.worlds import FakeMember, World
 
 WAIT_S = 30.0
 
@@ -140,6 +142,25 @@ def test_time_decides_and_the_wish_of_rank_0_reaches_all(memory: Path) -> None:
     found, _ = series_in(memory).newest("feed")
     assert found is not None and found.manifest is not None
     assert found.manifest.world == 2
+
+
+def test_time_decides_also_where_rank_0_is_on_a_machine_of_its_own(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more workers than shards, those that share a machine have most shards: they send fewer sums."""
+    hosts = ("a", *SHARDS * ["b"])
+
+    def owned(session: FakeMember, units: int) -> tuple[int, ...]:
+        return leaves(shard_assignment.owned(units, (), hosts, 15)[session.rank])
+
+    monkeypatch.setattr(FakeMember, "owned", owned)
+    world = World(1 + SHARDS)
+    world.members = ["a.0.0", *(f"b.{slot}.0" for slot in range(SHARDS))]
+    (memory.parent / "a").mkdir()
+    world.run(lambda session: trained(memory if session.rank else memory.parent / "a", session, "0.001 s", epochs=1))
+    assert world.errors == {}
+    for path in (memory, memory.parent / "a"):
+        assert series_in(path).newest("feed")[0] is not None
 
 
 def test_the_one_before_is_whole_until_the_next_one_is(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
