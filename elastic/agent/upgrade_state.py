@@ -18,6 +18,9 @@ from elastic.wire import codec
 
 AGENT_STATE_FORMAT = 1
 
+DEAD_OF_A_SLOT = 64
+"""Of how many workers of each slot a new agent says that they are gone; older ones are in no generation any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentUpgradeState:
@@ -38,9 +41,10 @@ def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: s
     snapshot: the newest one in this machine's memory, or "". Raises ConfigError."""
     slot_file.end_leftovers()
     before, standing = slot_file.incarnations, StandingWords()
-    for slot, newest in before.items():
-        for incarnation in range(max(0, newest - 63), newest + 1):
-            standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended", snapshot))
+    for age in reversed(range(DEAD_OF_A_SLOT)):  # the newest ones of all slots come last: only so many are kept
+        for slot, newest in before.items():
+            if age <= newest:
+                standing.heard(WorkerDead(f"{node}.{slot}.{newest - age}", "its agent ended", snapshot))
     new = (worker_slot.Slot(node, n, spec, before.get(n, -1) + 1) for n in range(slots))
     return AgentUpgradeState(tuple(new), (), {}, standing, frozenset(), 0)
 

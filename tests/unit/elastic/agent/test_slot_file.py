@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from elastic.agent import upgrade_state
 from elastic.agent.process import worker_process
 from elastic.agent.slot_file import SlotFile
+from elastic.config import JobSpec
 from elastic.errors import ConfigError
+from elastic.protocol.messages import WorkerDead
 from tests.children import child
 
 
@@ -22,6 +25,17 @@ def test_a_new_agent_goes_on_counting(tmp_path: Path) -> None:
     first.spawned(1, 0, 2**22 + 2)
     first.spawned(0, 1, 2**22 + 3)
     assert SlotFile(tmp_path / "a.slots.json").incarnations == {0: 1, 1: 0}
+
+
+def test_a_leader_hears_of_the_newest_worker_of_every_slot_that_a_killed_agent_left(tmp_path: Path) -> None:
+    """A node of many slots, whose workers were replaced often: only so many deaths are kept."""
+    slots = SlotFile(tmp_path / "a.slots.json")
+    for slot in range(40):
+        slots.spawned(slot, 100 + slot, 2**22 + slot)
+    spec = JobSpec(name="job", command=("train",), workers=40)
+    words = upgrade_state.first(spec, "a", 40, slots, "").standing.words()
+    dead = {word.worker_id for word in words if isinstance(word, WorkerDead)}
+    assert dead >= {f"a.{slot}.{100 + slot - age}" for slot in range(40) for age in range(20)}
 
 
 def test_a_full_disk_keeps_no_worker_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
