@@ -116,7 +116,8 @@ class StandingWords:
         """Note a record that a leader has published to the workers."""
         self._records[generation.number] = generation
         for number in sorted(self._records)[:-RECORDS_KEPT]:
-            del self._records[number]
+            if number != self._entered:  # many may be planned before one of them takes effect
+                del self._records[number]
 
     def shows(self, word: messages.Progress) -> bool:
         """Whether a worker's word shows that the ring of its generation is up: an operation was completed in it."""

@@ -127,6 +127,18 @@ def test_old_records_are_forgotten() -> None:
     assert standing.leader == ""
 
 
+def test_the_record_in_effect_stays_however_many_are_planned_meanwhile() -> None:
+    """In a long evaluation, newcomers come and go, and each plans a generation that does not take effect."""
+    standing = StandingWords()
+    standing.published(_record(1, "b.0.0", "a.0.0"))
+    for word in (ANNOUNCE, RingUp("a.0.0", 1)):
+        standing.heard(word)
+    for number in range(2, 3 * RECORDS_KEPT):
+        standing.published(replace(_record(number, "b.0.0", "a.0.0", "c.0.0"), kind=Kind.PLANNED))
+    assert standing.has_others("a"), "a notice would end its workers instead of letting them leave"
+    assert standing.leader == "b.0.0"
+
+
 def _record(number: int, *workers: str) -> Generation:
     members = tuple(Member(worker, worker[0], "h", 1, rank) for rank, worker in enumerate(workers))
     return Generation(number, Kind.LOSS, number, members, Plan(), "")
