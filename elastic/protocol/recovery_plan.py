@@ -31,7 +31,8 @@ def redo_shares(
     """What each member contributes to an interrupted operation; every unit exactly once.
 
     Finished roots and running units stay where they are. Of overlapping roots the largest is used (ties: the older
-    member's), the others are dropped. Another unit goes to the member that would finish it first. paces: as in Plan.
+    member's), the others are dropped. Another unit goes to the member that would finish it first; of fewer units than
+    members to the oldest one that computes none, so that the leader runs what it has to run alone. paces: as in Plan.
     """
     covered: set[int] = set()
     keep: dict[str, list[Node]] = {worker: [] for worker in order}
@@ -49,7 +50,8 @@ def redo_shares(
         if unit is not None and unit not in covered:
             covered.add(unit)
             compute[worker].append(unit)
-    costs = dict(zip(order, shard_assignment.costs(paces or [0] * len(order)), strict=True))
+    known = paces if units >= len(order) else ()
+    costs = dict(zip(order, shard_assignment.costs(known or [0] * len(order)), strict=True))
     ends = [((len(compute[worker]) + 1) * costs[worker], rank) for rank, worker in enumerate(order)]
     heapq.heapify(ends)
     for unit in range(units):

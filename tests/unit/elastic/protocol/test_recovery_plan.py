@@ -123,6 +123,13 @@ def test_what_a_dead_member_leaves_goes_to_who_is_done_with_it_first() -> None:
     assert [(share.worker_id, share.units) for share in shares] == [("a", (2, 4, 6)), ("b", (1,)), ("c", (3, 5, 7))]
 
 
+@pytest.mark.parametrize("paces", [(), (40, 10, 10)])
+def test_what_the_leader_ran_alone_when_it_died_is_run_by_the_next_leader(paces: tuple[int, ...]) -> None:
+    """`job.once` and `job.agree` have one unit, and the value of the leader is wanted, not that of the fastest."""
+    shares = redo_shares(1, ["b", "c", "d"], {}, {}, paces)
+    assert [(share.worker_id, share.units) for share in shares] == [("b", (0,)), ("c", ()), ("d", ())]
+
+
 # ------------------------------------------------------------------------------------------- losses
 
 
