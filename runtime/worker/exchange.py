@@ -264,8 +264,10 @@ class RingExchange:
         early = self._early
         if early is None:
             early = self._begin_early(ring, number, task, attempts, roots, None)
-        right = early.flush(terms)
+        right: bool | None = early.flush(terms)
         self._early = None
+        if not right and any(root.nonfinite for root in roots):
+            right = None  # zeros are in the place of what was sent early, and the next gradients will be finite
         headers, result = exchange(
             ring,
             op=PARTS * number + 1,
@@ -278,9 +280,9 @@ class RingExchange:
         )
         if all(other["early"] is True for other in headers.values()):
             return headers, replace(result, flats=early.out)
-        self._wrong_in = ring.generation
-        wrong = sorted(worker for worker, other in headers.items() if other["early"] is not True)
-        self._journal.write("overlap_given_up", generation=ring.generation, op=number, because=", ".join(wrong))
+        if wrong := sorted(worker for worker, other in headers.items() if other["early"] is False):
+            self._wrong_in = ring.generation
+            self._journal.write("overlap_given_up", generation=ring.generation, op=number, because=", ".join(wrong))
         return None
 
     def _leave_early(self, generation: int, number: int) -> None:

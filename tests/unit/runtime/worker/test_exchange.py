@@ -14,6 +14,7 @@ from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
 from elastic.protocol.messages import Generation, Kind, Member, Plan, RingState
 from elastic.protocol.worker_state import Phase, WorkerState
 from elastic.records.journal import Journal
+from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.partial_sum import Partial
 from runtime.ring.ring import Ring
 from runtime.ring.ring_set import Rings
@@ -166,3 +167,26 @@ def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
         assert turn.exchange(task, 1, lambda event, result: True) is not None
     told = reporter.progress(shared.position, 0, "", ("", ""))
     assert told.exchange_us == pytest.approx(60_000_000, rel=0.01)
+
+
+@pytest.mark.parametrize(("nonfinite", "given_up"), [(0, True), (1, False)])
+def test_a_gradient_that_is_not_finite_does_not_end_the_overlap(
+    nonfinite: int, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Integers have zeros in its place, so what was sent early is wrong: once, as a GradScaler's first steps are."""
+
+    def exchange(ring: Ring, **given: Any) -> tuple[Any, Partial]:
+        return {MEMBERS[0]: given["header"], MEMBERS[1]: {**given["header"], "early": True}}, Partial(0, 2)
+
+    monkeypatch.setattr("runtime.worker.exchange.exchange", exchange)
+    shared = cast(SharedWorkerState, Buffers())
+    reporter = ProgressReporter(on_host=True, note=lambda event, text="", unit=-1: None)
+    journal = cast(Journal, SimpleNamespace(write=lambda event, **fields: None))
+    turn = RingExchange(shared, cast(Rings, None), reporter, journal, Reduction.FIXED, Overlap.ON)
+    turn._early = cast(EarlySums, SimpleNamespace(flush=lambda terms: False))
+    ring = cast(Ring, SimpleNamespace(generation=1, members=MEMBERS))
+    root = Partial(0, 2, {"float32": torch.ones(4)}, nonfinite=nonfinite)
+    attempts = turn._begin(TASK, 7, MEMBERS)
+    found = turn._reduce_early(ring, 7, TASK, attempts, [root], [root.flats], {}, {}, lambda headers: None)
+    assert found is None, "all tensors are sent again"
+    assert (turn._wrong_in == 1) is given_up
