@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastic.cli.options import newest_job_dir
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import ledger
+from elastic.records.files import read_job
 from elastic.records.job_directory import check_job
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     job_dirs = options.job_dirs or [newest_job_dir()]
     parts = [_part(job_dir) for job_dir in job_dirs]
     try:
-        epochs = prove(ledger.lines(parts[0]) if len(parts) == 1 else ledger.merged(parts))
+        epochs = prove(ledger.lines(parts[0]) if len(parts) == 1 else _merged(job_dirs, parts))
     except FileNotFoundError as error:
         if len(parts) > 1:
             raise ConfigError(
@@ -79,6 +80,10 @@ def _run(options: argparse.Namespace) -> int:
     proved = all(epoch.proved for epoch in epochs)
     print(json.dumps(_document(epochs, proved)) if options.json else "\n".join(_table(epochs, proved)))
     return ExitCode.DONE if proved else ExitCode.SCRIPT_FAILED
+
+
+def _merged(job_dirs: list[Path], parts: list[Path]) -> list[ledger.Line]:
+    return ledger.merged(parts, stable=all(read_job(job_dir).reduction.stable for job_dir in job_dirs))
 
 
 def _part(job_dir: Path) -> Path:

@@ -112,7 +112,8 @@ class Ledger:
         step = line["step"]
         known = self._line_of(step) or self._waiting.get(step)
         if known is not None:
-            if (field := _first_difference(known, line, self._compared(known, line))) is not None:
+            again = step < self._begun_with or known.get("generation") != line.get("generation")
+            if (field := _first_difference(known, line, _compared(again=again, stable=self._stable))) is not None:
                 raise LedgerConflict(
                     f"{self._path}: step {step} was applied with {field}={_shown(known.get(field))} by one worker and "
                     f"{field}={_shown(line.get(field))} by another"
@@ -127,11 +128,6 @@ class Ledger:
         self._waiting[step] = line
         self.flush()
         return True
-
-    def _compared(self, known: Line, line: Line) -> Sequence[str]:
-        """The fields in which two lines of one step have to be the same."""
-        again = known["step"] < self._begun_with or known.get("generation") != line.get("generation")
-        return PLANNED if again and not self._stable else IDENTITY
 
     def flush(self) -> None:
         """Write what can be written; `refused` says whether the disk took it."""
@@ -248,13 +244,15 @@ _BEGIN = re.compile(rb'\{"step":(\d{1,18}),')
 """The beginning of every line that a Ledger writes."""
 
 
-def merged(paths: Iterable[Path]) -> list[Line]:
-    """All steps of a job from the parts of its nodes, by step. Raises LedgerConflict if two parts differ in a step."""
+def merged(paths: Iterable[Path], *, stable: bool = True) -> list[Line]:
+    """All steps of a job from the parts of its nodes, by step. stable: as in Ledger. Raises LedgerConflict if two parts
+    differ in a step."""
     found: dict[int, Line] = {}
     for path in paths:
         for line in lines(path):
             known = found.setdefault(line["step"], line)
-            if (field := _first_difference(known, line)) is not None:
+            again = known.get("generation") != line.get("generation")
+            if (field := _first_difference(known, line, _compared(again=again, stable=stable))) is not None:
                 raise LedgerConflict(f"{path}: step {line['step']} differs in {field} from another node's")
     return [found[step] for step in sorted(found)]
 
@@ -267,6 +265,11 @@ def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
         if (field := _first_difference(one, other)) is not None:
             return f"step {number} differs in {field}: {_shown(one.get(field))} and {_shown(other.get(field))}"
     return None
+
+
+def _compared(*, again: bool, stable: bool) -> Sequence[str]:
+    """The fields in which two lines of one step have to be the same."""
+    return PLANNED if again and not stable else IDENTITY
 
 
 def _first_difference(a: Line, b: Line, fields: Sequence[str] = IDENTITY) -> str | None:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from elastic import cli
+from elastic.config import JobSpec
 from elastic.errors import ExitCode
 from elastic.records.exactly_once import Epoch, prove
+from elastic.wire import codec
 from runtime.job.job import Job
 from tests.unit.features import mlp
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
@@ -164,7 +166,7 @@ def test_an_epoch_with_too_many_steps_is_named() -> None:
 
 
 def write(directory: Path, lines: Lines) -> list[str]:
-    (directory / "job.json").write_text("{}")
+    (directory / "job.json").write_bytes(codec.to_json(JobSpec(name="job", command=("train",), workers=2)))
     (directory / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return ["samples", "--job-dir", str(directory)]
 

@@ -232,12 +232,24 @@ def test_parts_of_several_nodes_are_merged_by_step(tmp_path: Path) -> None:
         with Ledger(tmp_path / name, whole=False) as book:
             for step in steps:
                 book.append(line(step))
-    assert ledger.merged([tmp_path / "a", tmp_path / "b"]) == [line(step) for step in range(6)]
+    assert ledger.merged([tmp_path / "a", tmp_path / "b"], stable=True) == [line(step) for step in range(6)]
 
 
 def test_parts_that_differ_are_named(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with Ledger(tmp_path / name, whole=False) as book:
             book.append(line(3, samples=[name]))
-    with pytest.raises(LedgerConflict, match="step 3 differs in samples"):
-        ledger.merged([tmp_path / "a", tmp_path / "b"])
+    for stable in (False, True):
+        with pytest.raises(LedgerConflict, match="step 3 differs in samples"):
+            ledger.merged([tmp_path / "a", tmp_path / "b"], stable=stable)
+
+
+def test_a_step_that_another_node_has_done_again_may_have_other_last_bits_if_the_job_may(tmp_path: Path) -> None:
+    for name, generation in (("a", 1), ("b", 2), ("c", 2)):
+        with Ledger(tmp_path / name, whole=False) as book:
+            book.append(line(3, scalars={"loss": ord(name)}, generation=generation))
+    parts = [tmp_path / name for name in "abc"]
+    assert [one["generation"] for one in ledger.merged(parts[:2], stable=False)] == [1]
+    for stable, some in ((True, parts[:2]), (False, parts[1:])):
+        with pytest.raises(LedgerConflict, match="step 3 differs in scalars"):
+            ledger.merged(some, stable=stable)
