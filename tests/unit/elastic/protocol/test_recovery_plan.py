@@ -229,6 +229,13 @@ def test_the_newest_copy_of_newcomers_counts_and_older_ones_are_left_out() -> No
     assert isinstance(outcome, LossPlan) and [m.worker_id for m in outcome.members] == ["d"]
 
 
+def test_a_copy_of_a_worker_that_is_no_newcomer_any_more_does_not_count() -> None:
+    """It was expelled, or has died, since it has reported."""
+    reports = {worker: report(worker, entered=0, copied=op) for worker, op in (("c", 4), ("d", 5))}
+    outcome = decide_loss([generation(1, "ab")], reports, ["a", "b"], {"c": member("c")})
+    assert isinstance(outcome, LossPlan) and [m.worker_id for m in outcome.members] == ["c"]
+
+
 def test_a_copy_from_before_the_job_formed_anew_does_not_count() -> None:
     """Its operation is counted from another beginning, and may be called as another one is now."""
     newcomers = {worker: member(worker) for worker in "cd"}
