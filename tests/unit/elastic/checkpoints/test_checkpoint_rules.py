@@ -291,6 +291,21 @@ def test_where_a_checkpoint_costs_twice_what_passes_between_failures_it_is_taken
     assert best_interval_s(2.0, 1.0) == 1.0 and best_interval_s(3.0, 1.0) == 1.0
 
 
+def test_pointers_are_in_the_order_of_generation_step_and_call() -> None:
+    """After a return to an older checkpoint the numbers of steps repeat."""
+    first, *later = [
+        Pointer("step-000000000100.0.g1-00000000", "a.0.0", 1),
+        Pointer("step-000000000100.1.g1-00000000", "a.0.0", 1),
+        Pointer("step-000000000101.0.g1-00000000", "a.0.0", 1),
+        Pointer("step-000000000050.0.g2-00000000", "b.0.0", 2),
+    ]
+    assert first.is_newer_than(None) is True
+    for pointer in later:
+        assert pointer.is_newer_than(first) is True
+        assert first.is_newer_than(pointer) is pointer.is_newer_than(pointer) is False
+        first = pointer
+
+
 def test_a_pointer_is_read_as_it_was_written_and_a_damaged_one_is_named() -> None:
     pointer = Pointer("step-000000000100.0.g1-00000000", "a.0.0", 1)
     assert Pointer.from_json(pointer.to_json()) == pointer

@@ -311,6 +311,11 @@ def test_a_group_without_anything_to_wait_for_wants_no_tick() -> None:
     assert group.state is membership.State.RUNNING and membership.deadline_s(group) == float("inf")
 
 
+def test_a_job_without_members_has_applied_nothing() -> None:
+    group, _ = run("0 job workers=1", "0 elected 1")
+    assert (membership.status(group)["applied"], membership.status(group)["members"]) == (0, [])
+
+
 def test_status_names_the_members_in_rank_order() -> None:
     group, _ = run("0 job workers=2", "0 elected 1", "0 announce b", "0 announce a", "0 committed", "0 announce c")
     status = membership.status(group)

@@ -66,6 +66,7 @@ def test_what_the_members_of_a_node_have_is_added_before_it_leaves() -> None:
 def test_a_bad_number_is_named_with_a_better_one(shards: int, worlds: Worlds, better: int | None) -> None:
     said = advice(shards, 10**6, worlds)
     assert (f"; shards={better} would be " in said) if better else not said
+    assert "on average of the worlds" not in said, "there is one"
     if better:
         (workers,) = {worlds.most}
         assert bytes_factor(shards, workers) >= WORTH * bytes_factor(better, workers)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.reduction import entries
-from runtime.reduction.entries import Said, Term
+from runtime.reduction.entries import MAX_HEADER_BYTES, Said, Term, encoded_json
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Json, Partial, Scalars, fold_meta
 from runtime.reduction.schedule import add_metas, along_tree
@@ -107,3 +107,10 @@ def test_rows_of_numbers_are_added_as_partial_sums_are(
     assert str((got.has_grad, got.weight, got.scalars, got.note)) == str(
         (wanted.has_grad, wanted.weight, wanted.scalars, wanted.note)
     )
+
+
+def test_a_header_may_have_as_many_bytes_as_there_may_be_and_no_more() -> None:
+    largest = "x" * (MAX_HEADER_BYTES - 2)
+    assert len(encoded_json(largest)) == MAX_HEADER_BYTES
+    with pytest.raises(ValueError, match="header of"):
+        encoded_json(largest + "x")
