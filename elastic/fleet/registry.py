@@ -161,9 +161,8 @@ class Registry:
         pointer = Candidate(self._store, job.name, "", time.monotonic).pointer(PERIODIC)
         resume = pointer.entry if pointer is not None else job.submission.resume
         again = Submission(job.spec, 0, "", "", resume, since=job.since, follows=job.name)
-        return self._submit(
-            item, replace(job.spec, name=base_name(job.name)), job.submission, again, job.owner, job.size
-        )
+        named = replace(job.spec, name=base_name(job.name))
+        return self._submit(item, named, job.submission, again, job.owner, job.size, unchanged=(wish,))
 
     def _submit(
         self,
@@ -227,7 +226,13 @@ class Registry:
         self._candidate.write((), (Put(f"{ROOT}sizes/{job}", codec.to_json(Size(workers))),))
 
     def stop(self, job: str, because: str, *, preempts: bool = False) -> None:
-        self._candidate.write((), (Put(f"{ROOT}stops/{job}", _wish(because, preempts=preempts)),))
+        """An operator's wish stays whatever the queue wants, and also stops the job as which a preempted one goes on.
+        Each may have been written since the documents were read by which the other was decided."""
+        key = f"{ROOT}stops/{job}"
+        unwanted = (CreateRevision(key, 0),) if preempts else ()
+        self._candidate.write(unwanted, (Put(key, _wish(because, preempts=preempts)),))
+        if not preempts and (after := self._made(lambda made: made.follows == job)):
+            self.stop(after, because)
 
     def allow(self, owner: str, slots: int) -> None:
         """Give an owner a quota; 0: none."""

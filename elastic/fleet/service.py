@@ -175,6 +175,7 @@ class FleetService:
             raise QuestionRefused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
         if job.stop is None or job.stop.preempts:
             await leader.change(lambda to: to.stop(job.name, stop.because))
+            job = _find(leader, job.name)  # a preempted one may go on as another one by now
             self._journal.write(
                 "stop_asked", job=job.name, because=stop.because, caller=str(caller), peer=caller.address
             )

@@ -20,8 +20,9 @@ from elastic.config import JobSpec
 from elastic.errors import StoreRefused, StoreUnavailable
 from elastic.fleet import leader as leader_module
 from elastic.fleet import registry
-from elastic.fleet.documents import FleetState, Result, Size, Submission, Wish
+from elastic.fleet.documents import FleetJob, FleetState, Result, Size, Submission, Wish
 from elastic.fleet.leader import FleetLeader, NodeSession
+from elastic.fleet.queue.scheduler import Schedule
 from elastic.fleet.registry import Registry
 from elastic.fleet.service import FleetService
 from elastic.records import story as stories
@@ -334,6 +335,62 @@ def test_which_preempted_job_waits_again(
         )
         names = [job.name for job in registry.read(leading.store)[0].jobs]
         assert names == [low, high, *(["low-3"] if again else [])]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("when", ["before it is preempted", "after it has been written again"])
+def test_an_operators_stop_wins_whatever_the_leader_is_writing_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
+    plan, writes_again = FleetLeader.plan, Registry.resubmit
+    stops: list[str] = []
+
+    async def story(leading: Leading) -> None:
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
+        written, named = asyncio.Event(), {"job": "low-1"}
+        loop = asyncio.get_running_loop()
+
+        def stopped_meanwhile(leader: FleetLeader) -> Schedule:
+            found = plan(leader)
+            if found.preempted and when.startswith("before") and not stops:
+                stops.extend(found.preempted)
+                Registry(leading.store, leading.candidate).stop(stops[0], "enough")
+            return found
+
+        def unanswered(to: Registry, job: FleetJob) -> str:
+            name = writes_again(to, job)
+            if not written.is_set():
+                loop.call_soon_threadsafe(written.set)
+                raise StoreUnavailable("no answer in time", ambiguous=True)
+            return name
+
+        monkeypatch.setattr(FleetLeader, "plan", stopped_meanwhile)
+        monkeypatch.setattr(Registry, "resubmit", unanswered)
+        monkeypatch.setattr(leader_module, "RETRY_S", 0.3)
+        a = leading.node("a")
+        low = await leading.submit("low", 1, 1)
+        await duties(a, {low: 1})
+        high = await leading.submit("high", 1, 1, priority=1)
+        while not (await duties(a, {low: 1}))[0].leave:
+            pass
+        registry.end(leading.store, low, Result(6, "drained"))
+        leading.fleet_leader.read(*registry.read(leading.store))
+        if when.startswith("after"):
+            await written.wait()
+            assert leading.fleet_leader.state.after(low) is None, "the leader has not heard of it"
+            asked = pb.Question(stop=pb.Stop(job=low, because="enough"))
+            named = json.loads((await fleet_service.Ask(asked, HERE)).document)
+        await duties(a, {high: 1})
+        registry.end(leading.store, high, Result(0, "done"))
+        leading.fleet_leader.read(*registry.read(leading.store))
+        await leading.fleet_leader.change(lambda to: to.cordon("b", "another round"))
+        live = [job for job in registry.read(leading.store)[0].jobs if job.runs or (job.waits and job.stop is None)]
+        assert live == []
+        assert named == {"job": "low-3" if when.startswith("after") else low}
 
     play(tmp_path, story)
 
