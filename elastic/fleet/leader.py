@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
+from elastic.errors import CheckpointCorrupt, CompareFailed, ConfigError, ExitCode, StoreError, StoreUnavailable
 from elastic.fleet import documents, registry
 from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result
 from elastic.fleet.queue.scheduler import OfferedNode, Schedule, schedule
@@ -107,6 +107,8 @@ class FleetLeader:
         self._seen_term = 0
         self._unforgotten = ""
         """Why ended jobs could not be forgotten, as it is in the journal, or ""."""
+        self.stranded: dict[str, str] = {}
+        """Preempted job -> why it cannot wait again."""
         self._changed = asyncio.Event()
         self._left: dict[str, tuple[float, NodeSession]] = {}
         """Node -> when its last stream ended, and that stream."""
@@ -276,14 +278,26 @@ class FleetLeader:
                 self._journal.write("preempted", job=job.name, because=because)
                 written = True
             elif job.waits_again and self.state.after(job.name) is None:
-                name = await self._store.call(self._registry.resubmit, job)
-                self._journal.write("waits_again", job=job.name, goes_on_as=name)
-                written = True
+                written = await self._wait_again(job) or written
             elif job.waits and job.stop is not None:
                 stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
                 await self._store.call(self._registry.end, job.name, stopped)
                 written = True
         return await self._forget() or written
+
+    async def _wait_again(self, job: FleetJob) -> bool:
+        """Write the job as which a preempted one goes on. Returns whether it is written. What is wrong with this job,
+        or with the count of all, is no reason to lead nobody: the next look tries again."""
+        try:
+            name = await self._store.call(self._registry.resubmit, job)
+        except (ConfigError, CheckpointCorrupt) as error:
+            if self.stranded.get(job.name) != str(error):
+                self._journal.write("not_waiting_again", job=job.name, because=str(error))
+            self.stranded[job.name] = str(error)
+            return False
+        self.stranded.pop(job.name, None)
+        self._journal.write("waits_again", job=job.name, goes_on_as=name)
+        return True
 
     async def _forget(self) -> bool:
         """Forget old ended jobs. Returns whether there were any. If the store refuses, the next look tries again: nodes

@@ -277,7 +277,8 @@ class FleetService:
             "slots": {share.node: share.slots for share in job.shares},
         }
         if job.waits_again and (after := leader.state.after(job.name)) is None:
-            because = f"{job.stop.because if job.stop else ''}; its place in the queue is being written"
+            missing = leader.stranded.get(job.name, "its place in the queue is being written")
+            because = f"{job.stop.because if job.stop else ''}; {missing}"
             return {
                 **told,
                 "state": "waits",

@@ -395,6 +395,33 @@ def test_an_operators_stop_wins_whatever_the_leader_is_writing_meanwhile(
     play(tmp_path, story)
 
 
+def test_a_preempted_job_that_cannot_be_written_again_is_told_of_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+    monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
+
+    async def story(leading: Leading) -> None:
+        a = leading.node("a")
+        long = await leading.submit("a" * 61, 1, 1)  # with the next number of two digits the name is too long
+        await duties(a, {long: 1})
+        write_key(leading.store, registry.COUNT, b"9", timeout_s=1.0)
+        high = await leading.submit("high", 1, 1, priority=1)
+        while not (await duties(a, {long: 1}))[0].leave:
+            pass
+        registry.end(leading.store, long, Result(6, "drained"))
+        leading.fleet_leader.read(*registry.read(leading.store))
+        await duties(a, {high: 1})
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
+        shown = {job["job"]: job for job in (fleet_service.overview() or {})["jobs"]}[long]
+        assert shown["state"] == "waits" and "too long for a fleet" in shown["because"]
+        events = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        assert [event["job"] for event in events if event["event"] == "not_waiting_again"] == [long]
+
+    play(tmp_path, story)
+
+
 def test_a_quota_is_given_and_shown(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
