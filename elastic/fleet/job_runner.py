@@ -36,7 +36,7 @@ from elastic.fleet.upgrade_state import JobKeeper, JobUpgradeState, keeper_of, r
 from elastic.preemption.selection import RELAYED
 from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory
-from elastic.records.files import TOKEN, create_atomically, write_atomically
+from elastic.records.files import TOKEN, create_atomically, read_regular, write_atomically
 from elastic.records.journal import Journal
 from elastic.security.job_user import acting
 from elastic.security.roles import Role
@@ -327,7 +327,7 @@ class JobRunner:
         identity = self._submission.identity
         with suppress(FileExistsError):
             create_atomically(self.directory / "id", identity.encode())
-        found = (self.directory / "id").read_text()
+        found = read_regular(self.directory / "id").decode(errors="replace")
         if found != identity:
             raise ConfigError(
                 f"{self.directory.absolute()} belongs to another job of that name, {found:.64}; move that directory "

@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.provider import NoticeSource, Unanswered
-from elastic.records.files import write_atomically
+from elastic.records.files import read_regular, write_atomically
 
 NOTICES = "notices.json"
 
@@ -90,7 +90,7 @@ class NoticeRelay(NoticeSource):
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

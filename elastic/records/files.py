@@ -42,6 +42,13 @@ def create_atomically(path: Path, content: bytes, mode: int | None = None) -> No
                 os.fsync(file.fileno())
 
 
+def read_regular(path: Path) -> bytes:
+    """The content of a file in a directory of somebody else, who may have put another thing there: a FIFO would be
+    waited for. Raises OSError."""
+    with open(path, "rb", opener=file_modes.regular) as file:
+        return file.read()
+
+
 def is_temporary(path: Path, name: str) -> bool:
     """Whether a thread that was killed while it wrote the file of that name has left this file."""
     return re.fullmatch(rf"\.{re.escape(name)}\.\d+", path.name) is not None

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic import file_modes
+
 PIECE_BYTES = 1 << 18
 """The most bytes in one answer."""
 
@@ -35,7 +37,7 @@ def read(jobs: Path, job: str, name: str, offset: int) -> LogPiece:
         return LogPiece(names, 0, len(names))
     if name not in files:
         return LogPiece(b"", offset, -1)
-    with files[name].open("rb") as file:
+    with open(files[name], "rb", opener=file_modes.regular) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(min(offset, size) if offset >= 0 else max(0, size + offset))
         text = file.read(PIECE_BYTES)

@@ -16,7 +16,7 @@ from typing import Any
 from elastic import file_modes
 from elastic.agent.process import worker_process
 from elastic.errors import ElasticError
-from elastic.records.files import write_atomically
+from elastic.records.files import read_regular, write_atomically
 from elastic.security.job_user import JobUser, acting
 from elastic.version import __version__
 
@@ -126,7 +126,7 @@ class UpgradeRequestFiles:
     def _read(self, what: str) -> dict[str, Any] | None:
         try:
             with acting(self._user):
-                document: dict[str, Any] = json.loads(self._path(what).read_bytes())
+                document: dict[str, Any] = json.loads(read_regular(self._path(what)))
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic import file_modes
+from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process.process_start import Outlets
 from elastic.checkpoints.storage import LocalStorage, put
 from elastic.config import JobSpec, job_from_toml
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import job_environment
 from elastic.fleet.documents import check_for_fleet
-from elastic.records import job_directory
+from elastic.preemption import relay
+from elastic.records import job_directory, job_files
 from elastic.records.journal import Journal, journal_path
 from elastic.records.ledger import Ledger
 from elastic.wire import codec
@@ -141,3 +145,29 @@ def test_a_fleet_wants_an_absolute_path() -> None:
 def test_the_file_is_part_of_a_jobs_document() -> None:
     there = spec(env_from="/a")
     assert codec.job_from_json(codec.to_json(there), "job.json") == there
+
+
+READS: dict[str, Callable[[Path], object]] = {
+    "logs/a.0.0.log": lambda job: job_files.read(job.parent, job.name, "a.0.0", 0),
+    "steps.jsonl": lambda job: job_files.read(job.parent, job.name, job_files.LEDGER, 0),
+    "left.json": lambda job: relay.has_left(job, 1),
+    "a.process.json": lambda job: UpgradeRequestFiles(job, "a").running(),
+    "a.upgraded.json": lambda job: UpgradeRequestFiles(job, "a").answer(UpgradeRequest("python", "", "token")),
+}
+"""What a node's daemon reads in the directory of a job, which may be another user's."""
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_daemon_does_not_wait_for_a_fifo_that_a_job_has_put_in_the_place_of_a_file(tmp_path: Path, name: str) -> None:
+    job = tmp_path / "train-1"
+    (job / "logs").mkdir(parents=True)
+    os.mkfifo(job / name)
+    ended = threading.Event()
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ElasticError):
+            READS[name](job)
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    assert ended.wait(10.0)

@@ -128,11 +128,11 @@ def test_what_cannot_be_read_or_written_is_refused_by_both_sides(tmp_path: Path)
     place, running = UpgradeRequestFiles(tmp_path, "a"), RunningProgram(os.getpid(), "1")
     for what in ("process", "upgrade"):
         (tmp_path / f"a.{what}.json").mkdir()  # no file: an error of the system, also for root
-    with pytest.raises(UpgradeRefused, match=r"a\.process\.json cannot be read: Is a directory"):
+    with pytest.raises(UpgradeRefused, match=r"a\.process\.json cannot be read: this is no file"):
         place.running()
     with pytest.raises(ConfigError, match=r"node a cannot be asked: .*process\.json cannot be read"):
         upgrade(tmp_path, "a", as_json=False)
-    with pytest.raises(UpgradeRefused, match=r"a\.upgrade\.json cannot be read: Is a directory"):
+    with pytest.raises(UpgradeRefused, match=r"a\.upgrade\.json cannot be read: this is no file"):
         place.request()
     with pytest.raises(UpgradeRefused, match=r"cannot be asked: .*Is a directory"):
         place.ask(running, REQUEST)
