@@ -98,7 +98,8 @@ class Series:
         skipped: Collection[str] = (),
         thorough: bool = False,
     ) -> list[EntryName]:
-        """Remove this job's entries that the rule does not keep; returns their names.
+        """Remove this job's entries that the rule does not keep; returns their names. Raises OSError if one cannot be
+        removed, after all others were: on NFS a directory stays for as long as another process has a file of it open.
 
         newest: newer entries are ignored; the worker that has just completed this one knows nothing of them. skipped:
         names of entries that cannot be used: they replace no others, and are removed when there are newer ones.
@@ -109,9 +110,14 @@ class Series:
         complete = [entry.name for entry in found if not entry.problem and str(entry.name) not in skipped]
         unusable = [entry.name for entry in found if not entry.problem and str(entry.name) in skipped]
         unfinished = [entry.name for entry in found if entry.unfinished]
-        gone = superfluous(keep, complete, unusable + unfinished)
+        gone, refused = superfluous(keep, complete, unusable + unfinished), list[OSError]()
         for name in gone:
-            self.remove(name)
+            try:
+                self.remove(name)
+            except OSError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
         return gone
 
     def keep_only(self, entry: str) -> None:

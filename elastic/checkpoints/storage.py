@@ -154,8 +154,9 @@ class LocalStorage:
     def remove_directory(self, path: str) -> None:
         root = self._at(path)
         self._lasting = {known for known in self._lasting if known != root and os.path.dirname(known) != root}
-        for directory, _, names in os.walk(root, topdown=False):
-            for name in names:
+        for directory, inner, names in os.walk(root, topdown=False):
+            links = (name for name in inner if os.path.islink(os.path.join(directory, name)))
+            for name in (*names, *links):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(directory, name))
             with contextlib.suppress(FileNotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.manifest import Manifest, Moment
+from elastic.checkpoints.naming import PERIODIC, EntryName
 from elastic.checkpoints.policy import Keep
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import put
+from elastic.checkpoints.storage import LocalStorage, put
 from elastic.records.resume import has_advanced
 from runtime.checkpoint import saver
 from tests.unit.elastic.checkpoints.test_checkpoints import (
@@ -137,3 +139,55 @@ def test_the_end_waits_for_the_answer_and_not_for_ever(configure: Configure, mon
     assert steps(series) == [8]
     answer.join()
     job._detach()
+
+
+def whole(name: EntryName) -> bytes:
+    """The manifest of a checkpoint without a tensor."""
+    moment = Moment(step=name.step, epoch=0, epoch_start=0, seed=0, shards=1)
+    header = {"format": 1, "tensors": [], "objects": {}, "state": {}}
+    return Manifest(
+        job="train",
+        job_id="feed",
+        series=PERIODIC,
+        entry=str(name),
+        moment=moment,
+        generation=name.generation,
+        world=1,
+        taken="2026-01-02T03:04:05Z",
+        files=(),
+        header=header,
+    ).to_json()
+
+
+class Held(LocalStorage):
+    """An entry of it is held by another process, as by one that has a file of it open on NFS."""
+
+    held = ""
+
+    def remove_directory(self, path: str) -> None:
+        if self.held and path.endswith(self.held):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+        super().remove_directory(path)
+
+
+def test_one_that_cannot_be_removed_is_the_only_old_one_that_stays(tmp_path: Path) -> None:
+    storage = Held(str(tmp_path))
+    series = Series(storage)
+    names = [EntryName(step, 0, 1, "0" * 8) for step in range(1, 6)]
+    for name in names:
+        put(storage, series.path(name, "part-00000-of-00001.json"), b"")
+    put(storage, series.path(names[4], "manifest.json"), whole(names[4]))
+    storage.held = str(names[0])
+    with pytest.raises(OSError, match="not empty"):
+        series.prune(Keep(1), "feed")
+    assert series.names() == [names[0], names[4]]
+
+
+def test_a_link_in_an_entry_is_removed_with_it_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    series, name = Series(LocalStorage(str(tmp_path / "checkpoints"))), EntryName(1, 0, 1, "0" * 8)
+    put(series.storage, series.path(name, "part-00000-of-00001.json"), b"")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    (tmp_path / "checkpoints" / series.path(name) / "link").symlink_to(tmp_path / "elsewhere")
+    series.remove(name)
+    assert series.names() == [] and (tmp_path / "elsewhere" / "file").exists()
