@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from elastic.checkpoints.description import STATE_FORMAT, described_tensors
+from elastic.checkpoints.description import STATE_FORMAT, described_tensors, is_dense
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.reduction.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.reduction.flat_pool import CPU
@@ -589,14 +589,16 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
 
 def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: int, *, rows: bool = False) -> None:
-    """Hash elements of a few tensors, of others in each step. rows: in row-major order; else, without gaps, in memory
-    order."""
+    """Hash elements of a few tensors, of others in each step. rows: in row-major order; else in memory order, except of
+    a tensor with gaps: what is between its elements is not copied to a newcomer."""
     count = len(tensors)
     share = min(FINGERPRINT_PARAMETERS, count)
     windows = []
     for place in range(step * share, (step + 1) * share):
         turn, at = divmod(place, count)
-        tensor = tensors[at].detach().contiguous() if rows else tensors[at]
+        tensor = tensors[at]
+        if rows or not is_dense(tensor.shape, tensor.stride()):
+            tensor = tensor.detach().contiguous()
         windows.append(_window(tensor, turn))
     for window in host_copies(windows):
         hashed.update(window.view(torch.uint8).numpy().data)
