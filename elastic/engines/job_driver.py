@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import sys
 import tempfile
@@ -21,13 +22,16 @@ from elastic.engines.job_request import JobRequest
 from elastic.engines.name_claim import NameClaim
 from elastic.engines.node_task import TaskOutcome, Ticket
 from elastic.engines.private_fleet import PrivateFleet
-from elastic.errors import ElasticError, ExitCode, LaunchFailed
+from elastic.errors import ConfigError, ElasticError, ExitCode, LaunchFailed
 from elastic.notebook import function_file
 from elastic.records.job_files import LEDGER
 from elastic.records.resume import owner_of
 
 ASK_S = 1.0
 GRACE_S = 30.0
+GO_ON_S = 300.0
+"""How long a job that has lost all its nodes tries to go on while nobody answers."""
+
 FAILURES = 5
 ERROR_LINE = re.compile(r"[\w.]*(?:Error|Exception|Lost|Failure|AgentEnded)\b.*")
 ERROR_CHARACTERS = 300
@@ -91,6 +95,7 @@ class JobDriver:
             self._opened = opened.pop_all()
         self._asks_s = 0.0
         self._told = ""
+        self._gives_up_s = math.inf
         self._entry: dict[str, Any] = {"state": ""}
         self._served: list[TaskOutcome] = []
         export = " ".join(f"{name}={value}" for name, value in self.fleet.environment.items())
@@ -166,16 +171,25 @@ class JobDriver:
         return bool(entry["state"] == "ended")
 
     def _goes_on(self) -> bool:
-        """Every node had to go, or is lost: the job goes on from its newest checkpoint when nodes come."""
+        """Every node had to go, or is lost: the job goes on from its newest checkpoint when nodes come. Returns whether
+        it does, or may a little later: its fleet, or the storage, may not answer for a moment."""
         before = self._entry
         try:
             found = newest_at(before["checkpoints"], before["identity"])
             if found is None:
                 return False
-            told = self.fleet.client.submit(self._spec, f"{self.job}@{found}")
+            # A request whose answer was lost is not followed twice.
+            told = self.fleet.client.submit(self._spec, f"{self.job}@{found}", token=f"after-{self.job}")
         except ElasticError as error:
-            _say(f"{self.job} cannot go on: {error}")
-            return False
+            self._gives_up_s = min(self._gives_up_s, time.monotonic() + GO_ON_S)
+            later = not isinstance(error, ConfigError) and time.monotonic() < self._gives_up_s
+            if not later or str(error) != self._told:
+                self._told = str(error)
+                _say(f"{self.job} cannot go on{' yet' * later}: {error}")
+            if later:
+                self._entry = {**before, "state": ""}
+            return later
+        self._gives_up_s = math.inf
         self.job, self._resumed = str(told["job"]), found
         self._entry, self._asks_s = {**before, "state": ""}, 0.0
         self._served.clear()
