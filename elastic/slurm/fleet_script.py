@@ -36,9 +36,11 @@ rm -rf "$dir/ca" "$dir/certs"
 elastic certs init "$dir/ca" > /dev/null || fail "no certificates"
 certificate() { elastic certs node "$1" --ca "$dir/ca" --out "$dir/certs/$2" --role "${@:3}" > /dev/null; }
 certificate fleet services rendezvous --role etcd --address 127.0.0.1 || fail "no certificates"
-certificate "$(id -un | tr -c 'a-z0-9\n' -)" operator operator || fail "no certificates"
+# A name as an agent makes it of its node's: small letters, digits and inner hyphens.
+plain() { local name; name=$(printf %s "${1,,}" | tr -c 'a-z0-9' - | sed 's/^-*//; s/-*$//'); echo "${name:-$2}"; }
+certificate "$(plain "$(id -un)" operator)" operator operator || fail "no certificates"
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-  certificate "${node,,}" "$node" agent || fail "no certificate for $node"
+  certificate "$(plain "${node%%.*}" node)" "$node" agent || fail "no certificate for $node"
 done
 rm -rf "$dir/ca"
 

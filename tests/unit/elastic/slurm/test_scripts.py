@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from elastic import cli
+from elastic.cli.daemons import default_node
+from elastic.config import check_name
 from elastic.errors import ConfigError
 from elastic.slurm.agents_script import AgentsOptions, agents_script
 from elastic.slurm.batch_options import BatchOptions
@@ -100,6 +102,30 @@ def test_shellcheck_has_nothing_to_say(kind: str) -> None:
     checker = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([checker, "-"], input=SCRIPTS[kind], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("user", "operator"), [("ann", "ann"), ("Ann.Smith", "ann-smith"), ("_svc_", "svc"), ("__", "operator")]
+)
+@pytest.mark.parametrize("node", ["gpu-1", "Gpu_01.cluster.org", "n1_"])
+def test_certificates_have_the_names_that_the_agents_have_whatever_users_and_nodes_are_called(
+    node: str, user: str, operator: str, tmp_path: Path
+) -> None:
+    programs, directory = tmp_path / "bin", tmp_path / "fleet"
+    program(programs, "elastic", f'[ "$2" != node ] || echo "$3 $7" >> {tmp_path}/issued')
+    program(programs, "scontrol", f'[ "$2" = hostnames ] && echo "{node}" || echo "NodeAddr=10.0.0.1"')
+    program(programs, "id", f'echo "{user}"')
+    for name in ("etcd", "srun", "scancel"):
+        program(programs, name, "exit 1")
+    batch = replace(BATCH, programs=str(programs), directory=str(directory))
+    script = fleet_script(replace(FLEET, batch=batch)).partition("\n# Slurm signals every process")[0]
+    environment = {**os.environ, "SLURMD_NODENAME": node, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": node}
+    done = subprocess.run(["bash"], input=script, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    certs = directory / "certs"
+    issued = dict(line.split(" ")[::-1] for line in (tmp_path / "issued").read_text().splitlines())
+    wanted = {"services": "fleet", "operator": operator, node: default_node(node)}
+    assert issued == {str(certs / out): check_name("NAME", name) for out, name in wanted.items()}
 
 
 @pytest.fixture
