@@ -24,7 +24,7 @@ OWN_FILES_PREFIX = "elastic-checkpoint-"
 """Prefix of the temporary directories in which on_checkpoint hooks leave their files."""
 
 _SERIES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ENTRY = re.compile(rf"step-(\d{{12}})\.(\d+)\.g(\d+)-([0-9a-f]{{{TOKEN_DIGITS}}})")
+_ENTRY = re.compile(rf"step-([0-9]{{12}})\.([0-9]{{1,16}})\.g([0-9]{{1,16}})-([0-9a-f]{{{TOKEN_DIGITS}}})")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=-]{0,199}")
 
 

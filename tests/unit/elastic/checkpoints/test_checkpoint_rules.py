@@ -70,7 +70,10 @@ def test_a_name_is_read_back_and_names_sort_by_step() -> None:
     assert sorted(map(str, map(entry, (1000, 9, 99)))) == [str(entry(step)) for step in (9, 99, 1000)]
 
 
-@pytest.mark.parametrize("text", ["", "best", "step-5", f"{NAME}x", f"{NAME}/..", f".{NAME}"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "best", "step-5", f"{NAME}x", f"{NAME}/..", f".{NAME}", str(NAME).replace(".0.", f".{'1' * 5000}.")],
+)
 def test_what_is_no_entry_is_left_alone(text: str) -> None:
     assert EntryName.parse(text) is None
 
