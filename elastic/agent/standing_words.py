@@ -93,9 +93,9 @@ class StandingWords:
             self._lasting.setdefault(getattr(word, "worker_id", ""), {})[type(word)] = word
         self._last_words.extend(said["last"])
         self._dead.extend(word for word in said["dead"] if isinstance(word, messages.WorkerDead))
+        self._entered = int(state["entered"])  # before the records, of which the one in effect is kept
         for text in state["records"]:
             self.published(codec.generation_from_json(text.encode()))
-        self._entered = int(state["entered"])
         return self
 
     def thawed(self, worker_id: str) -> None:
