@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from elastic.errors import ExitCode
 from elastic.protocol import messages
 from elastic.wire import codec
 
@@ -32,8 +33,8 @@ class StandingWords:
         self._lasting: dict[str, dict[type, messages.Word]] = {}
         self._dead: deque[messages.WorkerDead] = deque(maxlen=DEAD_KEPT)
         self._last_words: deque[messages.Word] = deque(maxlen=DEAD_KEPT)
-        """Words of dead workers: Finished and Left, without which their end looks like a loss, and Unreadable, without
-        which the same entry would be chosen again."""
+        """Words of dead workers: Finished and Left, without which their end looks like a loss; Unreadable, without
+        which the same entry would be chosen again; and Failed, if it ends the job, with which no leader may go on."""
         self._given_up: dict[int, messages.SlotGivenUp] = {}
         self._records: dict[int, messages.Generation] = {}
         self._entered = 0
@@ -51,6 +52,9 @@ class StandingWords:
                     for kind in (messages.Finished, messages.Left, messages.Unreadable)
                     if announced and kind in said
                 )
+                match said.get(messages.Failed):
+                    case messages.Failed(exit_code=code) as failed if code != ExitCode.SCRIPT_FAILED:
+                        self._last_words.append(failed)
                 self._dead.append(word)
             case messages.DrainOver():
                 self._lasting.get(word.worker_id, {}).pop(messages.DrainWish, None)

@@ -11,6 +11,7 @@ from elastic.protocol.messages import (
     BuildFailedReport,
     DrainOver,
     DrainWish,
+    Failed,
     Finished,
     Generation,
     Kind,
@@ -157,6 +158,14 @@ def test_a_pending_ring_says_nothing_about_the_ring_that_steps() -> None:
 def test_a_worker_that_finished_before_it_died_has_not_been_lost() -> None:
     finished, dead = Finished("a.0.0", 1, "digest"), WorkerDead("a.0.0", "exited with 0")
     assert after(finished, dead) == (finished, dead)
+
+
+def test_what_ends_the_job_is_said_to_the_next_leader_also_when_its_worker_is_gone() -> None:
+    """Members whose weights differ say so, and exit; if nobody leads just then, the job would go on from a snapshot."""
+    differ, dead = Failed("a.0.0", 1, "step 7", "the weights differ", 5), WorkerDead("a.0.0", "exited with 5")
+    assert after(differ, dead) == (differ, dead)
+    raised = replace(differ, exit_code=1)
+    assert after(raised, dead) == (dead,), "another process takes the worker's place"
 
 
 def test_a_park_order_covers_every_generation_that_workers_here_may_have_entered() -> None:
