@@ -164,6 +164,9 @@ class WorkerManager:
     async def hand_over(self, term: int) -> AgentUpgradeState:
         """Stop hearing and starting workers, for the program that takes over. Returns what it gets."""
         self._hands_over = True
+        for timer in self._timers.values():
+            timer.cancel()  # a start that this program begins might not be over when it ends
+        self._timers.clear()
         await self.socket.hand_over(HAND_OVER_S)
         await self.socket.close()
         await self.processes.end_starting()

@@ -10,13 +10,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from elastic.agent import handover, options, upgrade_state
+from elastic.agent import handover, options, upgrade_state, workers
 from elastic.agent.handover import (
     Handed,
     RunningProgram,
@@ -32,6 +34,7 @@ from elastic.agent.process.worker_processes import AdoptedWorker
 from elastic.agent.standing_words import StandingWords
 from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker_socket import WorkerSocket
+from elastic.agent.workers import WorkerManager
 from elastic.cli import daemons
 from elastic.cli.upgrade import upgrade
 from elastic.config import JobSpec
@@ -226,6 +229,7 @@ def test_the_directory_of_a_killed_agent_goes_when_the_next_one_starts_and_that_
 import sys, time
 from pathlib import Path
 from elastic.agent.worker_socket import WorkerSocket
+from elastic.agent.workers import WorkerManager
 print(WorkerSocket("job", Path({str(deep)!r}), "a", None, None, None).path, flush=True)
 time.sleep(600)
 """
@@ -290,3 +294,29 @@ def test_the_output_of_a_worker_is_read_on_where_it_was_left(tmp_path: Path) -> 
     assert os.read(outlets.reader, 8) == b"x" and not os.get_inheritable(reader)
     outlets.close()
     os.close(writer)
+
+
+def test_no_worker_is_begun_by_a_program_that_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next program would wait for it for ever: the slot would have no worker any more."""
+
+    begun: list[str] = []
+
+    async def play() -> None:
+        manager = WorkerManager.__new__(WorkerManager)
+        due = replace(WAITING, deadline_s=time.monotonic() + 0.05)
+        manager.slots, manager._timers, manager._hands_over = [due], {}, False
+        manager._frozen, manager._standing, manager._stdout, manager._events = set(), standing(), Mock(), Mock()
+
+        async def slow(within_s: float) -> None:
+            await asyncio.sleep(0.3)
+
+        manager.socket = Mock(hand_over=slow, close=AsyncMock(), kept={}, path="/a.sock")
+        manager.processes = Mock(end_starting=AsyncMock(), hand_over=list)
+        monkeypatch.setattr(workers, "SPAWN_PAUSE_S", 0.0)
+        # The answer of the fork server comes when this program has ended.
+        monkeypatch.setattr(manager, "_spawn", lambda number, worker_id, restarted: begun.append(worker_id))
+        manager._arm(0)
+        state = await manager.hand_over(7)
+        assert (begun, state.slots) == ([], (due,))
+
+    asyncio.run(play())
