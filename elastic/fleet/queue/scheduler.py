@@ -100,14 +100,15 @@ class _Round:
         self._has = {job.name: _fewer(_kept(job, by_name, gone), job.workers) for job in jobs}
         """Job -> its shares."""
         self._free = {node.name: node.slots for node in nodes if node.takes}
+        self._taking = set(self._free)
         self._coming = {node.name: node.slots for node in nodes if node.counts and node.away}
         """Node -> slots that will be free without anybody being asked."""
         away = set(self._coming)
         for job in jobs:
             for share in self._has[job.name]:
                 _add(self._coming if share.node in away else self._free, share.node, -share.slots)
-                if job.stop is not None and share.node in by_name and by_name[share.node].takes:
-                    _add(self._coming, share.node, share.slots)
+            if job.stop is not None:
+                self._will_leave(job.name)
         self._begun: set[str] = set()
         self._first = ""
         """The first job that waits."""
@@ -191,8 +192,7 @@ class _Round:
             self._set(name, shares)
         for name in victims.preempted:
             self._preempted[name] = job.name
-            for share in self._has[name]:
-                _add(self._coming, share.node, share.slots)
+            self._will_leave(name)
         if sum(self._rest(job).values()) >= least:
             del self._notes[job.name]
             return True
@@ -233,6 +233,12 @@ class _Round:
                 if (some := min(wanted, slots.get(node.name, 0))) > 0:
                     wanted -= some
                     _add(slots, node.name, -some)
+
+    def _will_leave(self, job: str) -> None:
+        """Count the slots of a job that leaves, where another one can get them."""
+        for share in self._has[job]:
+            if share.node in self._taking:
+                _add(self._coming, share.node, share.slots)
 
     def _grow(self, job: FleetJob, wanted: int) -> None:
         """Give a job up to so many slots, if they are free. One that begins chooses its nodes anew."""

@@ -190,6 +190,17 @@ def test_scenarios(name: str) -> None:
     assert plan.preempted == preempted
 
 
+def test_what_a_preempted_job_leaves_on_a_node_that_goes_is_kept_for_nobody() -> None:
+    """Or the job behind would begin on slots that the first one needs, and leave again at once."""
+    jobs = [job("a1", 3, has={"x": 2, "y": 1}), job("b2", 4, priority=1), job("c3", 2)]
+    for x in (OfferedNode("x", 2, goes=True), OfferedNode("x", 2, away=True)):
+        nodes = [x, OfferedNode("y", 4)]
+        found = schedule(jobs, nodes, gone=())
+        assert (dict(found.preempted), {*found.placements}) == ({"a1": "b2"}, {"a1"})
+        left = [replace(one, stop=LEAVES) if one.name in found.preempted else one for one in jobs]
+        assert not schedule(left, nodes, gone=()).preempted
+
+
 def test_the_order_is_quota_then_priority_then_age_and_a_preempted_job_keeps_its_age() -> None:
     again = job("a9")
     again = replace(again, submission=replace(again.submission, since=1))
