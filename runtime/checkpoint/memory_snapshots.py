@@ -9,7 +9,6 @@ machine, none are taken.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -53,6 +52,8 @@ class Snapshots:
         self._asked = False
         self._fits = 0
         """The largest state, in bytes, for which there was enough memory."""
+        self._refused = False
+        """Whether snapshots are off for this worker alone, because the directory does not even take a file."""
 
     @property
     def wishing(self) -> bool:
@@ -118,23 +119,31 @@ class Snapshots:
     @property
     def _is_off(self) -> bool:
         """Whether there are no snapshots on this machine; true also without the directory."""
-        return not os.path.isdir(self._storage.url) or os.path.exists(os.path.join(self._storage.url, OFF))
+        url = self._storage.url
+        return self._refused or not os.path.isdir(url) or os.path.exists(os.path.join(url, OFF))
 
     def _shortage(self, state_bytes: int) -> str:
         """Why there is not enough memory for snapshots of this size; "": there is."""
         if state_bytes <= self._fits:
             return ""
         held = sum(self._storage.files(PERIODIC).values())
-        free, available = free_bytes(self._storage.url), available_bytes()
+        try:
+            free, available = free_bytes(self._storage.url), available_bytes()
+        except OSError as error:
+            return f"{self._storage.url} cannot be used: {error.strerror}"
         because = shortage(state_bytes, held + free, held + available)
         self._fits = state_bytes if not because else 0
         return because
 
     def _turn_off(self, because: str) -> None:
         """Turn snapshots off on this machine, for the rest of this run; one of its workers reports it."""
-        with contextlib.suppress(FileExistsError):
+        try:
             open(os.path.join(self._storage.url, OFF), "x").close()  # empty, because there may be no free byte
-            self._session.note("snapshots_off", because=because)
+        except FileExistsError:
+            return
+        except OSError:  # without an inode, or removed just now
+            self._refused = True
+        self._session.note("snapshots_off", because=because)
 
     def _note(self, event: str, **fields: object) -> None:
         """Rename the saver's events, which are about checkpoints; do not journal that the last snapshot is removed."""

@@ -339,6 +339,22 @@ def test_memory_without_room_for_a_byte_is_turned_off_all_the_same(memory: Path)
     assert session.said("snapshots_off") == [{"because": "no room"}]
 
 
+@pytest.mark.parametrize("because", ["No space left on device", "No such file or directory"])
+def test_memory_that_takes_no_file_or_is_removed_just_now_costs_the_snapshots_only(
+    because: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, session = train(set_up(make_job())), Noting()
+
+    def refused(*_: object) -> int:
+        raise OSError(28 if because.startswith("No space") else 2, because)
+
+    monkeypatch.setattr(memory_snapshots, "open", refused, raising=False)
+    monkeypatch.setattr(memory_snapshots, "free_bytes", refused if "directory" in because else lambda path: 4096)
+    assert trained(memory, session) == quiet
+    (said,) = session.said("snapshots_off")
+    assert "/dev/shm" in str(said["because"]) or because in str(said["because"])
+
+
 def test_memory_that_is_full_meanwhile_costs_the_snapshot_only(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet, write, session = train(set_up(make_job())), LocalStorage.create, Noting()
 
