@@ -141,7 +141,13 @@ class Taking:
     def _take(self, series: str, name: EntryName, place: LoopPlace, moment: Moment, stager: Stager) -> None:
         if place.rank >= place.world:
             return
-        begun_s = time.monotonic()
+        begun_s, own_files = time.monotonic(), None
+        if place.rank == 0 and self.checkpoint_hooks:
+            try:
+                own_files = TempDirectory(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
+            except OSError as error:
+                return self._saver.failed(series, name, error)
+            self._fill(own_files, moment.step)
         content = Content.of(self._carrier)
         ranks = [place.rank] if series == PERIODIC else list(range(place.world))
         shares, copied = content.stage(stager, ranks, place.world)
@@ -155,16 +161,14 @@ class Taking:
                 shares=shares,
                 copied=copied,
                 taken=now(),
-                own_files=self._own_files(moment.step) if place.rank == 0 else None,
+                own_files=own_files,
                 has_own_files=bool(self.checkpoint_hooks),
                 stall_s=time.monotonic() - begun_s,
             )
         )
 
-    def _own_files(self, step: int) -> TempDirectory | None:
-        if not self.checkpoint_hooks:
-            return None
-        own = TempDirectory(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
+    def _fill(self, own: TempDirectory, step: int) -> None:
+        """Have the hooks leave their files there."""
         try:
             with randomness_kept():
                 for hook in self.checkpoint_hooks:
@@ -172,7 +176,6 @@ class Taking:
         except BaseException:
             own.remove()
             raise
-        return own
 
     # ---------------------------------------------------------------------------------------- resuming
 

@@ -189,12 +189,14 @@ class Saver:
         except Exception as error:
             # A storage library may raise anything, and this thread must live on for the next checkpoint.
             self._unfinished.pop(task.series, None)
-            self._failed(task, f"{type(error).__name__}: {error}")
+            self.failed(task.series, task.name, error)
 
-    def _failed(self, task: SaverTask, because: str) -> None:
-        self._note("checkpoint_failed", series=task.series, entry=str(task.name), because=because)
-        if task.series != PERIODIC:
-            self.standing.failures[task.series] = f"save({task.series!r}) after step {task.name.step}: {because}"
+    def failed(self, series: str, name: EntryName, error: Exception) -> None:
+        """Journal that a checkpoint will not become complete, for want of this member's part. Any thread."""
+        because = f"{type(error).__name__}: {error}"
+        self._note("checkpoint_failed", series=series, entry=str(name), because=because)
+        if series != PERIODIC:
+            self.standing.failures[series] = f"save({series!r}) after step {name.step}: {because}"
 
     def _write(self, task: SaverTask) -> None:
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()

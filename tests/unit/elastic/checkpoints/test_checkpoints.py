@@ -26,7 +26,7 @@ from elastic.checkpoints.storage import FileSink, LocalStorage, storage_at
 from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from elastic.records import temp_dirs
 from elastic.records.resume import decide
-from runtime.checkpoint import reader
+from runtime.checkpoint import coordinator, reader
 from runtime.job.job import Job
 from tests.unit.jobs import Recorded, Setup, make_job, one_thread, set_up, train
 from tests.unit.worlds import FakeMember, World
@@ -193,6 +193,26 @@ def test_files_of_a_checkpoint_hook_survive_a_sweep_while_they_are_used_and_are_
         setup.job.save("best")
     setup.job._detach()
     assert kept == [True, True] and list(tmp_path.glob(f"{OWN_FILES_PREFIX}*")) == []
+
+
+def test_no_place_for_the_files_of_a_hook_costs_the_checkpoint_only(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(parent: Path, prefix: str) -> temp_dirs.TempDirectory:
+        raise OSError(28, "No space left on device", str(parent))
+
+    series = configure(every="4 steps")
+    monkeypatch.setattr(coordinator, "TempDirectory", full)
+    setup = set_up(make_job())
+    setup.job.on_checkpoint(lambda directory, step: None)
+    train(setup, epochs=2)
+    assert "checkpoint_failed: OSError: [Errno 28]" in capfd.readouterr().err and series.names() == []
+    setup = set_up(make_job())
+    setup.job.on_checkpoint(lambda directory, step: None)
+    next(iter(setup.job.epochs(1)))
+    setup.job.save("best")
+    with pytest.raises(CheckpointError, match=r"save\('best'\) after step 0: OSError: \[Errno 28\]"):
+        setup.job.close()
 
 
 # Periodic ones, and going on from them
