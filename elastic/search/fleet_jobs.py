@@ -24,6 +24,10 @@ STOP_S = 90.0
 
 POLL_S = 0.2
 
+AWAY_S = 60.0
+"""How long the last values of a job that is over are waited for, where a node does not answer: it may be busy, or its
+agent may be started again just now. What another node has too is known without it."""
+
 OVERVIEW_S = 0.3
 """All trials are looked at by one overview."""
 BECAUSE = "its trial is over for `elastic search`"
@@ -41,6 +45,10 @@ class FleetJobs:
         """(job, node) -> where its ledger was read last."""
         self._read_whole: set[str] = set()
         """The jobs that are over, and whose ledgers were read since."""
+        self._nodes: dict[str, set[str]] = {}
+        """Job -> the nodes on which it was seen."""
+        self._patient_s: dict[str, float] = {}
+        """Job that is over -> until when nodes that do not answer are asked again."""
         self._values: dict[int, dict[int, float]] = {}
         self._overview: dict[str, Any] = {}
         self._asks_s = 0.0
@@ -84,10 +92,16 @@ class FleetJobs:
         over = last["state"] == "ended"
         up = [node["node"] for node in self._overview["nodes"] if node["up"]]
         for job in (job for job in jobs if job["job"] not in self._read_whole):
-            for node in up if job["state"] == "ended" else job["slots"]:
-                self._read(trial, str(job["job"]), node)
-            if job["state"] == "ended":
-                self._read_whole.add(str(job["job"]))
+            name, ended = str(job["job"]), job["state"] == "ended"
+            known = self._nodes.setdefault(name, set())
+            known.update(job["slots"])
+            silent = [node for node in sorted(known.union(up if ended else ())) if not self._read(trial, name, node)]
+            now_s = time.monotonic()
+            if ended and silent and now_s < self._patient_s.setdefault(name, now_s + AWAY_S):
+                because = f"{name} is over, and {', '.join(silent)} does not say yet what it has logged"
+                return TrialJobView(JobState.RUNS, because=because, values=dict(self._values.get(trial, {})))
+            if ended:
+                self._read_whole.add(name)
         values = dict(self._values.get(trial, {}))
         if over:
             because, stopped = str(last["because"]).partition("\n")[0], bool(last.get("stopped"))
@@ -98,13 +112,13 @@ class FleetJobs:
             JobState.RUNS, workers=sum(last["slots"].values()), because=str(last["because"]), values=values
         )
 
-    def _read(self, trial: int, job: str, node: str) -> None:
-        """Take in what a node's ledger has besides."""
+    def _read(self, trial: int, job: str, node: str) -> bool:
+        """Take in what a node's ledger has besides. Whether the node answers."""
         while True:
             piece = self._client.log(job, node, LEDGER, self._ends.get((job, node), 0))
             whole = piece.text[: piece.text.rfind(b"\n") + 1]
             if not whole:
-                return
+                return not piece.away
             self._ends[job, node] = self._ends.get((job, node), 0) + len(whole)
             self._values.setdefault(trial, {}).update(values_of(parsed_steps(whole.splitlines()), self._metric))
 
