@@ -63,8 +63,12 @@ def forget(jobs: Path, known: Collection[str], kept: int) -> list[str]:
     """Remove the directories of jobs that are not known any more, the oldest first, until `kept` directories are left.
     Returns their names."""
     directories = [path for path in jobs.iterdir() if path.is_dir()] if jobs.is_dir() else []
-    strangers = sorted((path for path in directories if path.name not in known), key=lambda path: path.stat().st_mtime)
-    gone = strangers[: max(0, len(directories) - kept)]
+    strangers: list[tuple[float, Path]] = []
+    for path in directories:
+        if path.name not in known:
+            with contextlib.suppress(OSError):  # another replica, in the same directory, removes them too
+                strangers.append((path.stat().st_mtime, path))
+    gone = [path for _, path in sorted(strangers)[: max(0, len(directories) - kept)]]
     for path in gone:
         shutil.rmtree(path, ignore_errors=True)  # the rest is tried again later
     return [path.name for path in gone]

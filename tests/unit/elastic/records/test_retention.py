@@ -71,3 +71,20 @@ def test_jobs_that_nobody_knows_go_the_oldest_first(tmp_path: Path, kept: int, l
     assert "".join(sorted(path.name for path in tmp_path.iterdir())) == left
     assert sorted([*gone, *left]) == list("abcd")
     assert forget(tmp_path / "none", set(), 0) == []
+
+
+def test_a_directory_that_another_replica_removes_just_now_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    is_dir = Path.is_dir
+
+    def looks(path: Path) -> bool:
+        found = is_dir(path)
+        if path.name == "b":
+            path.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", looks)
+    assert forget(tmp_path, {"c"}, 1) == ["a"]
