@@ -91,6 +91,7 @@ class _Round:
     ) -> None:
         by_name = {node.name: node for node in nodes}
         self._nodes = nodes
+        self._gone = gone
         self._quotas = quotas
         self._awaited = awaited
         self._fit = {job.name: [node for node in nodes if node.labels >= set(job.spec.labels)] for job in jobs}
@@ -169,12 +170,16 @@ class _Round:
     def _restore_minimum(self, job: FleetJob) -> None:
         """A job that has lost nodes, and has less than its minimum now, does not train. Like a job that waits it may
         have slots of the jobs behind it."""
-        least = job.spec.min_workers
+        least, had = job.spec.min_workers, self._has[job.name]
+        if self._lacks(job) > 0 and all(share.node in self._gone for share in had):
+            self._set(job.name, ())  # or it would get fewer than it needs, and lose these when it has others
         self._grow(job, least)
         if self._lacks(job) > 0:
             if self._makes_room(job):
                 self._grow(job, least)
             self._notes.pop(job.name, None)
+        if not self._has[job.name]:
+            self._set(job.name, had)
 
     def _makes_room(self, job: FleetJob) -> bool:
         """Find slots for a job that does not fit. Returns whether it fits now; otherwise the slots that it needs are

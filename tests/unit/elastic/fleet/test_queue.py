@@ -190,6 +190,16 @@ def test_scenarios(name: str) -> None:
     assert plan.preempted == preempted
 
 
+def test_a_job_below_its_minimum_whose_nodes_are_all_gone_gets_all_that_it_needs_elsewhere() -> None:
+    jobs, nodes = [job("a1", 2, has={"gone": 1}), job("b2", 2)], [OfferedNode("x", 3)]
+    for _ in range(2):
+        found = schedule(jobs, nodes, gone={"gone"})
+        assert {name: placement.slots for name, placement in found.placements.items()} == {"a1": {"x": 2}}
+        jobs = [replace(one, placement=found.placements.get(one.name)) for one in jobs]
+    alone = schedule([job("a1", 2, has={"gone": 1})], [OfferedNode("y", 2, leaves=True)], gone={"gone"})
+    assert alone.placements["a1"] == placed({"gone": 1}), "it has nothing else"
+
+
 def test_what_a_preempted_job_leaves_on_a_node_that_goes_is_kept_for_nobody() -> None:
     """Or the job behind would begin on slots that the first one needs, and leave again at once."""
     jobs = [job("a1", 3, has={"x": 2, "y": 1}), job("b2", 4, priority=1), job("c3", 2)]
