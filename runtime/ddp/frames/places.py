@@ -20,6 +20,8 @@ DEPTH_MAX = 3
 """Objects between a local name and a value, at most: trainer.state.meter.count has so many."""
 MODELS = -1
 """In place of the number of a frame: the place is in a module of the script's model."""
+GLOBALS = -2
+"""In place of the number of a frame: the place is a global of a module of the script that a frame's function is of."""
 OBJECTS_MAX = 64
 """Objects that are looked into, for each frame, and entries of a dict that is looked into."""
 _COLLECTIONS: Any = (dict, list, tuple)
@@ -30,8 +32,9 @@ class ValuePlace:
     """The place of a value: a local name of a frame, or an attribute, a key or an index of what that name holds."""
 
     frame: int
-    """0: the outermost frame of the script. MODELS: none."""
+    """0: the outermost frame of the script. MODELS, GLOBALS: none."""
     function: str
+    """The function of the frame; of GLOBALS, the file of the module."""
     name: str
     path: tuple[str | int, ...] = ()
     """Attributes, keys and indices from the object with that name to the value."""
@@ -83,11 +86,17 @@ class ScriptFrames:
         return found[::-1]
 
     def names(self) -> Iterator[tuple[ValuePlace, Any]]:
-        """Each local name of each frame, and its value."""
-        for number, frame in enumerate(self.standing()):
+        """Each local name of each frame, and its value; and the globals that the functions of the frames have, of a
+        module whose own frame does not stand any more because the script has imported it."""
+        standing = self.standing()
+        for number, frame in enumerate(standing):
             for name, value in _locals(frame).items():
                 if not name.startswith("__"):
                     yield ValuePlace(number, frame.f_code.co_qualname, name), value
+        for file, names in _globals(standing).items():
+            for name, value in list(names.items()):
+                if not name.startswith("__"):
+                    yield ValuePlace(GLOBALS, file, name), value
 
     def values(self) -> Iterator[tuple[ValuePlace, Any]]:
         """Local names, and attributes and keys of the script's own objects, of namespaces and of short dicts."""
@@ -128,10 +137,15 @@ class ScriptFrames:
     def write(self, values: Mapping[ValuePlace, object]) -> None:
         """Put a value at each of these places. What cannot be written, as its owner is another object by now or is
         immutable, stays."""
-        for number, frame in enumerate(self.standing() if values else ()):
+        standing = self.standing() if values else []
+        for number, frame in enumerate(standing):
             mine = {place: value for place, value in values.items() if place.frame == number}
             if mine:
                 _write(frame, mine)
+        imported = _globals(standing)
+        for place, value in values.items():
+            if place.frame == GLOBALS and place.function in imported:
+                _put(imported[place.function], place, value)
         for place, value in values.items():
             if place.frame == MODELS:
                 setattr(self._modules[replace(place, path=())], str(place.path[0]), value)
@@ -155,20 +169,30 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     return found
 
 
+def _globals(standing: list[FrameType]) -> dict[str, dict[str, Any]]:
+    """File -> the globals of the functions of these frames, without those that are the local names of a frame."""
+    own = {id(frame.f_globals) for frame in standing if frame.f_code.co_name == "<module>"}
+    return {frame.f_code.co_filename: frame.f_globals for frame in standing if id(frame.f_globals) not in own}
+
+
+def _put(names: dict[str, Any], place: ValuePlace, value: object) -> None:
+    if not place.path:
+        names[place.name] = value
+        return
+    with contextlib.suppress(AttributeError, LookupError, TypeError):
+        owner: Any = names[place.name]
+        for key in place.path[:-1]:
+            owner = owner[key] if isinstance(owner, _COLLECTIONS) else getattr(owner, str(key))
+        if isinstance(owner, _COLLECTIONS):
+            owner[place.path[-1]] = value
+        else:
+            setattr(owner, str(place.path[-1]), value)
+
+
 def _write(frame: FrameType, values: Mapping[ValuePlace, object]) -> None:
     names = frame.f_locals
     for place, value in values.items():
-        if not place.path:
-            names[place.name] = value
-            continue
-        with contextlib.suppress(AttributeError, LookupError, TypeError):
-            owner: Any = names[place.name]
-            for key in place.path[:-1]:
-                owner = owner[key] if isinstance(owner, _COLLECTIONS) else getattr(owner, str(key))
-            if isinstance(owner, _COLLECTIONS):
-                owner[place.path[-1]] = value
-            else:
-                setattr(owner, str(place.path[-1]), value)
+        _put(names, place, value)
     if sys.version_info < (3, 13) and names is not frame.f_globals:
         # Until then f_locals is a copy, and this is what debuggers call to write it back.
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -170,7 +170,7 @@ class FrameValues:
         standing = self._frames.standing()
         found: dict[tuple[FrameType, str], object] = {}
         for place, here in at_forward._plain.items():
-            if type(here) is int and not place.path and place.frame < len(standing):
+            if type(here) is int and not place.path and 0 <= place.frame < len(standing):
                 before = self._plain.get(place)
                 if type(before) is int and here == before:
                     here = before + before - earlier.get(place.text, before - 1)
@@ -183,7 +183,8 @@ class FrameValues:
         wanted: dict[ValuePlace, Plain] = {}
         for place, here in FrameValues.read(self._frames)._plain.items():
             before = self._plain.get(place, here)
-            counts = place.text in earlier or here != before or (not place.path and place.name in counters)
+            local = place.frame >= 0 and not place.path
+            counts = place.text in earlier or here != before or (local and place.name in counters)
             if type(here) is int and type(before) is int and counts:
                 wanted[place] = earlier.get(place.text, before - 1) + here - before
         self._frames.write(wanted)

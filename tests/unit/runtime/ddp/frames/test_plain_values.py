@@ -128,6 +128,22 @@ def test_globals_of_the_script_are_put_back(tmp_path: Path) -> None:
     assert (found["step"], found["seen"], found["__version__"]) == (0, [], 2)
 
 
+def test_globals_of_a_module_that_the_script_imports_are_put_back(tmp_path: Path) -> None:
+    """The frame of an imported module does not stand any more when one of its functions runs the training loop."""
+    script = tmp_path / "engine.py"
+    script.write_text(
+        "from types import SimpleNamespace\n"
+        "from runtime.ddp.frames.places import ScriptFrames\n"
+        "from runtime.ddp.frames.plain_values import FrameValues\n"
+        "step, seen, state, __version__ = 0, [], SimpleNamespace(best=1.0), 1\n"
+        "def work():\n    global step, __version__\n    step += 1\n    __version__ += 1\n"
+        "    seen.append(step)\n    state.best = 0.5\n"
+        "def train():\n    values = FrameValues.read(ScriptFrames())\n    work()\n    values.put_back(objects=True)\n"
+        "    return step, seen, state.best, __version__\n"
+    )
+    assert runpy.run_path(str(script))["train"]() == (0, [], 1.0, 2)
+
+
 def test_attributes_of_the_scripts_own_objects_are_put_back() -> None:
     meter = Meter()
     meter.update(1.0)
