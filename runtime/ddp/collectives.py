@@ -21,15 +21,20 @@ from runtime.session import OpKind
 from runtime.state import small_values
 
 
-def exchange(script: RankScript, call: str, value: torch.Tensor) -> list[RankValue]:
+def exchange(
+    script: RankScript, call: str, value: torch.Tensor, *, kind: str = "", by_leader: bool = False
+) -> list[RankValue]:
     """What all workers bring to this call. In a turn of which nothing stays: what they brought in the step before, or,
     in the first step, as if each rank had this worker's value.
 
-    call: as the script spells it. value: up to 64 KiB. Raises MidShardCollective, ConfigError for a large value.
+    call: as the script spells it. value: up to 64 KiB. kind: of a value whose size differs between ranks, what it is.
+    by_leader: each worker brings one value, under its own rank in the job, not under those that it computes. Raises
+    MidShardCollective, ConfigError for a large value.
     """
-    label = f"{call} of {small_values.described(value)}"
+    label = f"{call} of {kind or small_values.described(value)}"
+    mine = [RankValue((script.job.rank,), value)]
     if not script.begun:
-        own = _packed([RankValue(_owned(script), value)], call)
+        own = _packed(mine if by_leader else [RankValue(_owned(script), value)], call)
         name = f"{script.calls} {label}"
         script.calls += 1
         note = script.training.shared(name, empty_leaf, lambda result: result.note, OpKind.ALLREDUCE, own)
@@ -46,7 +51,7 @@ def exchange(script: RankScript, call: str, value: torch.Tensor) -> list[RankVal
     if script.silent:
         call_before, values = script.results.get(number, ("", []))
         return values if call_before == label else alone(script, value)
-    own = _packed(_brought(script, number, value), call)
+    own = _packed(mine if by_leader else _brought(script, number, value), call)
     note = script.training.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, lambda result: result.note, own)
     values = _unpacked(note, value.device)
     if script.turn is Turn.ENDED:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 from elastic.errors import ConfigError
 from runtime.ddp import collectives, mistakes, rank_values
-from runtime.ddp.rank_script import RankScript
+from runtime.ddp.rank_script import RankScript, Turn
 from runtime.ddp.rank_values import RankValue
 from runtime.ddp.seams import Seams
 
@@ -53,6 +54,7 @@ class LiveRank(int):
         script = RankScript.current()
         if script is None or not isinstance(other, int):
             return int.__eq__(self, other)
+        script.asked_for_rank_0 |= int(other) == 0
         return script.rank_now == int(other)
 
     def __ne__(self, other: object) -> bool:
@@ -97,8 +99,7 @@ class RankGroup(dist.ProcessGroup):
         if opts is not None and opts.rootRank != 0:
             raise mistakes.not_in_place(f"dist.broadcast from rank {opts.rootRank}", "Broadcast from rank 0.")
         for tensor in tensors:
-            values = collectives.exchange(self._script, "dist.broadcast", tensor)
-            tensor.copy_(next(entry.value for entry in values if entry.ranks))
+            tensor.copy_(_leaders(self._script, "dist.broadcast", tensor))
         return _done(tensors)
 
     def allgather(  # type: ignore[override]
@@ -129,12 +130,17 @@ class RankGroup(dist.ProcessGroup):
         collectives.exchange(self._script, "dist.barrier", torch.zeros(()))
         return _done([])
 
-    def _by_rank(self, call: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def objects(self, call: str, thing: object) -> list[Any]:
+        """What each rank brings. torch would first tell the sizes, which in a silent turn are those of the step
+        before."""
+        return [_unpickled(row) for row in self._by_rank(call, _pickled(thing), "an object")]
+
+    def _by_rank(self, call: str, tensor: torch.Tensor, kind: str = "") -> list[torch.Tensor]:
         if self._script.evaluated and self._script.training.session.world_size != self._script.ranks:
             raise mistakes.not_in_place(
                 f"{call} of what an evaluation has collected", "Add up, and use dist.all_reduce."
             )
-        values = collectives.exchange(self._script, call, tensor)
+        values = collectives.exchange(self._script, call, tensor, kind=kind)
         try:
             return rank_values.by_rank(values, self._script.ranks)
         except ValueError as why:
@@ -144,6 +150,25 @@ class RankGroup(dist.ProcessGroup):
         if gone := rank_values.lost(values, self._script.ranks):
             print(f"elastic: ranks {gone} were lost in dist.all_reduce({op}): it is that of the others", flush=True)
         return rank_values.reduce(values, op, self._script.ranks)
+
+
+def _leaders(script: RankScript, call: str, value: torch.Tensor, kind: str = "") -> torch.Tensor:
+    """What rank 0 broadcasts. A script that has asked, since backward(), whether it is rank 0 has given the value to
+    the leader alone, in its last turn; else each turn has one, and that of rank 0 counts."""
+    by_leader = bool(kind) or script.turn is not Turn.ENDED or script.asked_for_rank_0
+    values = collectives.exchange(script, call, value, kind=kind, by_leader=by_leader)
+    first = next(entry for entry in values if entry.ranks)
+    if 0 not in first.ranks:
+        print(f"elastic: rank 0 was lost in {call}: it is that of the next worker", flush=True)
+    return first.value
+
+
+def _pickled(thing: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+
+
+def _unpickled(value: torch.Tensor) -> Any:
+    return pickle.loads(value.numpy().tobytes())
 
 
 def _refused(name: str) -> Any:
@@ -188,6 +213,9 @@ def install(seams: Seams) -> None:
         seams.wrap(module, "new_group", _new_group)
         seams.wrap(module, "destroy_process_group", _destroy)
         seams.wrap(module, "monitored_barrier", _monitored_barrier)
+        seams.wrap(module, "all_gather_object", _all_gather_object)
+        seams.wrap(module, "gather_object", _gather_object)
+        seams.wrap(module, "broadcast_object_list", _broadcast_object_list)
 
 
 def _init(original: Any) -> Any:
@@ -236,6 +264,46 @@ def _destroy(original: Any) -> Any:
         original(group)
 
     return destroy_process_group
+
+
+def _all_gather_object(original: Any) -> Any:
+    @functools.wraps(original)
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        if RankScript.current() is None:
+            original(object_list, obj, group)
+        else:
+            object_list[:] = _group(group).objects("dist.all_gather_object", obj)
+
+    return all_gather_object
+
+
+def _gather_object(original: Any) -> Any:
+    @functools.wraps(original)
+    def gather_object(obj: Any, object_gather_list: Any = None, *args: Any, **kwargs: Any) -> None:
+        if RankScript.current() is None:
+            original(obj, object_gather_list, *args, **kwargs)
+            return
+        found = _group(kwargs.get("group")).objects("dist.gather_object", obj)
+        if object_gather_list:
+            object_gather_list[:] = found
+
+    return gather_object
+
+
+def _broadcast_object_list(original: Any) -> Any:
+    @functools.wraps(original)
+    def broadcast_object_list(object_list: list[Any], src: Any = None, *args: Any, **kwargs: Any) -> None:
+        script = RankScript.current()
+        if script is None or src or kwargs.get("group_src"):  # torch's own comes to `broadcast`, which refuses
+            original(object_list, src, *args, **kwargs)
+            return
+        object_list[:] = _unpickled(_leaders(script, "dist.broadcast_object_list", _pickled(object_list), "objects"))
+
+    return broadcast_object_list
+
+
+def _group(group: Any) -> RankGroup:
+    return cast(RankGroup, group or dist.group.WORLD)
 
 
 def _monitored_barrier(original: Any) -> Any:

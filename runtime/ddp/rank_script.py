@@ -89,6 +89,8 @@ class RankScript:
         """An evaluation has come since the last training batch: what it has collected in lists is not of one rank."""
         self.evaluating = False
         """An evaluation is in progress, or was left before its end."""
+        self.asked_for_rank_0 = False
+        """The script has asked, since the last backward(), whether it is rank 0."""
         self.in_backward = False
         """In the outermost backward(); reentrant checkpointing calls others inside of it."""
         self.begun = False
@@ -468,7 +470,7 @@ class RankScript:
             if not self._void:
                 self._copies.keep()  # whether this turn is silent is not known yet
             return
-        self.turn, self._reduces = Turn.ENDED, None
+        self.turn, self._reduces, self.asked_for_rank_0 = Turn.ENDED, None, False
         if not self._void:
             self._copies.check_unchanged()
             self._turns.backward_ended()

@@ -235,6 +235,36 @@ def evaluation_before_backward() -> None:
         setup.optimizer.step()
 
 
+def broadcast_by_rank_0() -> None:
+    """What a script gives to rank 0 alone, and what each rank has itself."""
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        loss = setup.step(x, y)
+        dist.broadcast(loss, 0)
+        tell("loss of rank 0", loss.item())
+        told = torch.full((), float(i) if dist.get_rank() == 0 else -1.0)
+        dist.broadcast(told, 0)
+        tell("told", told.item())
+    assert set(SEEN["told"]) == set(map(float, range(BATCHES)))
+
+
+def objects_of_all_sizes() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        setup.step(x, y)
+        words: list[Any] = ["w" * i, i] if dist.get_rank() == 0 else [None, None]
+        dist.broadcast_object_list(words, src=0)
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, "x" * int(1 + abs(1000 * x[0, 0].item())))
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.gather_object({"sum": x.sum().item()}, gathered if dist.get_rank() == 0 else None)
+        tell("objects", (words, found))
+        if gathered[0] is not None:
+            tell("gathered", len({entry["sum"] for entry in gathered}))
+    assert [words for words, _ in SEEN["objects"]][-1] == ["w" * (BATCHES - 1), BATCHES - 1]
+    assert set(SEEN["gathered"]) == {dist.get_world_size()}
+
+
 @pytest.mark.parametrize("main", [all_reduce_before_backward, barrier_before_the_model, evaluation_before_backward])
 def test_a_collective_between_a_batch_and_its_backward_is_named(main: Main) -> None:
     stopped(main, MidShardCollective, "between a batch and its backward")
@@ -246,6 +276,20 @@ def test_a_collective_inside_an_evaluation_is_named() -> None:
 
 def test_behind_the_step_each_rank_brings_its_value_and_all_get_the_sum() -> None:
     trains(all_reduce_behind_the_step, BATCHES)
+
+
+def test_behind_the_step_rank_0_may_broadcast() -> None:
+    trains(broadcast_by_rank_0, BATCHES)
+
+
+def test_behind_the_step_objects_may_differ_in_size_from_rank_to_rank_and_from_step_to_step() -> None:
+    digest, _ = threads.alone(objects_of_all_sizes)
+    told = SEEN["objects"][:]
+    for workers in (2, 4):
+        SEEN.clear()
+        outcome = threads.together(workers, objects_of_all_sizes)
+        assert outcome.errors == {} and set(outcome.digests.values()) == {digest}
+        assert sorted(SEEN["objects"], key=repr) == sorted(told * workers, key=repr)
 
 
 def test_behind_an_evaluation_there_is_the_sum_of_all_batches() -> None:
