@@ -259,7 +259,7 @@ class RankScript:
         assert self._steps is not None and self._copies is not None
         self._copies.step(self.training.next_step)
         if not self._position.copied:
-            self._position.values = self._counters.of(values)
+            self._position.values = self._counters.of(values, self._values)
         try:
             next(self._steps)
         except StopIteration:

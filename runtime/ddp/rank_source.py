@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from runtime.data.prefetcher import Wanted
-from runtime.ddp.frames.plain_values import Plain
+from runtime.ddp.frames.plain_values import Held
+from runtime.reduction.partial_sum import Json
+from runtime.state import small_values
 
 
 class Position:
@@ -16,16 +20,27 @@ class Position:
     def __init__(self) -> None:
         self.batch = 0
         """How many batches of this epoch each rank has had."""
-        self.values: dict[str, Plain] = {}
-        """The plain values of the script's frames that change while it trains (see frames/plain_values.py)."""
+        self.values: dict[str, Held] = {}
+        """The values of the script's frames that change while it trains (see frames/plain_values.py)."""
         self.copied = False
         """It was, and the script has not got these values yet."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batch": self.batch, "values": dict(self.values)}
+        # A tensor is packed, as tensors are part of each digest, and these may differ between workers.
+        values = {name: _packed(name, value) for name, value in self.values.items()}
+        return {"batch": self.batch, "values": values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.batch, self.values, self.copied = state["batch"], dict(state["values"]), True
+        self.batch, self.copied = state["batch"], True
+        self.values = {name: _unpacked(value) for name, value in state["values"].items()}
+
+
+def _packed(name: str, value: Held) -> Json:
+    return small_values.pack(value, name) if isinstance(value, torch.Tensor | list) else value
+
+
+def _unpacked(value: Any) -> Held:
+    return cast(Held, small_values.unpack(value, torch.device)) if isinstance(value, dict) else value
 
 
 class RankSource(ABC):

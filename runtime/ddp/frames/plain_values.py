@@ -2,7 +2,7 @@
 
 A script counts turns where it means steps. So what a silent turn has done to plain values is undone before the next
 turn of the same pass, and a newcomer gets those that change from a member. Plain values are numbers, strings, None,
-short tensors and the length of lists.
+short tensors and the length of lists. A newcomer gets short tensors and lists of plain values too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import torch
 from runtime.ddp.frames.places import ScriptFrames, ValuePlace
 
 Plain: TypeAlias = int | float | bool | str | None
+Held: TypeAlias = "Plain | torch.Tensor | list[Plain]"
+"""What a newcomer gets."""
 
 TEXT_MAX = 200
 """Characters of a string; a longer one is data."""
 TENSOR_MAX = 64
 """Elements of a tensor; a larger one is data, or an average of the weights."""
+LIST_MAX = 4096
+"""Entries of a list that a newcomer gets; a longer one is data."""
 _ABSENT = object()
 _KINDS = (int, float, bool, str, type(None))
 _LOWEST, _HIGHEST = "lowest ", "highest "
@@ -58,6 +62,26 @@ class FrameValues:
     def plain(self) -> dict[str, Plain]:
         """Numbers, strings and None, by the text of their place."""
         return {place.text: value for place, value in self._plain.items()}
+
+    def moment(self) -> dict[str, object]:
+        """As `plain`; for each tensor itself and its version, which no device is asked for, and for each list its
+        length. Called when the values are those of this moment."""
+        tensors = {place.text: (tensor, tensor._version) for place, (tensor, _) in self._tensors.items()}
+        return {**self.plain(), **tensors, **{place.text: (length,) for place, (_, length) in self._lists.items()}}
+
+    def held(self, names: Collection[str], earlier: FrameValues) -> dict[str, Held]:
+        """What is at these places, for a newcomer. A tensor or a list that has come to its place since `earlier`, when
+        the batch was handed out, is the batch itself, or made of it: each worker has its own."""
+        found: dict[str, Held] = {name: value for name, value in self.plain().items() if name in names}
+        for place, (tensor, before) in self._tensors.items():
+            if place.text in names and earlier._tensors.get(place, (None,))[0] is tensor:
+                found[place.text] = before
+        for place, (values, length) in self._lists.items():
+            if place.text in names and earlier._lists.get(place, (None,))[0] is values and length <= LIST_MAX:
+                copy = values[:length]
+                if all(type(value) in _KINDS for value in copy):
+                    found[place.text] = copy
+        return found
 
     def put_back(self, *, objects: bool) -> None:
         """Put every value back as it was then. Names that have come since stay.
@@ -149,20 +173,36 @@ class FrameValues:
             return self._plain[place]
         return self._tensors[place][0] if place in self._tensors else _ABSENT
 
-    def become(self, others: Mapping[str, Plain]) -> None:
+    def become(self, others: Mapping[str, Held]) -> None:
         """Take over the values that a member had when it was here. A whole number keeps what this worker has added to
-        its own since then, as the member has done too; every other value that it has changed since stays."""
+        its own since then, and a list what was appended to it, as the member has done too; every other value that it
+        has changed since stays."""
         now = FrameValues.read(self._frames)
-        wanted: dict[ValuePlace, Plain] = {}
+        wanted: dict[ValuePlace, object] = {}
         for place, before in self._plain.items():
             if place.text not in others or place not in now._plain:
                 continue
             there, here = others[place.text], now._plain[place]
             if type(there) is int and type(here) is int and type(before) is int:
-                wanted[place] = there + here - before
-            elif type(here) is type(before) and here == before:
+                there = there + here - before
+            elif type(here) is not type(before) or here != before:
+                continue
+            if isinstance(there, torch.Tensor | list) or _differs(here, there):
                 wanted[place] = there
-        self._frames.write({place: value for place, value in wanted.items() if _differs(now._at(place), value)})
+        for place, (tensor, was) in self._tensors.items():
+            there = others.get(place.text, tensor)
+            if there is tensor or now._at(place) is not tensor or not torch.equal(tensor, was):
+                continue
+            if isinstance(there, torch.Tensor) and (there.shape, there.dtype) == (was.shape, was.dtype):
+                with torch.no_grad():
+                    tensor.copy_(there)
+            else:
+                wanted[place] = there
+        for place, (values, length) in self._lists.items():
+            there = others.get(place.text)
+            if isinstance(there, list) and now._lists.get(place, (None,))[0] is values and len(values) >= length:
+                values[:length] = there
+        self._frames.write(wanted)
 
     def predicted(self, at_forward: FrameValues, earlier: Mapping[str, int]) -> dict[tuple[FrameType, str], object]:
         """The whole numbers of local names as they will be at the end of the turn: those that the script had changed
@@ -211,26 +251,26 @@ class FrameCounters:
     """Which plain values a script changes from step to step, and what the whole numbers among them were."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Plain] | None = None
+        self._before: dict[str, object] | None = None
         self._changing: set[str] = set()
         self.earlier: dict[str, int] = {}
         """The whole numbers that change, by the text of their place, as they were when the step before began."""
 
-    def of(self, values: FrameValues) -> dict[str, Plain]:
-        """The values that have changed from one step to another, by the text of their place."""
-        return {name: value for name, value in values.plain().items() if name in self._changing}
+    def of(self, values: FrameValues, earlier: FrameValues) -> dict[str, Held]:
+        """The values that have changed from one step to another, by the text of their place. earlier: as for `held`."""
+        return values.held(self._changing, earlier)
 
     def step(self, values: FrameValues) -> None:
         """The first batch of a step is handed out, and these are the values."""
-        now, before = values.plain(), self._before
+        now, before = values.moment(), self._before
         if before is not None:
-            self._changing |= {name for name, value in now.items() if name in before and before[name] != value}
+            self._changing |= {name for name, value in now.items() if name in before and _changed(before[name], value)}
         self.earlier = {
             name: value for name, value in (before or {}).items() if name in self._changing and type(value) is int
         }
         self._before = now
 
-    def told(self, names: Mapping[str, Plain]) -> None:
+    def told(self, names: Mapping[str, Held]) -> None:
         """A member has seen the values of these places change."""
         self._changing |= names.keys()
 
@@ -241,6 +281,13 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _differs(here: object, value: Plain) -> bool:
     return here is not _ABSENT and (type(here) is not type(value) or here != value)
+
+
+def _changed(one: object, other: object) -> bool:
+    """Whether what `moment` has of a place differs."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return one[0] is not other[0] or one[1] != other[1] if len(one) == 2 else one != other
+    return isinstance(one, tuple) or isinstance(other, tuple) or one != other
 
 
 def _looked_at(value: object) -> bool:

@@ -788,6 +788,38 @@ def looked_at() -> None:
         setup.step(x, y)
 
 
+def centred(kind: str) -> Main:
+    """What the script keeps beside the model decides the loss: a running mean of its outputs, or how far it is."""
+
+    def main() -> None:
+        setup = Setup()
+        mean, bound, sizes = torch.zeros(1), torch.zeros(()), [1.0]
+        for epoch in range(2):
+            setup.sampler.set_epoch(epoch)
+            for x, y in setup.loader:
+                out = setup.model(x)
+                weight = {"in place": mean, "bound anew": bound, "list": sum(sizes) / len(sizes)}[kind]
+                setup.optimizer.zero_grad()
+                F.mse_loss(out - weight, y).backward()
+                setup.optimizer.step()
+                now = out.detach().mean()
+                dist.all_reduce(now)
+                mean.mul_(0.9).add_(now / 4)
+                bound = bound * 0.9 + now / 4
+                sizes.append(now.item())
+
+    return main
+
+
+@pytest.mark.parametrize("kind", ["in place", "bound anew", "list"])
+def test_newcomers_get_short_tensors_and_lists(kind: str) -> None:
+    main = centred(kind)
+    digest, _ = threads.alone(main)
+    outcome = threads.together(2, main, newcomers=1, asked_at=BATCHES, admit_at=BATCHES + 1)
+    assert outcome.errors == {} and outcome.joined == {"n0": BATCHES + 1}
+    assert set(outcome.digests.values()) == {digest}
+
+
 def set_up_together() -> None:
     setup = Setup()
     seed = torch.full((2,), float(dist.get_rank() + 5))

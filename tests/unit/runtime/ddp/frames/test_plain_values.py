@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import weakref
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 
 from runtime.ddp.frames.places import ScriptFrames
 from runtime.ddp.frames.plain_values import FrameCounters, FrameValues, total
+from runtime.ddp.rank_source import Position
 
 HERE = ScriptFrames()
 
@@ -372,14 +374,15 @@ def test_counters_are_what_changed_from_step_to_step() -> None:
     counters = FrameCounters()
     step, lr, same = unknown(3), unknown(0.5), unknown(9)
     counters.step(FrameValues.read(HERE))
-    assert counters.of(FrameValues.read(HERE)) == counters.earlier == {}
+    values = FrameValues.read(HERE)
+    assert counters.of(values, values) == counters.earlier == {}
     step, lr = step + 1, lr / 2
     counters.step(values := FrameValues.read(HERE))
-    assert last_names(counters.of(values)) == {"step": 4, "lr": 0.25}
+    assert last_names(counters.of(values, values)) == {"step": 4, "lr": 0.25}
     assert last_names(counters.earlier) == {"step": 3}
     step += 1
     counters.step(values := FrameValues.read(HERE))
-    assert last_names(counters.of(values)) == {"step": 5, "lr": 0.25}
+    assert last_names(counters.of(values, values)) == {"step": 5, "lr": 0.25}
     assert last_names(counters.earlier) == {"step": 4}
     assert same == 9
 
@@ -389,8 +392,43 @@ def test_a_newcomer_is_told_which_values_are_counters() -> None:
     same = unknown(9)
     values = FrameValues.read(HERE)
     counters.told({name: 1 for name in values.plain() if name.endswith(" same")})
-    assert last_names(counters.of(values)) == {"same": 9}
+    assert last_names(counters.of(values, values)) == {"same": 9}
     counters.step(values)
     counters.step(FrameValues.read(HERE))
     assert last_names(counters.earlier) == {"same": 9}
     assert same == 9
+
+
+def test_a_newcomer_takes_over_short_tensors_and_lists_but_no_batch() -> None:
+    centre, bound, seen, words, counts = torch.zeros(2), unknown(torch.zeros(2)), [0.5], ["a"], torch.zeros(3)
+    counters, batch, total = FrameCounters(), unknown(torch.zeros(2)), unknown(0)
+    counters.step(FrameValues.read(HERE))
+    centre += 1
+    bound, total = bound + 2, torch.ones(())
+    seen.append(1.5)
+    batch = torch.ones(2)
+    counters.step(offered := FrameValues.read(HERE))
+    batch = torch.full((2,), 2.0)
+    there = counters.of(FrameValues.read(HERE), offered)
+
+    centre, bound, seen, total, batch = torch.zeros(2), torch.zeros(2), [7.5, 8.5, 9.5], 0, torch.full((2,), 9.0)
+    alias, values = centre, FrameValues.read(HERE)
+    seen.append(2.5)
+    position = Position()
+    position.values = there
+    copied = Position()
+    copied.load_state_dict(json.loads(json.dumps(position.state_dict())))
+    values.become(copied.values)
+    assert (alias.tolist(), bound.tolist(), seen) == ([1.0, 1.0], [2.0, 2.0], [0.5, 1.5, 2.5])
+    assert (float(total), batch.tolist(), words, counts.tolist()) == (1.0, [9.0, 9.0], ["a"], [0.0, 0.0, 0.0])
+
+
+def test_a_newcomer_keeps_a_tensor_that_it_has_changed_since() -> None:
+    centre, seen = torch.zeros(2), [1]
+    values = FrameValues.read(HERE)
+    there: dict[str, Any] = {name: torch.full((2,), 5.0) for name in values.moment() if name.endswith(" centre")}
+    there |= {name: [1, 2, 3] for name in values.moment() if name.endswith(" seen")}
+    centre += 1
+    seen.clear()
+    values.become(there)
+    assert (centre.tolist(), seen) == ([1.0, 1.0], [])
