@@ -8,6 +8,7 @@ because all workers must know that an epoch ends before its last step is over.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,9 @@ from runtime.data.loader import check_count, seed_fetch, to_device
 from runtime.data.parquet import ParquetShards, ParquetStream
 from runtime.data.prefetcher import Wanted
 
-Open = Callable[[int, int, int], Iterable[Any]]
-"""open(shard, epoch, skip): the batches of a shard in an epoch, without the first `skip`."""
+Open = Callable[[int, int, int], Iterable[Any]] | Callable[[int, int], Iterable[Any]]
+"""open(shard, epoch, skip): the batches of a shard in an epoch, without the first `skip`. open(shard, epoch): all of
+them."""
 
 _END = object()
 _OPENING = -1
@@ -48,10 +50,12 @@ class Stream:
         if not callable(open):
             raise ConfigError(
                 f"job.stream() was given a {type(open).__name__}; give it a function open(shard, epoch, skip) that "
-                "returns an iterator over the batches of that shard behind the first `skip`, or a ParquetStream"
+                "returns an iterator over the batches of that shard behind the first `skip`, or open(shard, epoch) for "
+                "all of them, or a ParquetStream"
             )
         self.shards = check_count("shards", shards)
-        self._open: Open = open
+        self._open: Callable[..., Iterable[Any]] = open
+        self._skips = _skips(open)
         self._about = about
         self._seed = seed
         self._device = device
@@ -112,10 +116,12 @@ class Stream:
         seed_fetch(self._seed, epoch, _OPENING, shard)
         called = f"job.stream: open(shard={shard}, epoch={epoch}, skip={skip})"
         try:
-            iterator = iter(self._open(shard, epoch, skip))
+            iterator = iter(self._open(*(shard, epoch, skip)[: 3 if self._skips else 2]))
         except Exception as error:
             error.add_note(f"{called} raised")
             raise
+        for number in () if self._skips else range(skip):  # each with its own random numbers, as when it was used
+            self._read(iterator, epoch, number, shard)
         reading = _Reading(epoch, skip, iterator, _END, _END)
         self._readings[shard] = reading
         reading.batch = self._read(iterator, epoch, skip, shard)
@@ -149,3 +155,14 @@ class Stream:
         close = getattr(reading.iterator, "close", None) if reading is not None else None
         if close is not None:
             close()
+
+
+def _skips(open: Callable[..., Any]) -> bool:
+    """Whether it takes the number of batches to skip."""
+    try:
+        inspect.signature(open).bind(0, 0, 0)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature that Python can see
+        return True
+    return True

@@ -179,10 +179,11 @@ class Job(Collectives):
     def stream(self, open: Open | ParquetStream, *, shards: int) -> Stream:
         """Data that is read from front to back, one stream per shard; give it to steps() like a loader.
 
-        open: `open(shard, epoch, skip)` returns an iterator over the batches of that shard in that epoch, without the
-        first `skip`; or an elastic.ParquetStream. Any worker may call it at any step, and must get the same batches
-        each time. Random numbers drawn while a batch is read belong to that batch. An iterator that is no longer needed
-        is closed, if it has close().
+        open: `open(shard, epoch)` returns an iterator over the batches of that shard in that epoch; `open(shard, epoch,
+        skip)` one without the first `skip`; or an elastic.ParquetStream. Any worker may call it at any step, and must
+        get the same batches each time. Random numbers drawn while a batch is read belong to that batch, so an open()
+        that gets `skip` must not draw any for what it skips. An iterator that is no longer needed is closed, if it has
+        close().
         An epoch ends for all shards with the last batch of the shortest shard. Raises ConfigError.
         """
         stream = Stream(open, shards=shards, seed=self._training.seed, device=self.device)

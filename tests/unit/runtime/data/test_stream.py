@@ -143,6 +143,25 @@ def test_any_fate_ends_in_the_bits_of_the_quiet_run(
         assert shelf.closed == len(shelf.opened)
 
 
+def test_a_worker_that_skips_batches_gives_each_its_own_random_numbers() -> None:
+    """An open() that reads what it skips: with islice it would draw the numbers of all these batches at once."""
+    shelf = Shelf()
+
+    def script(session: Session) -> str:
+        def open(shard: int, epoch: int) -> Iterator[Any]:
+            return shelf.open(shard, epoch, 0)
+
+        whole = Shelf()
+        whole.open = open  # type: ignore[method-assign,assignment]
+        return train(make_job(session), whole)
+
+    assert script(Recorded()) == quiet_run()[0]
+    world = World(3, kills={"w1": (5, 0), "w0": (9, 1)})
+    world.run(script)
+    assert set(world.digests.values()) == {quiet_run()[0]}
+    assert {skip for _, _, skip in shelf.opened} == {0}
+
+
 def test_who_inherits_a_shard_opens_it_behind_what_is_used_up() -> None:
     """Operations 1 and 2 are the passes of step 0, and so on: w1 dies in step 2, w2 keeps what it reads."""
     shelf = Shelf()
