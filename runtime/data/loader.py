@@ -59,7 +59,8 @@ class Loader:
         self._collate = collate or default_collate
         self._transform = transform
         self._device = device
-        self._prefetcher = Prefetcher(self.fetch, workers) if workers else None
+        read = dataset, self._collate, self._transform
+        self._prefetcher = Prefetcher(self.fetch, workers, *read) if workers else None
 
     def __len__(self) -> int:
         return self.plan.steps

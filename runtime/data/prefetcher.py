@@ -7,15 +7,19 @@ because a fetch depends on (epoch, step, shard) only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from elastic.errors import DataWorkerDied
 from runtime.data.fetch_process import Fetcher, FetcherEnded, FetchOutcome
 
 AHEAD = 2
 """The number of batches that each process may be ahead."""
+ENTRIES_MAX = 64
+"""Entries of a list that is searched for plain attributes; a longer one holds data."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -54,9 +58,13 @@ class Habit:
 class Prefetcher:
     """Starts its processes with the first batch that is asked for; they end with `close`, or with this process."""
 
-    def __init__(self, fetch: Callable[[int, int, int], Any], processes: int) -> None:
-        """fetch(epoch, step, shard): see Loader.fetch. processes: at least 1."""
+    def __init__(self, fetch: Callable[[int, int, int], Any], processes: int, *read: object) -> None:
+        """fetch(epoch, step, shard): see Loader.fetch. processes: at least 1. read: the objects that it reads. If the
+        script changes a plain attribute of them, processes start anew, because they have copies."""
         self._fetch = fetch
+        self._read = read
+        self._mark: list[object] = []
+        """What the attributes were when the processes started."""
         self._processes = processes
         self._fetchers: list[Fetcher] = []
         self._received: dict[Wanted, FetchOutcome] = {}
@@ -69,7 +77,11 @@ class Prefetcher:
 
     def get(self, wanted: Wanted, habit: Habit) -> Any:
         """The batch, on the CPU. habit.passes is learned here. Raises DataWorkerDied, and what the dataset raises."""
-        habit = replace(habit, passes=self._passes_of_a_step(wanted))
+        last, habit = self._last, replace(habit, passes=self._passes_of_a_step(wanted))
+        new_step = last is None or (last.epoch, last.step) != (wanted.epoch, wanted.step)
+        if new_step and (mark := mark_of(self._read)) != self._mark:
+            self.close()
+            self._mark = mark
         try:
             return self._get(wanted, habit)
         except FetcherEnded as ended:
@@ -99,9 +111,11 @@ class Prefetcher:
         self._ask()
         while holder is not None and wanted not in self._received:
             self._receive(holder)
-        outcome = (
-            self._received[wanted] if guessed else FetchOutcome(self._fetch(wanted.epoch, wanted.step, wanted.shard))
-        )
+        if guessed:
+            outcome = self._received[wanted]
+        else:
+            outcome = FetchOutcome(self._fetch(wanted.epoch, wanted.step, wanted.shard))
+            self._mark = mark_of(self._read)  # what the fetch itself counts is no change by the script
         self._received = {key: value for key, value in self._received.items() if key > wanted}
         return outcome.get()
 
@@ -136,3 +150,18 @@ class Prefetcher:
         if last is not None and (last.epoch, last.step) != (wanted.epoch, wanted.step):
             self._passes = last.pass_no + 1
         return max(self._passes, wanted.pass_no + 1)
+
+
+def mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
+    """The plain attributes of these objects and of what they hold, as far as `depth`; of a tensor its version."""
+    found: list[object] = []
+    for thing in things:
+        if isinstance(thing, bool | int | float | str | None):
+            found.append(thing)
+        elif isinstance(thing, torch.Tensor):
+            found.append((id(thing), thing._version))
+        elif isinstance(thing, list | tuple):
+            found += mark_of(thing, depth - 1) if depth and len(thing) <= ENTRIES_MAX else [len(thing)]
+        elif depth and hasattr(thing, "__dict__") and type(thing).__module__ != "builtins":
+            found += mark_of(vars(thing).values(), depth - 1)
+    return found

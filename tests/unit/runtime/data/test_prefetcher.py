@@ -205,3 +205,32 @@ def test_closing_ends_the_processes_at_once_and_the_next_batch_starts_others() -
 def test_workers_is_a_count(workers: Any) -> None:
     with pytest.raises(ConfigError, match="workers="):
         loader(workers)
+
+
+class Staged(Noisy):
+    """Its script makes the samples harder from epoch to epoch; it counts what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales, self.asked = [torch.ones(())], 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.asked += 1
+        return torch.full((3,), float(self.scales[0]) * index), os.getpid()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_script_changes_in_its_dataset_holds_from_the_next_step_on(workers: int) -> None:
+    data, plain = Staged(), Staged()
+    data_loader, plain_loader = loader(workers, data), loader(0, plain)
+    makers: list[set[int]] = []
+    for epoch in range(3):
+        data.scales[0].fill_(epoch + 1)
+        plain.scales[0].fill_(epoch + 1)
+        makers.append(set())
+        for step, shard in ((step, shard) for step in range(4) for shard in ALL):
+            x, made_by = data_loader.batch(wanted(step, shard, epoch=epoch), ALL)
+            assert torch.equal(x, plain_loader.batch(wanted(step, shard, epoch=epoch), ALL)[0])
+            makers[-1] |= set(made_by.tolist()) - {os.getpid()}
+    assert [len(made) for made in makers] == [workers] * 3
+    assert not (makers[0] & makers[1])
