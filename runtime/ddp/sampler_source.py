@@ -40,7 +40,8 @@ class SamplerSource(RankSource):
                 f"num_replicas= out, or start the script with --ranks {sampler.num_replicas}"
             )
         super().__init__(ranks, position)
-        self._pid = self._begun_in = os.getpid()
+        self._begun_in = 0
+        """The process in which the loader's worker_init_fn was called."""
         self._loader = loader
         self._sampler = sampler
         with randomness_kept():
@@ -112,7 +113,8 @@ class SamplerSource(RankSource):
 
     def fetch(self, number: int, rank: int) -> Any:
         """The collated batch, with random numbers that depend on the sampler's seed and epoch, number and rank only."""
-        if self._loader.worker_init_fn is not None and os.getpid() not in (self._pid, self._begun_in):
+        # Also in this process, which fetches what was not guessed: the batch must not depend on who fetches it.
+        if self._loader.worker_init_fn is not None and self._loader.num_workers and os.getpid() != self._begun_in:
             self._begun_in = os.getpid()
             self._loader.worker_init_fn(0)
         number = min(number, len(self) - 1)  # what is guessed behind the end of the epoch is never asked for

@@ -248,11 +248,21 @@ def opens(worker: int) -> None:
     DATA_OPENED.base = 100
 
 
-def test_the_loaders_worker_init_fn_is_called() -> None:
+def test_the_loaders_worker_init_fn_is_called_wherever_a_batch_is_fetched() -> None:
+    """The first batch of an epoch, a newcomer's, and those of an evaluation are fetched in the worker itself."""
+    DATA_OPENED.base = -1
     loader = made(DATA_OPENED, 0, 0, {"shuffle": False}, False, batch_size=3, num_workers=1, worker_init_fn=opens)
     source = source_of(loader)
     try:
         found = [source.fetch_ahead(number, 0, (0,)) for number in range(len(source))]
+        assert torch.equal(source.fetch_ahead(0, 0, None), found[0])
+        assert [batch.tolist() for batch in source.of_rank(0)] == [batch.tolist() for batch in found]
     finally:
         source.close()
-    assert found[-1].tolist() == [112, 116, 120]
+    assert found[0].tolist() == [100, 104, 108] and found[-1].tolist() == [112, 116, 120]
+
+
+def test_without_loader_processes_there_is_no_worker_init_fn_as_in_torch() -> None:
+    DATA_OPENED.base = -1
+    loader = made(DATA_OPENED, 0, 0, {"shuffle": False}, False, batch_size=3, worker_init_fn=opens)
+    assert source_of(loader).fetch(0, 0).tolist() == next(iter(loader)).tolist() == [-1, 3, 7]
