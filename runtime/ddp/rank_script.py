@@ -102,6 +102,8 @@ class RankScript:
         """The epoch of the job that this worker is in, or passes by."""
         self._entry = 0
         """The epoch in which this worker came to the job."""
+        self._began_with: int | None = None
+        """The number that the script had given its sampler when the job began; None: not known."""
         self._asked: Callable[[Position], RankSource] | None = None
         """Makes the batches of the epoch that the script has asked for, until a model has seen the first one."""
         self._iterator: Callable[[], Any] = lambda: None
@@ -291,7 +293,10 @@ class RankScript:
         training.begin_epoch(self._epoch)
         if not training.elsewhere:
             self._position.batch = 0
-        first = training.begin_steps(source.about())
+        about = source.about()
+        if about is not None and self._began_with is not None:
+            about["began_with"] = self._began_with
+        first = training.begin_steps(about)
         work = PassWork(self.ranks, source, "mean", ALLOW)
         self._steps = Steps(training, work, Extent(first, self._epoch, None, None, None))
 
@@ -323,7 +328,10 @@ class RankScript:
         """Which of the job's epochs the script begins with: the first, or, if it has found a snapshot of its own, the
         one whose number it has given its sampler."""
         there = self.training.data_elsewhere
-        if there is None or not there.get("sampler_epoch"):
+        self._began_with = source.epoch if there is None else cast("int | None", there.get("began_with"))
+        # A script that begins as the job has begun comes to all epochs, however it numbers them: it may go through its
+        # data twice under one number.
+        if there is None or not there.get("sampler_epoch") or source.epoch == self._began_with:
             return 0
         number = self._entry - (cast(int, there["sampler_epoch"]) - source.epoch)
         if number > self._entry:

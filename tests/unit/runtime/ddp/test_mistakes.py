@@ -820,6 +820,24 @@ def test_newcomers_get_short_tensors_and_lists(kind: str) -> None:
     assert set(outcome.digests.values()) == {digest}
 
 
+def twice_under_one_number() -> None:
+    setup = Setup()
+    for epoch in range(3):
+        setup.sampler.set_epoch(epoch + 1)
+        for _ in range(2):
+            for x, y in setup.loader:
+                setup.step(x, y)
+
+
+@pytest.mark.parametrize("epoch", [1, 3, 4])
+def test_a_newcomer_finds_the_epoch_if_two_have_one_number(epoch: int) -> None:
+    digest, _ = threads.alone(twice_under_one_number)
+    admit = epoch * BATCHES + 1
+    outcome = threads.together(2, twice_under_one_number, newcomers=1, asked_at=admit - 1, admit_at=admit)
+    assert outcome.errors == {} and outcome.joined == {"n0": admit}
+    assert set(outcome.digests.values()) == {digest}
+
+
 def set_up_together() -> None:
     setup = Setup()
     seed = torch.full((2,), float(dist.get_rank() + 5))
