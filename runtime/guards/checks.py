@@ -351,6 +351,14 @@ def inside_leaders(call: str, code: str) -> errors.LeaderOnly:
     )
 
 
+def unfinished(op: Op) -> errors.UsageError:
+    """The error for a script that goes on behind a call of all workers that its own function has left by an error."""
+    return errors.UsageError(
+        f"{describe(op)} was left by an error of its function, which the script has caught; the others still wait for "
+        "what this worker was to compute. Catch the error inside the function, and return a value that tells of it."
+    )
+
+
 def disagreement(ops: Mapping[str, Op], leader: str) -> errors.UsageError:
     """The error for workers that do different things at the same place.
 

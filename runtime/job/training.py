@@ -120,6 +120,8 @@ class Training:
         """The shard or part that the script computes now; None: none."""
         self._leaders: str | None = None
         """The call in progress whose code only the leader runs; None: none."""
+        self._unfinished: Op | None = None
+        """The operation in which the script's own function has raised; None: none."""
         self._entry: LoopEntry | None = None
         self._resuming = False
         """Whether a resumed run has yet to reach the steps of its epoch; an earlier run has done what precedes them."""
@@ -306,11 +308,16 @@ class Training:
 
     def run(self, op: Op, fingerprint: dict[str, str], compute: Callable[[int], Partial], own: Json = None) -> Partial:
         """Run a whole operation that reduces scalars only. own: see Session.begin."""
+        self._check_finished()
         self.session.begin(op, fingerprint, own=own)
         while True:
             while (unit := self.session.next_unit()) is not None:
                 self.running = unit
-                leaf = compute(unit)
+                try:
+                    leaf = compute(unit)
+                except Exception:
+                    self._unfinished = op
+                    raise
                 leaf.scalars = self.riders.travel(leaf.scalars)
                 self.session.unit_done(leaf)
                 self.running = None
@@ -366,9 +373,12 @@ class Training:
             return self._reply_of_others(key)
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
         op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
-        with self._attributes.left_alone():
-            value = reply(self.run(op, self.fingerprint(), compute, own))
-        self._leaders, self._called = None, True
+        try:
+            with self._attributes.left_alone():
+                value = reply(self.run(op, self.fingerprint(), compute, own))
+        finally:
+            self._leaders = None
+        self._called = True
         if early:
             self._called_early(key, self.next_step, value)
         elif before_steps:
@@ -670,6 +680,7 @@ class Training:
         """Check that a pass may begin, and which gradients it finds. Returns its Harvest."""
         if self.open_pass is not None:
             raise checks.left_pass(self.open_pass)
+        self._check_finished()
         if self._leaders is not None:
             raise checks.inside_leaders("steps()", self._leaders)
         checks.check_threads(self.threads)
@@ -718,6 +729,11 @@ class Training:
         self.check_outside_pass(call)
         if self._leaders is not None:
             raise checks.inside_leaders(call, self._leaders)
+
+    def _check_finished(self) -> None:
+        """Raise UsageError if the script has caught an error of its own function in a call of all workers."""
+        if self._unfinished is not None:
+            raise checks.unfinished(self._unfinished)
 
     def check_outside_pass(self, call: str) -> None:
         """Raise UsageError inside a pass, where workers run different code at different times."""

@@ -22,7 +22,7 @@ from runtime.job.job import Job
 from runtime.job.passes import PassWork, Place
 from runtime.job.step import Step
 from runtime.session import Session
-from tests.unit.jobs import BATCH, SHARDS, Recorded, cross_entropy, dataset, make_job, one_thread, set_up, train
+from tests.unit.jobs import BATCH, SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, one_thread, set_up, train
 from tests.unit.worlds import FakeMember, World
 
 
@@ -687,3 +687,22 @@ def test_whoever_watches_is_told_once_how_far_the_job_goes() -> None:
         model.zero_grad()
     job._detach()
     assert told[1:] == [{"total": 5, "shards": 4}]
+
+
+@pytest.mark.parametrize("call", ["once", "evaluate"])
+@pytest.mark.parametrize("then", ["the next step", "the same call", "the end"])
+def test_a_caught_error_of_a_function_that_all_workers_wait_for_is_named(call: str, then: str) -> None:
+    """The worker cannot go on, because it has not done what the others wait for."""
+
+    def fails(*batch: torch.Tensor) -> dict[str, float]:
+        raise OSError("disk full")
+
+    def body(setup: Setup) -> None:
+        for _ in range(2 if then == "the same call" else 1):
+            try:
+                setup.job.once(fails) if call == "once" else setup.job.evaluate(fails, dataset())
+            except OSError:
+                continue
+
+    with pytest.raises(UsageError, match=rf"job.{call}.*fails.* was left by an error of its function"):
+        train(set_up(make_job()), epochs=1 if then == "the end" else 2, body=body)
