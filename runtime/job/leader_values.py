@@ -24,7 +24,7 @@ def noted(label: str, fn: Callable[[], Any]) -> Callable[[int], Partial]:
     def compute(unit: int) -> Partial:
         value = fn()
         carried = _through_json(value, label)
-        if carried != value:
+        if carried != value and repr(carried) != repr(value):  # a NaN differs from itself
             raise NotCarried(
                 f"job.{label} returned {value!r}, which JSON changes; return lists, dicts, strings, numbers"
             )

@@ -595,6 +595,13 @@ def test_a_value_set_before_the_loop_is_kept_by_setdefault(job: Job) -> None:
     assert dict(job.state.items()) == {"best": 3, "seen": 1}
 
 
+def test_once_gives_a_value_that_is_not_a_number(job: Job) -> None:
+    set_up(job)
+    for _ in job.epochs(1):
+        found = job.once(lambda: {"loss": float("nan"), "best": [float("inf")]})
+        assert str(found) == "{'loss': nan, 'best': [inf]}"
+
+
 def test_once_gives_the_value_and_runs_it_once_with_the_rngs_put_back(job: Job) -> None:
     set_up(job)
     calls = []
