@@ -100,6 +100,15 @@ def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
     )
 
 
+def buffer_in_evaluation(name: str) -> errors.BufferChanged:
+    return errors.BufferChanged(
+        f"{name} changed in a loop over a DataLoader with a DistributedSampler and without gradients, in which each "
+        "worker has other batches: their buffers would part. In an evaluation call model.eval() before the loop. For "
+        "torch.optim.swa_utils.update_bn() use a DataLoader without a DistributedSampler, which gives each worker the "
+        f"same batches. {ELSE}"
+    )
+
+
 def changed_data(name: str, elements: int) -> errors.NotInPlace:
     return errors.NotInPlace(
         f"{name}, a tensor of {elements:,} elements, was changed in a turn whose step is not over, and is too large to "

@@ -507,6 +507,16 @@ class RankScript:
         """What differs when a weight of a model was changed in place."""
         return [parameter._version for parameter in self._weights()]
 
+    def _versions_of_buffers(self) -> dict[str, int]:
+        """What differs when a buffer of what the script has made was changed in place."""
+        return {
+            f"{kind} {number}: {name}": buffer._version
+            for kind, things in self.seen.items()
+            for number, thing in enumerate(things)
+            if isinstance(thing, nn.Module)
+            for name, buffer in thing.named_buffers()
+        }
+
     def _weights(self) -> Iterator[nn.Parameter]:
         return (parameter for module in self.seen["model"] for parameter in module.parameters())
 
@@ -546,9 +556,12 @@ class RankScript:
             self._evaluations += 1
             op = Op(OpKind.EVALUATE, self.ranks, training.epoch, training.next_step, label=label)
             self.evaluating = True
+            buffers = self._versions_of_buffers()
             for rank in training.in_turns(op, training.fingerprint(), start.added, found):
                 start.put_back(objects=False)
                 yield from source.of_rank(rank)
+                if changed := sorted(buffers.items() ^ self._versions_of_buffers().items()):
+                    raise mistakes.buffer_in_evaluation(changed[0][0])
             self.evaluating = False
             seed_all(training.seed, training.next_step, label)
         start.put_back(objects=False)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from elastic.errors import (
+    BufferChanged,
     ConfigError,
     LeftAlone,
     LeftPass,
@@ -1036,6 +1037,34 @@ def test_an_evaluation_may_add_to_a_tensor_of_its_caller() -> None:
 
 def test_an_evaluation_that_is_left_early_is_named() -> None:
     stopped(evaluated_in_part, MidShardCollective, "without `break`")
+
+
+def statistics_in_an_evaluation() -> None:
+    setup = Setup(norm=True)
+    for x, y in setup.loader:
+        setup.step(x, y)
+    with torch.no_grad():
+        for x, _ in setup.test_loader:
+            setup.model(x)
+
+
+def statistics_of_an_average(distributed: bool) -> Main:
+    def main() -> None:
+        setup = Setup(norm=True)
+        average = torch.optim.swa_utils.AveragedModel(setup.model.module)
+        for x, y in setup.loader:
+            setup.step(x, y)
+            average.update_parameters(setup.model.module)
+        loader = setup.loader if distributed else DataLoader(setup.loader.dataset, batch_size=12)
+        torch.optim.swa_utils.update_bn(loader, average)
+
+    return main
+
+
+def test_batch_norm_that_learns_in_an_evaluation_is_named() -> None:
+    stopped(statistics_in_an_evaluation, BufferChanged, r"model 0: 1.* changed .* call model.eval\(\) before the loop")
+    stopped(statistics_of_an_average(True), BufferChanged, r"average 0: module.1.* a DataLoader without a Distributed")
+    trains(statistics_of_an_average(False), BATCHES)
 
 
 def test_an_evaluation_behind_a_step_has_the_sum_of_all_batches() -> None:
