@@ -29,8 +29,8 @@ def batches(draw: Draw, steps: int, *, seed: int = 0) -> Iterator[Any]:
 
     With logical ranks the generators are seeded before each call, so a rank's batches do not depend on which worker
     computes the rank. Under torchrun, and in a script of one process, `draw` is called and nothing else is done.
-    Raises ConfigError if steps < 1, if `draw` takes other arguments, and if `draw()` gives another batch for the same
-    random numbers, because it keeps a position.
+    Raises ConfigError if steps < 1, if `draw` takes other arguments, and if it gives another batch for the same
+    arguments and random numbers, because it keeps a position.
     """
     check_count("ddp.batches(steps=)", steps)
     check_seed(seed)
@@ -63,7 +63,7 @@ class DrawnSource(RankSource):
     """One epoch of batches that the script draws."""
 
     def __init__(self, draw: Draw, steps: int, seed: int, script: RankScript, position: Position) -> None:
-        """Raises ConfigError for a function without arguments that gives another batch when it is called again."""
+        """Raises ConfigError for a function that gives another batch when it is called again."""
         super().__init__(script.ranks, position)
         self._draw = draw
         self._wanted = _wanted(draw)
@@ -71,11 +71,12 @@ class DrawnSource(RankSource):
         self._seed = seed
         self._epoch = script.epochs
         with randomness_kept():
-            if not self._wanted and not _equal(self.fetch(0, 0), self.fetch(0, 0)):
+            if not _equal(self.fetch(0, 0), self.fetch(0, 0)):
                 raise ConfigError(
                     f"ddp.batches({_name(draw)}): called twice with the same random numbers, it gives two different "
                     "batches: it keeps a position, or a generator of its own. Then nobody knows which batch is whose. "
-                    "Let it take (number, rank), and give the batch of that number, 0, 1, ..., of that rank"
+                    "Let it take (number, rank), and give the batch of that number, 0, 1, ..., of that rank, from "
+                    "nothing else"
                 )
 
     def __len__(self) -> int:

@@ -118,6 +118,8 @@ def test_a_function_that_keeps_a_position_is_refused_with_advice_that_works(seam
 
     with pytest.raises(ConfigError, match=r"next_batch.* it keeps a position.*Let it take \(number, rank\)"):
         threads.alone(script(next_batch))
+    with pytest.raises(ConfigError, match=r"it keeps a position.*Let it take \(number, rank\).*from nothing else"):
+        threads.alone(script(lambda number, rank: next_batch()))
     threads.alone(script(lambda number, rank: torch.full((3, 4), float(number * threads.RANKS + rank)) / 20))
 
 
