@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 from datetime import timedelta
 from typing import Any, cast
 
@@ -133,7 +132,7 @@ class RankGroup(dist.ProcessGroup):
     def objects(self, call: str, thing: object) -> list[Any]:
         """What each rank brings. torch would first tell the sizes, which in a silent turn are those of the step
         before."""
-        return [_unpickled(row) for row in self._by_rank(call, _pickled(thing), "an object")]
+        return [_as_object(row) for row in self._by_rank(call, _as_tensor(thing), "an object")]
 
     def _by_rank(self, call: str, tensor: torch.Tensor, kind: str = "") -> list[torch.Tensor]:
         if self._script.evaluated and self._script.training.session.world_size != self._script.ranks:
@@ -163,12 +162,13 @@ def _leaders(script: RankScript, call: str, value: torch.Tensor, kind: str = "")
     return first.value
 
 
-def _pickled(thing: object) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+def _as_tensor(thing: object) -> torch.Tensor:
+    """The pickle that torch makes of an object in these calls."""
+    return cast(torch.Tensor, distributed_c10d._object_to_tensor(thing, torch.device("cpu"), None)[0])
 
 
-def _unpickled(value: torch.Tensor) -> Any:
-    return pickle.loads(value.numpy().tobytes())
+def _as_object(value: torch.Tensor) -> Any:
+    return distributed_c10d._tensor_to_object(value, value.numel(), None)
 
 
 def _refused(name: str) -> Any:
@@ -297,7 +297,7 @@ def _broadcast_object_list(original: Any) -> Any:
         if script is None or src or kwargs.get("group_src"):  # torch's own comes to `broadcast`, which refuses
             original(object_list, src, *args, **kwargs)
             return
-        object_list[:] = _unpickled(_leaders(script, "dist.broadcast_object_list", _pickled(object_list), "objects"))
+        object_list[:] = _as_object(_leaders(script, "dist.broadcast_object_list", _as_tensor(object_list), "objects"))
 
     return broadcast_object_list
 
