@@ -62,6 +62,12 @@ class Lines:
         self._descriptor = descriptor
         self._read = b""
 
+    def are_over(self) -> bool:
+        """Whether there is no line, and will be none."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return any(seen == select.POLLHUP for _, seen in poll.poll(0))
+
     def next(self, timeout_s: float) -> bytes | None:
         """The next line; None: there was none for so long. Raises EOFError."""
         end_s = time.monotonic() + timeout_s
@@ -98,6 +104,8 @@ def serve(tracker: Tracker, lines: Lines, answer: Callable[[dict[str, Any]], Non
         )(action)
 
     try:
+        if lines.are_over():
+            return 0  # this process was slow to start, and would take the run from the next leader's
         answer({"next": insist(tracker.connect)})
         while True:
             steps, complete = _batch(lines)

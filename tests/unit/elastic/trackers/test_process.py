@@ -138,3 +138,11 @@ def test_it_ends_with_its_worker_while_nobody_answers(worker: Worker, monkeypatc
     assert serve(tracker, worker[1], lambda answer: None) == 0
     assert tracker.failures > 990
     os.close(worker[0])
+
+
+def test_a_process_whose_worker_died_before_it_began_does_not_take_the_run(worker: Worker) -> None:
+    """The next leader's process may have it by now."""
+    tracker, answers = Remembering(), list[dict[str, Any]]()
+    os.close(worker[0])
+    assert serve(tracker, worker[1], answers.append) == 0
+    assert (answers, tracker.finished) == ([], [])

@@ -19,7 +19,7 @@ from runtime.job.sinks import MLflow, trackers
 from runtime.session import Session, StepRecord
 from tests.unit.elastic.trackers import LIBRARIES
 from tests.unit.jobs import make_job, one_thread, set_up, train
-from tests.unit.worlds import World
+from tests.unit.worlds import Killed, World
 
 WAIT_S = 60.0
 
@@ -77,9 +77,16 @@ def write_all(sink: MLflow, first: int, end: int) -> int:
 
 def test_a_run_has_each_step_once_through_the_death_of_the_leader(store: Path) -> None:
     def script(session: Session) -> str:
-        setup = set_up(make_job(session))
-        setup.job.log_to(mlflow(store))
-        return train(setup, epochs=3)
+        setup, sink = set_up(make_job(session)), mlflow(store)
+        setup.job.log_to(sink)
+        try:
+            return train(setup, epochs=3)
+        except Killed:
+            process, sink._process = sink._process, None
+            if process is not None:
+                with process:  # as the kernel does with a process, its pipes are closed
+                    pass
+            raise
 
     quiet = train(set_up(make_job()), epochs=3)
     world = World(2, kills={"w0": (4, 0)})
