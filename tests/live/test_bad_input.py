@@ -47,6 +47,9 @@ def test_the_same_exception_at_the_same_place_ends_the_job_with_its_traceback_fi
 def test_a_loader_process_that_is_killed_costs_its_worker_and_nobody_else(tmp_path: Path) -> None:
     """As by the kernel when memory runs out."""
     with run(tmp_path, "a loader process is killed") as job:
+        job.shut("end")  # the other worker might have finished before this one's process has ended
+        job.await_event("worker_exited", because="exited with 1")
+        job.open("end")
         assert job.wait() == ExitCode.DONE
         assert len(job.steps()) == 40
         assert [line["worker_id"] for line in job.events("worker_exited", because="exited with 1")] == ["local.1.0"]
