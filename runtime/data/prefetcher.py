@@ -19,7 +19,7 @@ from runtime.data.fetch_process import Fetcher, FetcherEnded, FetchOutcome
 AHEAD = 2
 """The number of batches that each process may be ahead."""
 ENTRIES_MAX = 64
-"""Entries of a list that is searched for plain attributes; a longer one holds data."""
+"""Entries of a list or dict that is searched for plain attributes; a longer one holds data."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -79,7 +79,7 @@ class Prefetcher:
         """The batch, on the CPU. habit.passes is learned here. Raises DataWorkerDied, and what the dataset raises."""
         last, habit = self._last, replace(habit, passes=self._passes_of_a_step(wanted))
         new_step = last is None or (last.epoch, last.step) != (wanted.epoch, wanted.step)
-        if new_step and (mark := mark_of(self._read)) != self._mark:
+        if new_step and (mark := _mark_of(self._read)) != self._mark:
             self.close()
             self._mark = mark
         try:
@@ -114,8 +114,10 @@ class Prefetcher:
         if guessed:
             outcome = self._received[wanted]
         else:
+            unchanged = _mark_of(self._read) == self._mark
             outcome = FetchOutcome(self._fetch(wanted.epoch, wanted.step, wanted.shard))
-            self._mark = mark_of(self._read)  # what the fetch itself counts is no change by the script
+            if unchanged:  # else the next step finds what the script has changed in the middle of this one
+                self._mark = _mark_of(self._read)  # what the fetch itself counts is no change by the script
         self._received = {key: value for key, value in self._received.items() if key > wanted}
         return outcome.get()
 
@@ -152,16 +154,18 @@ class Prefetcher:
         return max(self._passes, wanted.pass_no + 1)
 
 
-def mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
-    """The plain attributes of these objects and of what they hold, as far as `depth`; of a tensor its version."""
+def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
+    """The plain attributes of these objects and of what they hold, down to `depth`; of a tensor itself and its
+    version."""
     found: list[object] = []
     for thing in things:
         if isinstance(thing, bool | int | float | str | None):
             found.append(thing)
         elif isinstance(thing, torch.Tensor):
             found.append((id(thing), thing._version))
-        elif isinstance(thing, list | tuple):
-            found += mark_of(thing, depth - 1) if depth and len(thing) <= ENTRIES_MAX else [len(thing)]
+        elif isinstance(thing, list | tuple | dict):
+            entries = thing.values() if isinstance(thing, dict) else thing
+            found += _mark_of(entries, depth - 1) if depth and len(thing) <= ENTRIES_MAX else [len(thing)]
         elif depth and hasattr(thing, "__dict__") and type(thing).__module__ != "builtins":
-            found += mark_of(vars(thing).values(), depth - 1)
+            found += _mark_of(vars(thing).values(), depth - 1)
     return found

@@ -213,10 +213,11 @@ class Staged(Noisy):
     def __init__(self) -> None:
         super().__init__()
         self.scales, self.asked = [torch.ones(())], 0
+        self.options = {"shift": [0.0]}
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         self.asked += 1
-        return torch.full((3,), float(self.scales[0]) * index), os.getpid()
+        return torch.full((3,), float(self.scales[0]) * index + self.options["shift"][0]), os.getpid()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -234,3 +235,27 @@ def test_what_the_script_changes_in_its_dataset_holds_from_the_next_step_on(work
             makers[-1] |= set(made_by.tolist()) - {os.getpid()}
     assert [len(made) for made in makers] == [workers] * 3
     assert not (makers[0] & makers[1])
+
+
+def test_a_change_in_the_middle_of_a_step_is_seen_although_this_process_fetches_a_batch_itself() -> None:
+    data, plain = Staged(), Staged()
+    ahead = loader(2, data)
+    ahead.batch(wanted(0, 0), ALL[:1])
+    data.scales[0].fill_(5.0)
+    plain.scales[0].fill_(5.0)
+    ahead.batch(wanted(0, 1), ALL[:2])  # nobody has guessed that this worker would take shard 1 over
+    makers = set[int]()
+    for step, shard in ((1, 0), (1, 1), (2, 0), (2, 1)):
+        x, made_by = ahead.batch(wanted(step, shard), ALL[:2])
+        assert torch.equal(x, loader(0, plain).batch(wanted(step, shard), ALL[:2])[0])
+        makers |= set(made_by.tolist())
+    assert makers - {os.getpid()}
+
+
+def test_a_change_of_an_entry_of_a_dict_is_seen() -> None:
+    data, plain = Staged(), Staged()
+    ahead = loader(2, data)
+    for step in range(3):
+        data.options["shift"][0] = plain.options["shift"][0] = float(step)
+        x, _ = ahead.batch(wanted(step, 0), ALL[:1])
+        assert torch.equal(x, loader(0, plain).batch(wanted(step, 0), ALL[:1])[0])
