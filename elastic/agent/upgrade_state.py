@@ -19,7 +19,8 @@ from elastic.wire import codec
 AGENT_STATE_FORMAT = 1
 
 DEAD_OF_A_SLOT = 64
-"""Of how many workers of each slot a new agent says that they are gone; older ones are in no generation any more."""
+"""A new agent says that so many of the newest workers of each slot are gone. Older workers are in no generation any
+more."""
 
 
 @dataclass(frozen=True, slots=True)

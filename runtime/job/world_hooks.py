@@ -23,8 +23,9 @@ machine goes, they delay it at least until so many seconds before that."""
 
 
 REPEATED_S = 5.0
-"""A notice that every new leader repeats ends when it did, but for how late this worker hears of it. One in the same
-words that ends at another time is another one: the first was taken back, or the end has moved."""
+"""Every new leader repeats a notice. The repetition ends at the same time, give or take these seconds, because this
+worker may hear of it late. A notice in the same words that ends at another time is another notice: the first was taken
+back, or the end has moved."""
 
 
 class WorldHooks:

@@ -445,8 +445,8 @@ class Group:
         return max((one.usual_s for one in seen), default=0.0) * shards + self.exchange_us(workers) / 1e6
 
     def exchange_us(self, workers: Iterable[str]) -> int:
-        """Microseconds for the reduction of a pass by these known members; 0: not known. The others may have counted
-        their wait for the last one too, as they do where the reduction overlaps with backward."""
+        """Microseconds for the reduction of a pass by these known members; 0: not known. The least counts: where the
+        reduction overlaps with backward, only the member that comes last does not count its wait for others."""
         return min((us for worker in workers if (us := self.workers[worker].exchange_us)), default=0)
 
     def alive(self, workers: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 from runtime.ddp.frames.places import ScriptFrames, ValuePlace
 
 Plain: TypeAlias = int | float | bool | str | None
-Held: TypeAlias = "Plain | torch.Tensor | list[Plain]"
+Held: TypeAlias = Plain | torch.Tensor | list[Plain]
 """What a newcomer gets."""
 
 TEXT_MAX = 200

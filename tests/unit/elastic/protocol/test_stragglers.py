@@ -297,6 +297,16 @@ def demoting(**options: Any) -> Job:
     return job
 
 
+def swapped() -> Job:
+    """The straggler n.1.0 and the spare n.3.0 have changed places; n.1.1 is a spare, in the slot of the straggler."""
+    job = demoting()
+    job.feed(Ready("n.3.0", 1))
+    job.train(1)
+    job.feed(Left("n.1.0", 2), WorkerDead("n.1.0", "exited with 0"))
+    job.announce(1, 1)
+    return job
+
+
 def test_a_straggler_and_a_spare_change_places_in_one_generation() -> None:
     job = demoting()
     assert job.told(Invite) == ["n.3.0"] and len(job.committed) == 1, "it stays until the spare is ready"
@@ -347,11 +357,7 @@ def test_members_are_compared_once_in_a_beat() -> None:
 
 
 def test_a_slot_is_not_demoted_again_and_again() -> None:
-    job = demoting()
-    job.feed(Ready("n.3.0", 1))
-    job.train(1)
-    job.feed(Left("n.1.0", 2), WorkerDead("n.1.0", "exited with 0"))
-    job.announce(1, 1)
+    job = swapped()
     job.train(40, n3_0=300.0)
     assert len(job.notes("demoted")) == 1 and job.told(Invite) == ["n.3.0", "n.1.1"], "another slot may be"
     job.feed(Ready("n.1.1", 2))
@@ -366,11 +372,7 @@ def test_a_slot_is_not_demoted_again_and_again() -> None:
 
 
 def test_a_spare_whose_slot_was_not_demoted_is_preferred() -> None:
-    job = demoting()
-    job.feed(Ready("n.3.0", 1))
-    job.train(1)
-    job.feed(Left("n.1.0", 2), WorkerDead("n.1.0", "exited with 0"))
-    job.announce(1, 1)
+    job = swapped()
     job.announce(4)
     job.train(40, n3_0=300.0)
     assert job.told(Invite) == ["n.3.0", "n.4.0"], "n.1 was slow, and waits although its spare came earlier"
