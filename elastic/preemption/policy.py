@@ -131,8 +131,10 @@ Action: TypeAlias = LeaveNode | BreakRing | EndWorkers | Return | Advise
 
 def step(stay: Stay, event: Event, now_s: float) -> tuple[Stay, tuple[Action, ...]]:
     match event:
-        case Heard(_, Notice(leaves=False, because=because)):
-            return stay, (Advise(because),)
+        case Heard(source, Notice(leaves=False, because=because)):
+            # The advice is all that the source says now.
+            stay, actions = _without(stay, {source}, "the notice was taken back")
+            return stay, (*actions, Advise(because))
         case Heard(source, Notice() as notice):
             return _noticed(stay, source, notice, now_s)
         case Heard(source, None):

@@ -80,10 +80,12 @@ class NoticeWatcher:
                 if self._left:
                     self._source.left()
                     self._left = False
-            except Unanswered as trouble:
+            except Exception as trouble:  # also of an answer for which the source was not written: it is asked again
                 if not said and not self._closed:
                     said = True
-                    self._troubled(self._source.name, str(trouble))
+                    known = isinstance(trouble, Unanswered)
+                    because = str(trouble) if known else f"{type(trouble).__name__}: {trouble}"
+                    self._troubled(self._source.name, because)
                 pause_s, retry_s = retry_s, min(2 * retry_s, LONGEST_RETRY_S)
             else:
                 retry_s, said, pause_s = FIRST_RETRY_S, False, self._source.pause_s

@@ -124,5 +124,20 @@ def test_advice_moves_nobody() -> None:
     assert node.hears("EC2", None) == []
 
 
+def test_a_notice_that_only_advice_is_left_of_is_taken_back() -> None:
+    node = Node()
+    node.hears("Kubernetes node", 60, "its node has the taint ToBeDeletedByClusterAutoscaler")
+    cordoned = "its node has the taint node.kubernetes.io/unschedulable"
+    assert node.hears("Kubernetes node", math.inf, cordoned, NoticeKind.ADVICE) == [ENDED, Advise(cordoned)]
+    assert node.stay == Stay()
+
+
+def test_advice_of_one_source_leaves_the_notice_of_another_one_standing() -> None:
+    node = Node()
+    node.hears("EC2", 120)
+    assert node.hears("Kubernetes node", math.inf, "advice", NoticeKind.ADVICE) == [Advise("advice")]
+    assert node.until(116) == [(115.0, BreakRing("EC2"))]
+
+
 def test_taking_back_what_was_never_said_is_nothing() -> None:
     assert Node().hears("EC2", None) == []

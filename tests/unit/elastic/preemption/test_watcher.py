@@ -121,6 +121,17 @@ def test_trouble_is_said_once_until_the_source_has_answered_again_and_a_notice_s
     assert watched.next() == "no answer"
 
 
+def test_a_source_that_fails_at_an_answer_is_asked_again(watched: Watched) -> None:
+    def fail() -> Notice | None:
+        raise RecursionError("too deep")
+
+    watched.source.now = fail
+    assert watched.next() == "RecursionError: too deep"
+    watched.looked_again()
+    watched.source.now = reclaim(100)
+    assert watched.next() == reclaim(100)
+
+
 def test_a_signal_and_the_end_of_the_node_reach_a_source_that_sleeps(watched: Watched) -> None:
     watched.looked_again()
     watched.source.pause_s = PATIENCE_S
