@@ -95,9 +95,9 @@ test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everyth
 
 # Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
 # targets install, outside of .venv.
-test-engines: setup etcd $(CLOUD_INIT) ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, Optuna, a Jupyter kernel; manifests and recipes for clouds by their linters
+test-engines: setup etcd $(CLOUD_INIT) ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, Optuna, Lightning, Hugging Face Trainer, a Jupyter kernel; manifests and recipes for clouds by their linters
 	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,search,engines]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers,jupyter,ray,spark,parquet,search,engines,trainers]'
 	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/engines
 
 test-browser: setup etcd ## the dashboard in a real Chromium, which this installs (chromium, chromium-driver)

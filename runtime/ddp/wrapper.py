@@ -103,6 +103,11 @@ def _ignored(self: Any, *args: Any, **kwargs: Any) -> None:
     """It speaks of the reducer."""
 
 
+def _logging_data(self: Any) -> dict[str, Any]:
+    """Lightning asks for it when it ends, also behind an exception, which another one would hide."""
+    return {}
+
+
 def _comm_hook(self: Any, *args: Any, **kwargs: Any) -> None:
     advice = "Gradients are reduced along a fixed tree; for fewer bytes use --compression of elastic run."
     raise mistakes.not_in_place("register_comm_hook()", advice)
@@ -116,6 +121,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "train": _train,
     "register_comm_hook": _comm_hook,
     "_set_static_graph": _ignored,
+    "_get_ddp_logging_data": _logging_data,
     "__getstate__": lambda self: dict(self.__dict__),
     "__setstate__": lambda self, state: self.__dict__.update(state),
 }

@@ -80,6 +80,7 @@ class Powered(Net):
 def static_later() -> DDP:
     model = DDP(Net())
     model._set_static_graph()
+    assert model._get_ddp_logging_data() == {}
     return model
 
 
