@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ from elastic.errors import ConfigError, ExitCode
 from elastic.rendezvous.endpoint import parse
 
 GRACE_S = 60
+
+RESOURCE = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""The name of a resource in Kubernetes."""
+
+QUANTITY = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([mkMGTPE]|[KMGTPE]i|[eE][0-9]+)?")
+"""How much of it, as Kubernetes writes it."""
 
 DESCRIPTION = "Print the manifest of a job on Kubernetes: etcd and the rendezvous, and agents that come and go."
 
@@ -115,14 +122,12 @@ def _manifest(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from elastic.cli.submit import read_job_file
-    from elastic.config import check_pairs
     from elastic.k8s.entrance import with_workers
     from elastic.k8s.manifest import manifest_text
     from elastic.k8s.pod_parts import Flavor, ManifestOptions
 
     spec = read_job_file(options.file)
     fewest, most = _range("--nodes", options.nodes)
-    check_pairs("--resource", options.resource)
     found = ManifestOptions(
         name=spec.name,
         job=options.file.read_text(encoding="utf-8"),
@@ -135,7 +140,7 @@ def _manifest(options: argparse.Namespace) -> int:
         slots=options.slots,
         replicas=options.replicas,
         grace_s=options.grace,
-        resources=dict(pair.split("=", 1) for pair in options.resource),
+        resources=_resources(options.resource),
     )
     with_workers(replace(spec), fewest * options.slots, most * options.slots)
     print(manifest_text(found), end="")
@@ -190,6 +195,20 @@ def _range(option: str, text: str) -> tuple[int, int]:
         return int(fewest), int(most or fewest)
     except ValueError:
         raise ConfigError(f"{option} {text:.40} must be MIN:MAX, such as 2:8, or N") from None
+
+
+def _resources(pairs: Sequence[str]) -> dict[str, str]:
+    """ "cpu=4" as name and quantity. Names are those of Kubernetes: a device has the domain of its vendor. Raises
+    ConfigError."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, _, quantity = pair.partition("=")
+        if not RESOURCE.fullmatch(name) or not QUANTITY.fullmatch(quantity):
+            raise ConfigError(f"--resource {pair!r:.100} must be K=V, such as cpu=4, memory=16Gi or nvidia.com/gpu=1")
+        if name in found:
+            raise ConfigError(f"--resource: {name} is given twice; leave one out")
+        found[name] = quantity
+    return found
 
 
 def _of_pod(environment: Mapping[str, str], variable: str) -> str:

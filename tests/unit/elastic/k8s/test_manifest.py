@@ -117,6 +117,28 @@ def test_the_command_prints_it_and_names_what_is_wrong(tmp_path: Path, capsys: p
     assert "$POD_NAME is not set" in capsys.readouterr().err
 
 
+def printed(tmp_path: Path, *words: str) -> int:
+    (tmp_path / "job.toml").write_text(JOB)
+    file = str(tmp_path / "job.toml")
+    return cli.main(["k8s", "manifest", file, "--image", "i:1", "--claim", "runs", "--nodes", "2:8", *words])
+
+
+def test_a_pod_asks_for_gpus_by_the_name_that_their_vendor_gives_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"nvidia.com/gpu": "1", "memory": "1.5Gi", "cpu": "500m", "hugepages-2Mi": "1e9"}
+    assert printed(tmp_path, *(word for pair in asked.items() for word in ("--resource", "=".join(pair)))) == 0
+    (job,) = [one for one in yaml.safe_load_all(capsys.readouterr().out) if one["kind"] == "Job"]
+    assert job["spec"]["template"]["spec"]["containers"][0]["resources"] == {"limits": asked, "requests": asked}
+
+
+@pytest.mark.parametrize("wrong", ["cpu", "cpu=", "cpu=many", "=4", "/gpu=1", "nvidia.com/=1", "cpu=4\n"])
+def test_what_is_no_resource_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+    assert printed(tmp_path, "--resource", wrong) == 2
+    assert "nvidia.com/gpu=1" in capsys.readouterr().err
+    assert printed(tmp_path, "--resource", "cpu=1", "--resource", "cpu=2") == 2
+
+
 KEYS = st.text(max_size=20)
 """YAML takes 1024 characters as written."""
 
