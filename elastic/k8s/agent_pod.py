@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from elastic import stop_signals
 from elastic.agent.process.worker_process import own_environment
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet.client import FleetClient
+from elastic.k8s.agent_pods import JOB_STOPPED
 from elastic.k8s.entrance import JOB_FILE
 from elastic.k8s.trainer_status import TrainerStatus
 from elastic.preemption import relay
@@ -62,6 +63,11 @@ def serve(options: AgentPodOptions) -> int:
     except OSError as error:
         raise ConfigError(f"{options.own / JOB_FILE}: {error.strerror}; `elastic k8s enter` writes it") from error
     return _AgentPod(options, job).serve()
+
+
+def exit_code(ended: Mapping[str, Any]) -> int:
+    """With which a pod ends when its job has. ended: the fleet's entry of the job."""
+    return JOB_STOPPED if ended["stopped"] else int(ended["exit_code"])
 
 
 class _AgentPod:
@@ -119,7 +125,7 @@ class _AgentPod:
             if self._asked:
                 return ExitCode.TERMINATED
             if self._entry.get("state") == "ended" and not (self._job_dir / TOKEN).exists():
-                return int(self._entry["exit_code"])
+                return exit_code(self._entry)
             if self._has_left():
                 print("elastic: the node has to go, and the workers have left it", file=sys.stderr, flush=True)
                 return ExitCode.DRAINED

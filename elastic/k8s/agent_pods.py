@@ -32,7 +32,10 @@ KILLED_S = 5
 BACKOFF_LIMIT = 1000
 """Agents that died by themselves, in the whole time of the job."""
 
-GIVE_UP = (ExitCode.SCRIPT_FAILED, ExitCode.BAD_INPUT, ExitCode.STATE_LOST, ExitCode.DISAGREE)
+JOB_STOPPED = 71
+"""Exit code of a pod whose job an operator has stopped, by whatever exit code the job ended then."""
+
+GIVE_UP = (ExitCode.SCRIPT_FAILED, ExitCode.BAD_INPUT, ExitCode.STATE_LOST, ExitCode.DISAGREE, JOB_STOPPED)
 """With these the job has ended, and other pods would end alike. Not so where pods were too few for too long: that
 counts as a failure of each, so that the pods in their place come later each time."""
 

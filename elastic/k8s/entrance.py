@@ -82,9 +82,10 @@ def _enter(client: FleetClient, spec: JobSpec, owner: str) -> str:
 
 
 def _goes_on(job: dict[str, Any]) -> bool:
-    """Whether it was interrupted because all nodes had to go, or were too few, and another one goes on from its
-    checkpoint."""
-    return bool(job["state"] == "ended" and job["exit_code"] in (ExitCode.DRAINED, ExitCode.BELOW_QUORUM))
+    """Whether it was interrupted because all nodes had to go, or were too few, or etcd was older than the job, and
+    another one goes on from its checkpoint. What an operator has stopped stays so."""
+    interrupted = (ExitCode.DRAINED, ExitCode.BELOW_QUORUM, ExitCode.TERMINATED)
+    return bool(job["state"] == "ended" and job["exit_code"] in interrupted and not job["stopped"])
 
 
 def remember(own: Path, job: str) -> None:

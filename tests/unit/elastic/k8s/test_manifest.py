@@ -45,7 +45,7 @@ def test_a_pod_that_is_disrupted_or_has_left_is_no_failure_and_a_job_that_has_fa
     disrupted, left, over = spec["podFailurePolicy"]["rules"]
     assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
     assert (left["action"], left["onExitCodes"]["values"]) == ("Ignore", [6, 143])
-    assert (over["action"], over["onExitCodes"]["values"]) == ("FailJob", [1, 2, 4, 5])
+    assert (over["action"], over["onExitCodes"]["values"]) == ("FailJob", [1, 2, 4, 5, 71])
 
 
 def test_an_agent_leaves_within_the_grace_of_its_pod() -> None:

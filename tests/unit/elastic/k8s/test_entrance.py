@@ -1,0 +1,58 @@
+"""Which job the pods of a Job come to, and with which exit code they end, when the job before it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from elastic.config import JobSpec
+from elastic.errors import ExitCode
+from elastic.fleet.client import FleetClient
+from elastic.k8s import agent_pods, entrance
+from elastic.k8s.agent_pod import exit_code
+
+OWNER = "5f1c0c3e"
+
+
+@dataclass
+class Fleet:
+    """What the entrance asks of a client."""
+
+    jobs: list[dict[str, Any]]
+    submitted: list[str] = field(default_factory=list)
+
+    def overview(self) -> dict[str, Any]:
+        return {"jobs": self.jobs}
+
+    def submit(self, spec: JobSpec, resume: str, *, token: str) -> dict[str, Any]:
+        self.submitted.append(token)
+        return {"job": f"{spec.name}-{len(self.jobs) + 1}"}
+
+
+def ended(code: int, *, stopped: bool) -> dict[str, Any]:
+    told = {"job": "train-1", "request": f"{OWNER}-0", "state": "ended", "exit_code": int(code), "stopped": stopped}
+    return {**told, "checkpoints": "/nowhere/train-1", "identity": "0"}
+
+
+def entered(fleet: Fleet) -> str:
+    spec = JobSpec(name="train", command=("python", "t.py"), workers=2, checkpoint_dir="/nowhere")
+    return entrance._enter(cast(FleetClient, fleet), spec, OWNER)
+
+
+@pytest.mark.parametrize("code", [ExitCode.DRAINED, ExitCode.BELOW_QUORUM, ExitCode.TERMINATED])
+def test_a_job_that_was_interrupted_goes_on_in_the_next_pods(code: ExitCode) -> None:
+    fleet = Fleet([ended(code, stopped=False)])
+    assert entered(fleet) == "train-2" and fleet.submitted == [f"{OWNER}-1"]
+
+
+@pytest.mark.parametrize("code", [ExitCode.DRAINED, ExitCode.TERMINATED])
+def test_a_job_that_an_operator_has_stopped_does_not_begin_again_and_its_job_is_given_up(code: ExitCode) -> None:
+    fleet = Fleet([ended(code, stopped=True)])
+    assert entered(fleet) == "train-1" and not fleet.submitted
+    assert exit_code(fleet.jobs[0]) in agent_pods.GIVE_UP
+
+
+def test_pods_end_with_the_exit_code_of_their_job() -> None:
+    assert [exit_code(ended(code, stopped=False)) for code in (0, 1, 6)] == [0, 1, 6]
