@@ -41,6 +41,13 @@ class GroupState(StrEnum):
     GONE = "REMOVED"
 
 
+def state_of(table: Mapping[str, object]) -> GroupState:
+    """Of a group, by its entry in Ray's table, which is empty if Ray does not know it. Ray reserves resources before it
+    commits them (PREPARED), and another release may have more states on the way: all of them wait."""
+    said = table.get("state", GroupState.GONE)
+    return next((state for state in GroupState if state == said), GroupState.WAITS)
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """One agent, as its driver sees it. place: of its group; None: it has none. serves: its actor runs. due: it may be

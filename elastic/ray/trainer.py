@@ -17,7 +17,7 @@ from elastic.engines.job_request import JobRequest
 from elastic.engines.node_task import TaskOutcome
 from elastic.errors import ConfigError, ElasticError
 from elastic.ray.agent_actor import ElasticAgent
-from elastic.ray.bundles import GroupState, Seat, actor_options, bundle_of, next_steps
+from elastic.ray.bundles import GroupState, Seat, actor_options, bundle_of, next_steps, state_of
 from elastic.ray.trial import trainable
 
 POLL_S = 0.25
@@ -186,7 +186,7 @@ class _Seats:
         if number in self._serving:
             return GroupState.READY  # Ray is not asked while all is well: its head may be away
         group = self._groups.get(number)
-        return None if group is None else GroupState(self._table(group)["state"])
+        return None if group is None else state_of(self._table(group))
 
     def _ask(self, number: int) -> None:
         from ray.util.placement_group import placement_group

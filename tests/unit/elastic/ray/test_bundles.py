@@ -6,7 +6,7 @@ import pytest
 
 from elastic.errors import ConfigError
 from elastic.ray.agent_actor import NO_DEADLINE_S, notice_of
-from elastic.ray.bundles import GroupState, NextSteps, Seat, actor_options, bundle_of, next_steps
+from elastic.ray.bundles import GroupState, NextSteps, Seat, actor_options, bundle_of, next_steps, state_of
 
 
 def test_an_agent_takes_what_its_workers_need_together() -> None:
@@ -33,6 +33,22 @@ def test_groups_are_asked_for_where_there_is_none_and_agents_started_where_one_i
         Seat(6, GroupState.GONE, serves=False, due=True),
     ]
     assert next_steps(seats) == NextSteps(ask=(0, 6), start=(2,))
+
+
+@pytest.mark.parametrize(
+    ("table", "state"),
+    [
+        ({"state": "CREATED"}, GroupState.READY),
+        ({"state": "PENDING"}, GroupState.WAITS),
+        ({"state": "PREPARED"}, GroupState.WAITS),
+        ({"state": "RESCHEDULING"}, GroupState.AGAIN),
+        ({"state": "REMOVED"}, GroupState.GONE),
+        ({"state": "of a later release"}, GroupState.WAITS),
+        ({}, GroupState.GONE),
+    ],
+)
+def test_every_state_that_ray_has_for_a_group_is_known(table: dict[str, object], state: GroupState) -> None:
+    assert state_of(table) is state
 
 
 def test_a_drain_of_ray_is_a_notice_that_ends_at_its_deadline() -> None:
