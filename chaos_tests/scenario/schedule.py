@@ -147,7 +147,7 @@ def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
     bag: list[str] = []
     once: set[str] = set()
     at_s = FIRST_S
-    while at_s < duration_s:
+    while at_s < duration_s and once < preset.weights.keys():
         if preset.in_turn:
             if not bag:
                 bag = sorted(preset.weights)

@@ -56,6 +56,11 @@ def test_kinds_can_be_named_one_by_one() -> None:
     assert preset_of("flap") is PRESETS["flap"]
 
 
+@pytest.mark.parametrize("name", ["kill-in-first-step", "kill-in-first-step,kill-in-last-step"])
+def test_a_plan_of_faults_that_come_once_has_each_of_them_once(name: str) -> None:
+    assert sorted(one.kind for one in plan(preset_of(name), 1, 60.0)) == sorted(name.split(","))
+
+
 def test_a_fault_with_places_is_planned_at_one_of_them() -> None:
     for planned in plan(PRESETS["kill"], 1, 600.0):
         known = planned.fault.places
