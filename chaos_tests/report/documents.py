@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,6 +16,9 @@ from chaos_tests.report.story import Story, tell
 
 INJECTED = "I16"
 """The invariant that says whether there were faults: a run without faults proves nothing."""
+
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What an XML file may not hold, not even escaped: a reader refuses the file then. Messages of scripts have colours."""
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --dim: #68717d; --line: #d8dde3; --member: #4f7cc4;
@@ -128,7 +132,8 @@ def junit(findings: Sequence[Judgement], seconds: float, may_be_unknown: frozens
     injected = any(_true(finding) for finding in findings if finding.invariant.number == INJECTED)
     title = "chaos" if injected else f"chaos: {headline(findings, may_be_unknown)}"
     head = f'<testsuite name={quoteattr(title)} tests="{len(cases)}" {counts} time="{seconds:.3f}">'
-    return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>", ""])
+    text = "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>", ""])
+    return NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def page(

@@ -24,7 +24,7 @@ from chaos_tests.scenario.faults import Aim, Fault, Ground, choose
 from chaos_tests.scenario.schedule import PRESETS, ground_of, plan, preset_of
 from elastic.cli import main
 from elastic.errors import ConfigError, ExitCode
-from tests.unit.histories import C, event, good, with_events, with_step, without
+from tests.unit.histories import C, event, good, with_events, with_result, with_step, without
 
 HOLDERS = ["a", "b", "c"]
 ASKED = {"command": ["train.py", "<&>"], "preset": "kill", "seed": 7}
@@ -160,6 +160,13 @@ def test_the_documents_say_what_was_decided() -> None:
     assert {i["number"]: i["answer"] for i in document["invariants"]}["I7"] == "false"
     suite = ElementTree.fromstring(documents.junit(findings, 1.0))
     assert suite.attrib["failures"] == str(len(suite.findall("*/failure"))) == "2"
+
+
+def test_a_message_with_colours_and_what_is_no_text_does_not_spoil_the_documents() -> None:
+    said = "ValueError: \x1b[31mno loss\x1b[0m \0 \udcff \ufffe"
+    findings = judge(with_result(good(), exit_code=1, because=said))
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0).encode())
+    assert any("no loss" in found.attrib["message"] for found in suite.findall("*/failure"))
 
 
 def own_samples(run: Run) -> Run:
