@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from typing import TypeAlias
 
 from chaos_tests.checkers.history import Event, History, Injected, Run, every_kind_came, injected
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
@@ -13,6 +14,8 @@ AGAIN_S = 3.0
 """After a service was killed or thawed, until an agent attends a leader again: a lease of 2 s, and a process begins."""
 EXCUSED_S = 15.0
 """How long one loss may take, however many services stood still one after the other."""
+AFTER_S = 30.0
+"""After a fault that its worker survives has ended: who ends or is lost still later does so for another reason."""
 LOSSES = ("member_lost", "worker_lost", "expelled")
 LIVE = (Effect.FREEZES, Effect.ISOLATES, Effect.SUSPECTS)
 """Who is hit may be declared lost, and lives."""
@@ -33,21 +36,29 @@ def detection(history: History) -> CheckerVerdict:
 def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
     run = history.faulty
     members = {worker for event in run.of("committed") for worker in event.line["members"]}
-    noted: dict[str, Event] = {}
-    for event in run.of(*LOSSES, "finished"):
-        noted.setdefault(event.worker, event)
     for fault in faults:
         limit_s = fault.noted_s or (history.limits.exit_s if fault.lethal else history.limits.freeze_s)
         if not fault.lethal and not _expels(history, fault):
             continue
         for worker, struck in fault.struck.items():
-            sign = noted.get(worker)
+            sign = _sign(run, worker, struck)
             if worker not in members or (run.over_ns is not None and run.over_ns < struck.t_ns + limit_s * 1e9):
                 continue
             if sign is None or _served_s(history, faults, struck, sign) > limit_s:
                 when = "never" if sign is None else f"after {(sign.t_ns - struck.t_ns) / 1e9:.1f} s"
                 at = struck.at if sign is None else sign.at
                 yield broken(f"{worker}: {fault.kind} was noted {when}, must be within {limit_s:.0f} s", at)
+
+
+def _sign(run: Run, worker: str, struck: Event) -> Event | None:
+    """By what the others have noted that strike. A loss of before counts unless the worker was a member again."""
+    told = [event for event in run.of(*LOSSES, "finished") if event.worker == worker]
+    before = next((event for event in reversed(told) if event.t_ns < struck.t_ns), None)
+    if before is not None:
+        between = (event for event in run.of("committed") if before.t_ns < event.t_ns < struck.t_ns)
+        if not any(worker in event.line["members"] for event in between):
+            return before
+    return next((event for event in told if event.t_ns >= struck.t_ns), None)
 
 
 def _served_s(history: History, faults: tuple[Injected, ...], struck: Event, sign: Event) -> float:
@@ -85,20 +96,39 @@ def _expels(history: History, fault: Injected) -> bool:
 
 def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
     run = history.faulty
-    first: dict[str, int] = {}
-    for fault in faults:
-        if fault.lethal or fault.row.effect in LIVE:
-            since = {**dict.fromkeys(fault.held, fault.event), **fault.struck}
-            for worker, event in since.items():
-                first[worker] = min(first.get(worker, event.t_ns), event.t_ns)
+    reasons = _reasons(run, [fault for fault in faults if fault.lethal or fault.row.effect in LIVE])
     for event in run.of("worker_dying", "worker_exited"):
-        first[event.worker] = min(first.get(event.worker, event.t_ns), event.t_ns)
+        reasons.setdefault(event.worker, []).append((event.t_ns, None))
     mute = [fault for fault in faults if AGENT in fault.targets]
     for event in run.of(*LOSSES):
         if any(_while_mute(history, fault, event) for fault in mute):
             continue
-        if event.worker not in first or event.t_ns < first[event.worker]:
+        if not _explained(reasons, event):
             yield broken(f"{event.worker} was declared lost although nothing had happened to it", event.at)
+
+
+Reasons: TypeAlias = dict[str, list[tuple[int, int | None]]]
+"""Worker -> from when to when what was done to it explains its end or its loss; None: from then on."""
+
+
+def _reasons(run: Run, faults: Iterable[Injected]) -> Reasons:
+    """A worker that survives a fault is one like the others again, some time after the end of the fault."""
+    reasons: Reasons = {}
+    for fault in faults:
+        until_ns = None if _ends(fault) else fault.ended_ns(run.events[-1].t_ns) + int(AFTER_S * 1e9)
+        for worker, event in {**dict.fromkeys(fault.held, fault.event), **fault.struck}.items():
+            reasons.setdefault(worker, []).append((event.t_ns, until_ns))
+    return reasons
+
+
+def _ends(fault: Injected) -> bool:
+    """Whether those that it hits have to end."""
+    return fault.lethal or fault.row.effect is Effect.LEAVES
+
+
+def _explained(reasons: Reasons, event: Event) -> bool:
+    spans = reasons.get(event.worker, ())
+    return any(begin_ns <= event.t_ns and (end_ns is None or event.t_ns <= end_ns) for begin_ns, end_ns in spans)
 
 
 def _not_in_order(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
@@ -174,14 +204,19 @@ def _hits_workers(run: Run, fault: Injected) -> bool:
 
 def _restarted(run: Run) -> Iterator[CheckerVerdict]:
     members = {event.worker for event in run.of("entered")}
-    hit = {worker for fault in injected(run.events) for worker in (*fault.targets, *fault.held)}
+    faults = injected(run.events)
+    survived = [fault for fault in faults if not _ends(fault)]
+    reasons = _reasons(run, survived)
+    hit = {worker for fault in faults if _ends(fault) for worker in (*fault.targets, *fault.held)}
     pids: dict[str, Event] = {}
     for event in run.events:
         if event.by_worker and event.line["pid"] != pids.setdefault(event.worker, event).line["pid"]:
             yield broken(f"{event.worker} has two processes", pids[event.worker].at, event.at)
     over_ns = run.over_ns if run.over_ns is not None else run.events[-1].t_ns + 1
+    # Who was lost to a fault ends when the fault lets it: it may be a long time.
+    hit |= {event.worker for event in run.of(*LOSSES) if _explained(reasons, event)}
     for event in run.of("worker_exited"):
-        if event.worker in members - hit and event.t_ns < over_ns:
+        if event.worker in members - hit and event.t_ns < over_ns and not _explained(reasons, event):
             yield broken(f"{event.worker} ended although nobody touched it: {event.line['because']}", event.at)
 
 

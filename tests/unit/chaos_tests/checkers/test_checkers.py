@@ -498,6 +498,44 @@ def test_who_is_cut_off_from_the_others_may_be_given_up_but_not_who_is_cut_off_f
     assert verdict("I11", given_up("cut-control")).answer is Truth.FALSE
 
 
+def frozen_at_5_s() -> tuple[Event, ...]:
+    return (
+        event(5.1, "fault_injected", "harness", worker=B, number=2, fault="freeze-short", lethal=False),
+        event(5.4, "fault_ended", "harness", number=2),
+    )
+
+
+@pytest.mark.parametrize(("at_s", "fine"), [(6.0, True), (50.0, False)])
+def test_a_fault_that_a_member_has_survived_does_not_explain_what_happens_to_it_much_later(
+    at_s: float, fine: bool
+) -> None:
+    history = with_events(without(good(), "finished", "worker_exited"), *frozen_at_5_s())
+    expected = Truth.TRUE if fine else Truth.FALSE
+    ended = event(at_s, "worker_exited", "agent", worker=B, because="killed by SIGSEGV")
+    assert verdict("I13", with_events(history, ended)).answer is expected
+    assert verdict("I11", with_events(history, event(at_s, "expelled", worker=B))).answer is expected
+
+
+def test_who_was_lost_to_a_fault_may_end_whenever_its_agent_gets_to_it() -> None:
+    history = with_events(without(good(), "finished", "worker_exited"), *frozen_at_5_s())
+    late = event(90.0, "worker_exited", "agent", worker=B, because="found itself fenced")
+    assert verdict("I13", with_events(history, event(6.0, "expelled", worker=B), late)).answer is Truth.TRUE
+
+
+def test_a_loss_of_before_is_no_sign_that_a_later_strike_was_noted() -> None:
+    before = (
+        event(2.2, "fault_injected", "harness", target="elastic.agent", number=2, fault="freeze-agent", lethal=False),
+        event(2.4, "worker_lost", worker=B, because="node n is silent"),
+        event(2.5, "fault_ended", "harness", number=2),
+    )
+    again = event(2.6, "committed", generation=2, kind="planned", members=[A, B])
+    killed = event(3.5, "fault_injected", "harness", worker=B, number=3, fault="kill", lethal=True)
+    history = with_events(without(good(), "finished", worker=B), *before, killed)
+    assert verdict("I11", history).answer is Truth.TRUE, "who is lost is not lost once more"
+    found = verdict("I11", with_events(history, again))
+    assert found.answer is Truth.FALSE and "kill was noted" in found.because
+
+
 def test_who_is_cut_off_from_everybody_has_to_be_expelled_in_time() -> None:
     cut = (
         event(5.1, "fault_injected", "harness", worker=B, number=2, fault="cut-node", lethal=False),
