@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from elastic.config import check_name
 from elastic.errors import ConfigError
 from elastic.preemption.kubernetes_notices import NODE, POD
 
@@ -70,6 +71,11 @@ class ManifestOptions:
             raise ConfigError(f"--replicas {self.replicas} must be 1 or 3")
         if self.grace_s < 10:
             raise ConfigError(f"--grace {self.grace_s} must be at least 10 seconds")
+        check_name("--namespace", self.namespace)
+        if not self.name[:1].isalpha():
+            raise ConfigError(
+                f"name = {self.name!r} must begin with a letter: so do the names of Services in Kubernetes"
+            )
         if len(self.name) > 40:
             raise ConfigError(
                 f"name = {self.name!r} is longer than 40 characters, the most that names of pods have room for"
@@ -78,6 +84,11 @@ class ManifestOptions:
             raise ConfigError(
                 f"checkpoint_dir={self.checkpoint_dir!r}: a directory needs --claim, a PersistentVolumeClaim that "
                 "all nodes can mount (ReadWriteMany); a URL such as s3://bucket/runs needs none"
+            )
+        if self.claim and (taken := _hidden(self.checkpoint_dir)):
+            raise ConfigError(
+                f"checkpoint_dir={self.checkpoint_dir!r}: pods have {taken} for something else, and a claim there "
+                "would hide it; give another directory"
             )
 
     @property
@@ -88,6 +99,17 @@ class ManifestOptions:
     def replicas_text(self) -> str:
         """As --rendezvous has it."""
         return ",".join(f"{host}:{RENDEZVOUS_PORT}" for host in hosts(self))
+
+
+def _hidden(directory: str) -> str:
+    """Which place of a pod a volume in that directory would take, or hide, or ""."""
+    words = _words(directory)
+    places = (CA, OWN, JOB, WORK, "/dev/shm", "/proc")
+    return next((place for place in places if _words(place)[: len(words)] == words), "")
+
+
+def _words(path: str) -> list[str]:
+    return [word for word in path.split("/") if word not in ("", ".")]
 
 
 def hosts(options: ManifestOptions) -> list[str]:
@@ -144,7 +166,7 @@ def probe(page: str, role: str, **times: int) -> dict[str, Any]:
 
 def rights(options: ManifestOptions, agent: str) -> Sequence[dict[str, Any]]:
     """To read, one by one, the pods of the namespace and the nodes, for notices; nothing else."""
-    cluster = f"{options.namespace}-{agent}"
+    cluster = f"{options.namespace}:{agent}"  # a hyphen could be of either name, and two jobs would share the object
     group = "rbac.authorization.k8s.io"
     subjects = [{"kind": "ServiceAccount", "name": agent, "namespace": options.namespace}]
     common = {"labels": labels(options, "agent")}

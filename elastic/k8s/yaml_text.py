@@ -14,8 +14,8 @@ NO_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 NUMBER_LIKE = re.compile(r"\.[0-9.eE]*|\.(inf|nan)", re.IGNORECASE)
 
-BLOCK = re.compile(r"(?:[\t\x20-\x7e\xa0-\ud7ff]*\n)+")
-"""A text of whole lines, which can stand as it is."""
+BLOCK = re.compile(r"(?:[\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff]*\n)+")
+"""A text of whole lines, which can stand as it is. U+2028 and U+2029 end a line for readers of YAML 1.1."""
 
 Value = Mapping[str, "Value"] | Sequence["Value"] | str | int | bool | None
 

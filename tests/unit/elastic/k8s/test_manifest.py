@@ -75,6 +75,14 @@ def test_rights_are_to_read_single_pods_and_nodes() -> None:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
 
 
+def test_two_jobs_have_no_object_of_the_cluster_in_common() -> None:
+    one, other = of(namespace="team", name="a-b"), of(namespace="team-a", name="b")
+    for kind in ("ClusterRole", "ClusterRoleBinding"):
+        assert one[kind]["metadata"]["name"] != other[kind]["metadata"]["name"]
+        assert one[kind]["metadata"]["name"] == "team:a-b-agent"
+    assert one["ClusterRoleBinding"]["roleRef"]["name"] == one["ClusterRole"]["metadata"]["name"]
+
+
 def test_a_checkpoint_directory_needs_a_claim_and_a_url_none() -> None:
     with pytest.raises(ConfigError, match="needs --claim"):
         of(claim="")
@@ -85,7 +93,15 @@ def test_a_checkpoint_directory_needs_a_claim_and_a_url_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"nodes": (0, 2)}, {"nodes": (3, 2)}, {"slots": 0}, {"replicas": 2}, {"grace_s": 5}, {"name": "x" * 41}]
+    "wrong",
+    [
+        *({"nodes": (0, 2)}, {"nodes": (3, 2)}, {"slots": 0}, {"replicas": 2}, {"grace_s": 5}, {"name": "x" * 41}),
+        *({"name": "70b-sft"}, {"namespace": "Team_A"}, {"namespace": ""}),
+        *(
+            {"checkpoint_dir": path}
+            for path in ("/", "/srv", "/srv/elastic", "/srv//elastic/", "/dev", "/run/elastic/own")
+        ),
+    ],
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -174,6 +190,8 @@ def test_a_reader_of_yaml_sees_what_was_written(documents: list[dict[str, Any]])
         "a\n",
         " a\nb\n",
         "#",
+        "a\u2028b\n",
+        "a\n\u2029\nb\n",
     ],
 )
 def test_a_text_stays_a_text(text: str) -> None:
