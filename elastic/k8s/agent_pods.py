@@ -42,6 +42,9 @@ counts as a failure of each, so that the pods in their place come later each tim
 LEFT = (ExitCode.DRAINED, ExitCode.TERMINATED)
 """The node had to go, or the pod was asked to end: no failure, and another pod takes its place."""
 
+ENTER = "enter"
+"""The init container."""
+
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 """By this label Kubeflow Trainer knows which Job trains; its container has to be named `node`."""
 
@@ -90,8 +93,8 @@ def _job_set(name: str, template: dict[str, Any]) -> dict[str, Any]:
 def _job(options: ManifestOptions, container: str, *, elastic: bool) -> dict[str, Any]:
     """elastic: it says itself how many pods it has; else its TrainJob does."""
 
-    def on_exit(action: str, codes: Sequence[int]) -> dict[str, Any]:
-        which = {"containerName": container, "operator": "In", "values": sorted(map(int, codes))}
+    def on_exit(action: str, codes: Sequence[int], of: str = container) -> dict[str, Any]:
+        which = {"containerName": of, "operator": "In", "values": sorted(map(int, codes))}
         return {"action": action, "onExitCodes": which}
 
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -100,7 +103,14 @@ def _job(options: ManifestOptions, container: str, *, elastic: bool) -> dict[str
         "completionMode": "NonIndexed",
         "backoffLimit": BACKOFF_LIMIT,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": [disrupted, on_exit("Ignore", LEFT), on_exit("FailJob", GIVE_UP)]},
+        "podFailurePolicy": {
+            "rules": [
+                disrupted,
+                on_exit("Ignore", LEFT),
+                on_exit("FailJob", GIVE_UP),
+                on_exit("FailJob", [ExitCode.BAD_INPUT], ENTER),  # the fleet refuses the job, or the authority is none
+            ]
+        },
         "template": {"metadata": {"labels": labels(options, "agent")}, "spec": _pod(options, container)},
     }
 
@@ -130,7 +140,7 @@ def _pod(options: ManifestOptions, container: str) -> dict[str, Any]:
         "securityContext": POD_SECURITY,
         "initContainers": [
             {
-                "name": "enter",
+                "name": ENTER,
                 **common,
                 "command": enter,
                 "volumeMounts": mounted(ca=CA, own=OWN, job=JOB, **claimed),

@@ -42,10 +42,16 @@ def test_a_pod_that_is_disrupted_or_has_left_is_no_failure_and_a_job_that_has_fa
     spec = of()["Job"]["spec"]
     assert spec["parallelism"] == 8 and "completions" not in spec and spec["completionMode"] == "NonIndexed"
     assert spec["podReplacementPolicy"] == "Failed" and spec["template"]["spec"]["restartPolicy"] == "Never"
-    disrupted, left, over = spec["podFailurePolicy"]["rules"]
+    disrupted, left, over, refused = spec["podFailurePolicy"]["rules"]
     assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
     assert (left["action"], left["onExitCodes"]["values"]) == ("Ignore", [6, 143])
     assert (over["action"], over["onExitCodes"]["values"]) == ("FailJob", [1, 2, 4, 5, 71])
+    # A rule with the name of a container says nothing of an init container.
+    (enter,) = spec["template"]["spec"]["initContainers"]
+    assert refused == {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": enter["name"], "operator": "In", "values": [2]},
+    }
 
 
 def test_an_agent_leaves_within_the_grace_of_its_pod() -> None:
