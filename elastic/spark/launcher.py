@@ -79,7 +79,7 @@ def _context() -> Any:
     context = SparkContext._active_spark_context  # getOrCreate would start one
     if context is None:
         raise ConfigError("elastic.spark.run() needs a session: SparkSession.builder...getOrCreate() before it")
-    if context.getConf().get(SPECULATION, "false") == "true":
+    if context.getConf().get(SPECULATION, "false").strip().lower() == "true":  # as Spark reads it; Python writes True
         raise ConfigError(f"{SPECULATION} would start agents twice; start the session without it")
     return context
 
