@@ -162,7 +162,8 @@ class JobDriver:
         if entry is None:
             return False
         self._entry = entry
-        if entry["state"] == "ended" and entry["exit_code"] in (ExitCode.DRAINED, ExitCode.STATE_LOST):
+        interrupted = (ExitCode.DRAINED, ExitCode.STATE_LOST)
+        if entry["state"] == "ended" and entry["exit_code"] in interrupted and not entry["stopped"]:
             return not self._goes_on()
         told = f"{entry['state']}{': ' if entry['because'] else ''}{entry['because'].partition(chr(10))[0]}"
         if told != self._told and entry["state"] != "ended":

@@ -13,7 +13,7 @@ from elastic.config import JobSpec
 from elastic.engines import job_driver
 from elastic.engines.job_driver import JobDriver, cause
 from elastic.engines.job_request import JobRequest
-from elastic.errors import ElasticError, ExitCode
+from elastic.errors import ElasticError, ExitCode, LaunchFailed
 from elastic.fleet import registry
 from elastic.fleet.registry import Registry
 from elastic.store.election import Candidate
@@ -49,9 +49,11 @@ def test_the_line_that_a_person_needs_is_told(text: str, line: str) -> None:
 
 
 class Fleet:
-    """A fleet on paper. loses: how many answers to requests for a job get lost."""
+    """A fleet on paper. loses: how many answers to requests for a job get lost. stopped: an operator has ended the
+    job."""
 
     loses = 0
+    stopped = False
 
     def __init__(self, host: str) -> None:
         self.client, self.store, self.environment = self, MemoryStore(), dict[str, str]()
@@ -75,7 +77,7 @@ class Fleet:
     def entry(self, job: str) -> dict[str, Any]:
         state = "ended" if job.endswith("-1") else "placed"
         ended = {"exit_code": ExitCode.DRAINED, "checkpoints": "", "identity": "", "because": "every node had to go"}
-        return {"job": job, "state": state, **ended}
+        return {"job": job, "state": state, "stopped": self.stopped, **ended}
 
 
 @pytest.mark.parametrize("patience_s", [300.0, 0.0])
@@ -97,3 +99,15 @@ def test_a_job_that_has_lost_its_nodes_goes_on_as_one_job_though_an_answer_was_l
             assert not driver.poll() and not driver.poll()
         state, _ = registry.read(fleet.store)
         assert [job.name.rpartition("-")[2] for job in state.jobs] == ["1", "2"] and driver.job == state.jobs[1].name
+
+
+def test_a_job_that_an_operator_has_stopped_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_driver, "PrivateFleet", Fleet)
+    monkeypatch.setattr(job_driver, "newest_at", lambda url, identity: EntryName(7, 0, 1, "0" * 8))
+    request = JobRequest(what="train.py", workers=1, checkpoint_dir=str(tmp_path))
+    with JobDriver(request, "here", "ray") as driver:
+        fleet: Any = driver.fleet
+        fleet.stopped = True
+        assert driver.poll() and driver.job.endswith("-1"), "it is over"
+        with pytest.raises(LaunchFailed, match="every node had to go"):
+            driver.result()
