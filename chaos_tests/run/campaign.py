@@ -27,9 +27,9 @@ from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.schedule import Planned, ground_of, plan, preset_of
 from elastic.cli import options as command_line
 from elastic.config import JobSpec, Timing
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, ExitCode
 from elastic.records.files import write_atomically
-from elastic.records.job_directory import default_name
+from elastic.records.job_directory import default_name, read_json
 from elastic.records.journal import read_all
 from elastic.wire import codec
 
@@ -93,6 +93,11 @@ def quiet_run_in(earlier: Path) -> Path:
     source = earlier / "quiet" if (earlier / "quiet").is_dir() else earlier
     if not (source / "result.json").exists():
         raise ConfigError(f"{source} holds no job that has ended; give the directory of an earlier chaos run")
+    result = read_json(source / "result.json")
+    if result is None or result.get("exit_code") != ExitCode.DONE:
+        raise ConfigError(
+            f"the job in {source} did not end well, so that nothing can be compared with it; run it again"
+        )
     return source
 
 

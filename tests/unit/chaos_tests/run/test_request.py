@@ -12,7 +12,15 @@ import pytest
 from chaos_tests.checkers import judge
 from chaos_tests.report import documents
 from chaos_tests.run import request
-from chaos_tests.run.campaign import Campaign, campaign_again, differences, from_document, ground, read_report
+from chaos_tests.run.campaign import (
+    Campaign,
+    campaign_again,
+    differences,
+    from_document,
+    ground,
+    quiet_run_in,
+    read_report,
+)
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.scenario import scenario_from_toml, seconds_of
 from chaos_tests.scenario.schedule import Planned
@@ -45,6 +53,21 @@ suspect_s = 0.9
 def asked(*words: str) -> Campaign:
     scenario, script = request.scenario_of(parser().parse_args(["chaos", "run", *words]))
     return request.campaign_of(scenario, script, Path("/home"))
+
+
+@pytest.mark.parametrize("code", [0, 1, 6])
+def test_nothing_is_compared_with_a_run_that_did_not_end_well(
+    tmp_path: Path, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = tmp_path / "quiet"
+    quiet.mkdir()
+    (quiet / "result.json").write_text(json.dumps({"exit_code": code, "digest": ""}))
+    if code == 0:
+        assert quiet_run_in(tmp_path) == quiet
+        return
+    words = ["chaos", "run", "--quiet-run", str(tmp_path), "--job-dir", str(tmp_path / "new"), "--", "train.py"]
+    assert main(words) == ExitCode.BAD_INPUT and "nothing can be compared" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_faults_of_a_scenario_come_by_their_times() -> None:
