@@ -42,12 +42,12 @@ def starve(pid: int, root: Path = ROOT) -> int:
         (cell / names.limit).write_text(str(ROOM_BYTES))
         (cell / "cgroup.procs").write_text(str(pid))
         return _until_killed(pid)
-    except Impossible:
+    except OSError as error:
+        raise Impossible(f"process {pid} cannot be put into a memory cgroup: {error.strerror}") from error
+    except BaseException:  # an interrupt too: a cgroup with a process in it cannot be removed
         with contextlib.suppress(OSError):  # it may have ended just now
             (home / "cgroup.procs").write_text(str(pid))
         raise
-    except OSError as error:
-        raise Impossible(f"process {pid} cannot be put into a memory cgroup: {error.strerror}") from error
     finally:
         _remove(cell)
 
