@@ -45,14 +45,15 @@ class WandBTracker:
         return on_file if self._offline else int(self._log.step)
 
     def _next_on_file(self) -> int:
-        for path in reversed(segments(self._directory, self._run)):
-            size = -1
-            while not (found := held(path)).ended and path.stat().st_size != size:
-                size = path.stat().st_size
-                time.sleep(SETTLE_S)
-            if found.steps:
-                return found.steps[-1] + 1
-        return 0
+        """Of all files: their names have times of the machines that wrote them, which say nothing of their order."""
+        sizes: dict[Path, int] | None = None
+        while True:
+            found = {path: held(path) for path in segments(self._directory, self._run)}
+            now = {path: path.stat().st_size for path, one in found.items() if not one.ended}
+            if not now or now == sizes:
+                return max((step for one in found.values() for step in one.steps), default=-1) + 1
+            sizes = now
+            time.sleep(SETTLE_S)
 
     def send(self, steps: list[StepPoints]) -> None:
         if self._writer.read_text(encoding="ascii") != self._token:
