@@ -70,6 +70,12 @@ def exit_code(ended: Mapping[str, Any]) -> int:
     return JOB_STOPPED if ended["stopped"] else int(ended["exit_code"])
 
 
+def speaker(entry: Mapping[str, Any], before: str) -> str:
+    """Which node tells of the progress: the first of those that train. While none trains, and when the job has ended,
+    it is the one of before: others may have left long ago, and their ledgers end there."""
+    return min(entry.get("slots", {}), default=before)
+
+
 class _AgentPod:
     def __init__(self, options: AgentPodOptions, job: str) -> None:
         self._options = options
@@ -80,6 +86,7 @@ class _AgentPod:
             options.replicas, wait_s=0.0, channels=ChannelFactory(of_role(options.own, Role.VIEWER))
         )
         self._entry: dict[str, Any] = {}
+        self._speaker = options.node
         self._asked = False
 
     def serve(self) -> int:
@@ -101,8 +108,8 @@ class _AgentPod:
         self._asked = True
 
     def _speaks(self) -> bool:
-        """Whether this node is the first of those that train."""
-        return self._options.node == min(self._entry.get("slots", {}), default=self._options.node)
+        """Whether this node tells of the progress."""
+        return self._options.node == self._speaker
 
     def _start(self) -> subprocess.Popen[bytes]:
         options = self._options
@@ -132,6 +139,7 @@ class _AgentPod:
             if time.monotonic() >= asks_s and self._entry.get("state") != "ended":
                 with contextlib.suppress(ElasticError):  # nobody leads just now: training does not need it
                     self._entry = self._client.job(self._job)
+                    self._speaker = speaker(self._entry, self._speaker)
                 asks_s = time.monotonic() + ASK_S
             time.sleep(POLL_S)  # files and other processes: there is nothing to wait on
 

@@ -1,4 +1,4 @@
-"""Which job the pods of a Job come to, and with which exit code they end, when the job before it has ended."""
+"""Which job the pods of a Job come to, with which exit code they end, and which of them tells of the progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.config import JobSpec
 from elastic.errors import ExitCode
 from elastic.fleet.client import FleetClient
 from elastic.k8s import agent_pods, entrance
-from elastic.k8s.agent_pod import exit_code
+from elastic.k8s.agent_pod import exit_code, speaker
 
 OWNER = "5f1c0c3e"
 
@@ -56,3 +56,11 @@ def test_a_job_that_an_operator_has_stopped_does_not_begin_again_and_its_job_is_
 
 def test_pods_end_with_the_exit_code_of_their_job() -> None:
     assert [exit_code(ended(code, stopped=False)) for code in (0, 1, 6)] == [0, 1, 6]
+
+
+def test_a_pod_that_has_left_the_training_does_not_tell_its_old_step_when_the_job_has_ended() -> None:
+    told = {node: node for node in ("train-agents-a", "train-agents-b")}
+    places: list[dict[str, int]] = [{"train-agents-b": 1, "train-agents-a": 1}, {"train-agents-b": 1}, {}]
+    for slots in places:
+        told = {node: speaker({"slots": slots}, before) for node, before in told.items()}
+    assert [node for node, speaks in told.items() if node == speaks] == ["train-agents-b"]
