@@ -24,6 +24,10 @@ from elastic.records.ledger_tail import samples_of
 KEPT_EVENTS = 20_000
 """A page that is further behind reads the whole document anew."""
 
+KEPT_VALUES = 200_000
+"""Most steps and logged values in the events that are kept: one event may have thousands, of a job whose steps are
+short, and the events of a day of such a job would take gigabytes."""
+
 KEPT_MOMENTS = 2000
 KEPT_OTHERS = 1000
 """Generations, recoveries, checkpoints and faults: of each, the newest."""
@@ -93,7 +97,9 @@ class JobHistory:
         self._begin()
 
     def _begin(self) -> None:
-        self._log: deque[PageEvent] = deque(maxlen=KEPT_EVENTS)
+        self._log: deque[PageEvent] = deque()
+        self._values = 0
+        """In the events of the log."""
         self._kept: dict[str, deque[Mapping[str, Any]]] = {
             "moment": deque(maxlen=KEPT_MOMENTS),
             **{kind: deque(maxlen=KEPT_OTHERS) for kind in ("generation", "recovery", "checkpoint", "fault")},
@@ -253,13 +259,22 @@ class JobHistory:
         """No event tells what has changed: pages read the document anew."""
         self.number += 1
         self._log.clear()
+        self._values = 0
 
     def _put(self, kind: str, data: Mapping[str, Any]) -> None:
         self.number += 1
         self.changes += kind in self._kept
         self._log.append(PageEvent(self.number, kind, data))
+        self._values += _values(self._log[-1])
+        while len(self._log) > KEPT_EVENTS or self._values > KEPT_VALUES:
+            self._values -= _values(self._log.popleft())
         if kind in self._kept:
             self._kept[kind].append(data)
+
+
+def _values(event: PageEvent) -> int:
+    """How many steps and logged values it has."""
+    return sum(1 + len(scalars) for scalars in event.data["scalars"]) if event.kind == "steps" else 0
 
 
 def _head(line: Line) -> dict[str, Any]:

@@ -49,6 +49,16 @@ def replayed(document: dict[str, Any], events: list[PageEvent]) -> dict[str, Any
     return shown
 
 
+def test_the_events_of_a_job_with_short_steps_do_not_take_the_memory_of_its_whole_ledger() -> None:
+    history, kept, steps, looks = JobHistory(), job_history.KEPT_VALUES, 2000, 500
+    for look in range(looks):
+        history.applied([step(number) for number in range(look * steps, (look + 1) * steps)], 2.0 * look)
+    events = history.after(looks - kept // (2 * steps))
+    assert events is not None and sum(2 * len(event.data["at"]) for event in events) == kept
+    assert history.after(looks - kept // (2 * steps) - 1) is None, "the page reads the document anew"
+    assert history.document()["number"] == history.number == looks
+
+
 def test_a_job_with_a_loss_in_it_is_told() -> None:
     history = JobHistory()
     for one in a_job():
