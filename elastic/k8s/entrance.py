@@ -75,7 +75,7 @@ def _enter(client: FleetClient, spec: JobSpec, owner: str) -> str:
             if job["state"] != "stopping":
                 client.stop(job["job"], "its pods have been replaced by those of another Job")
             raise ElasticError(f"{job['job']}, of an earlier Job, has not ended yet")
-    before = own or [job for job in known if job["exit_code"] != ExitCode.DONE]
+    before = own or [job for job in known[-1:] if job["exit_code"] != ExitCode.DONE]
     found = newest_at(before[-1]["checkpoints"], before[-1]["identity"]) if before else None
     resume = f"{before[-1]['job']}@{found}" if found is not None else ""
     return str(client.submit(spec, resume, token=f"{owner}-{len(own)}")["job"])

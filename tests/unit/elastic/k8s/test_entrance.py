@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from elastic.checkpoints.naming import EntryName
 from elastic.config import JobSpec
 from elastic.errors import ExitCode
 from elastic.fleet.client import FleetClient
@@ -22,12 +23,14 @@ class Fleet:
 
     jobs: list[dict[str, Any]]
     submitted: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
 
     def overview(self) -> dict[str, Any]:
         return {"jobs": self.jobs}
 
     def submit(self, spec: JobSpec, resume: str, *, token: str) -> dict[str, Any]:
         self.submitted.append(token)
+        self.resumed.append(resume)
         return {"job": f"{spec.name}-{len(self.jobs) + 1}"}
 
 
@@ -52,6 +55,18 @@ def test_a_job_that_an_operator_has_stopped_does_not_begin_again_and_its_job_is_
     fleet = Fleet([ended(code, stopped=True)])
     assert entered(fleet) == "train-1" and not fleet.submitted
     assert exit_code(fleet.jobs[0]) in agent_pods.GIVE_UP
+
+
+def test_a_job_that_is_applied_again_begins_anew_if_the_one_before_was_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entrance, "newest_at", lambda url, identity: EntryName(7, 0, 1, "0" * 8))
+    interrupted = {**ended(ExitCode.DRAINED, stopped=False), "request": "an earlier Job-0"}
+    complete = {**ended(ExitCode.DONE, stopped=False), "job": "train-2", "request": "an earlier Job-1"}
+    fleet = Fleet([interrupted, complete])
+    assert entered(fleet) == "train-3" and fleet.resumed == [""]
+    fleet = Fleet([interrupted])
+    assert entered(fleet) == "train-2" and fleet.resumed == ["train-1@step-000000000007.0.g1-00000000"]
 
 
 def test_pods_end_with_the_exit_code_of_their_job() -> None:
