@@ -5,6 +5,7 @@ Coordinates are pixels, y grows downwards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import TypeAlias
@@ -157,7 +158,7 @@ def text(at: Point, words: object, kind: str = "", anchor: str = "start") -> str
 
 def ticks(most: float, about: int = 8) -> list[float]:
     """Round numbers from 0 to most, roughly so many."""
-    if most <= 0:
+    if not 0 < most < math.inf:  # the distance of two numbers may be none
         return [0.0]
     rough, size = most / about, 1e-9
     while size * 10 <= rough:

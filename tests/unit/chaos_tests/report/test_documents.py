@@ -169,6 +169,12 @@ def test_a_message_with_colours_and_what_is_no_text_does_not_spoil_the_documents
     assert any("no loss" in found.attrib["message"] for found in suite.findall("*/failure"))
 
 
+def test_a_scalar_that_goes_to_both_ends_of_the_numbers_is_drawn() -> None:
+    assert plots.ticks(float("inf")) == [0.0]
+    spoiled = with_step(with_step(good(), 0, scalars={"loss": -1.7e308}), 1, scalars={"loss": 1.7e308})
+    assert "loss" in documents.page(ASKED, spoiled, judge(spoiled), [])
+
+
 def own_samples(run: Run) -> Run:
     return replace(run, steps=tuple(replace(step, line={**step.line, "samples": []}) for step in run.steps))
 
