@@ -71,7 +71,7 @@ def order_to(pid: int, asked: signal.Signals) -> int:
     until_s = time.monotonic() + WAKES_S
     while True:
         try:
-            status = Path(f"/proc/{pid}/status").read_text()
+            status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             return asked
         masks = {line[:6]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in _MASKS}

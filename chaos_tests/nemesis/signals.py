@@ -191,7 +191,7 @@ def _stands_still(pid: int) -> bool:
     states = []
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # a thread that has just ended
-            states.append(stat.read_text().rpartition(")")[2].split()[0])
+            states.append(stat.read_text(errors="replace").rpartition(")")[2].split()[0])
     return bool(states) and all(state in ("T", "t") for state in states)
 
 

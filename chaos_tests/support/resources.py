@@ -53,7 +53,7 @@ def in_use(segments: Iterable[str], but_by: Collection[int] = ()) -> set[str]:
     for directory in Path("/proc").iterdir():
         if left and directory.name.isdigit() and int(directory.name) not in but_by:
             try:
-                maps = (directory / "maps").read_text()
+                maps = (directory / "maps").read_text(errors="replace")
             except OSError:  # it ended meanwhile, or belongs to another user
                 continue
             opened = _opened(int(directory.name))

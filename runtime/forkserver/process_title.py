@@ -9,7 +9,7 @@ from pathlib import Path
 
 def show(command: Sequence[str]) -> None:
     """Overwrite /proc/self/cmdline with this command, or with as much of it as the old text has space for."""
-    stat = Path("/proc/self/stat").read_text()
+    stat = Path("/proc/self/stat").read_text(errors="replace")
     # Fields as in proc(5), counted from the end of the name, which may itself have spaces.
     start, end = (int(field) for field in stat.rpartition(")")[2].split()[45:47])
     room = end - start

@@ -96,7 +96,7 @@ def _threads(pid: int) -> Iterator[str]:
     yield f"process {pid}: {command:.100}"
     for thread in threads:
         try:
-            text = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+            text = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
             waits_in = Path(f"/proc/{pid}/task/{thread}/wchan").read_text()
         except OSError:
             continue
@@ -106,7 +106,7 @@ def _threads(pid: int) -> Iterator[str]:
 
 def _facts(pid: int) -> tuple[str, int] | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return fields[0], int(fields[11]) + int(fields[12])

@@ -101,7 +101,7 @@ def below(pid: int) -> Iterator[int]:
 def _ticks(pid: int) -> int:
     """User and system time in clock ticks, also of children that have been waited for."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:  # the process has ended
         return 0
     return sum(map(int, fields[11:15]))

@@ -115,7 +115,7 @@ def _children() -> Iterator[int]:
         if not directory.name.isdigit():
             continue
         try:
-            stat = (directory / "stat").read_text()
+            stat = (directory / "stat").read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
         # The name, in parentheses, may itself have spaces and parentheses; state and parent follow it.

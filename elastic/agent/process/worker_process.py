@@ -173,7 +173,7 @@ def started(pid: int) -> int | None:
 def _stat(pid: int) -> list[str]:
     """The fields of proc(5) from the third on, which is the state; [] if the process is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return []
     # The name before them, in parentheses, may itself have spaces and parentheses.

@@ -23,7 +23,7 @@ def ask(pid: int) -> bool:
     """Ask a worker for its stacks. Whether it will write them. A worker without the handler is left alone, and so is a
     stopped one: its handler would run beside all its threads, without Python's lock, and may crash it."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         caught = int(status.partition("SigCgt:")[2].split()[0], 16)
         stopped = status.partition("State:")[2].split()[0] in ("T", "t")
         if stopped or not caught >> (_SIGNAL - 1) & 1:
