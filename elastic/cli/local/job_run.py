@@ -84,7 +84,8 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Ctrl-C, SIGTERM and SIGHUP as something to wait for: `reader` becomes readable. Main thread only."""
+    """Ctrl-C, SIGTERM and SIGHUP as something to wait for: `reader` becomes readable. SIGHUP stays ignored where
+    it was, under nohup. Main thread only."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -96,7 +97,9 @@ class Signals:
         self._raising = False
 
     def __enter__(self) -> Self:
-        self._handlers = {number: signal.signal(number, self._handle) for number in self.NUMBERS}
+        under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = [number for number in self.NUMBERS if not (under_nohup and number is signal.SIGHUP)]
+        self._handlers = {number: signal.signal(number, self._handle) for number in numbers}
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
 

@@ -91,6 +91,17 @@ def test_a_run_that_gets_nowhere_is_the_last_one(
     assert len(summary(capsys)["resumes"]) == 1
 
 
+def test_a_command_under_nohup_outlives_its_terminal(
+    run_all: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_all(LOST, DONE, between=lambda run_number: os.kill(os.getpid(), signal.SIGHUP)) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_between_two_runs_ends_the_command_in_order(
     run_all: Callable[..., int], capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
