@@ -83,7 +83,7 @@ def keep_value(directory: Path, rank: int, content: bytes) -> None:
 def _write(path: Path, *objects: object) -> None:
     import cloudpickle
 
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"tmp.{path.name}.{os.getpid()}")  # stays if the worker is killed, and is no value
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             for each in objects:

@@ -89,6 +89,22 @@ def test_the_value_is_that_of_the_lowest_rank_that_has_returned(own: Path) -> No
     assert function_file.read_value(own) == "of 2"
 
 
+def test_a_value_whose_worker_died_while_it_wrote_is_none(own: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+
+        class Fatal:
+            def __reduce__(self) -> str:
+                os._exit(9)
+
+        function_file.write_value(own, 0, Fatal())
+    os.waitpid(pid, 0)
+    assert len(list(own.iterdir())) == 1, "what it has begun"
+    function_file.write_value(own, 1, "of 1")
+    assert function_file.read_value(own) == "of 1"
+    assert list(function_file.values(own)) == [1]
+
+
 @pytest.mark.parametrize(("what", "mode"), [("file", 0o620), ("file", 0o644), ("directory", 0o750)])
 def test_what_others_could_have_written_is_not_unpickled(what: str, mode: int, own: Path) -> None:
     path = function_file.write_function(own, len, ["abc"])
