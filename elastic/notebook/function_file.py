@@ -89,7 +89,9 @@ def _write(path: Path, *objects: object) -> None:
             for each in objects:
                 file.write(cloudpickle.dumps(each))
         temporary.rename(path)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # each class has its own way to refuse: multiprocessing's locks raise RuntimeError
         temporary.unlink()
         what = "the function, or something that it uses," if path.name == FUNCTION else "the value of the function"
         raise ConfigError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import linecache
+import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,10 @@ def test_workers_find_modules_and_the_source_of_cells_where_the_notebook_does(
     assert linecache.getline("/cell/1.py", 1) == "raise 1\n"
 
 
-def test_what_cannot_be_pickled_is_said_and_leaves_nothing(own: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the function, or something that it uses, cannot be pickled: .*lock"):
-        function_file.write_function(own, len, [threading.Lock()])
+@pytest.mark.parametrize("lock", [threading.Lock, multiprocessing.Lock])
+def test_what_cannot_be_pickled_is_said_and_leaves_nothing(lock: Callable[[], object], own: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the function, or something that it uses, cannot be pickled: .*[lL]ock"):
+        function_file.write_function(own, len, [lock()])
     with pytest.raises(ConfigError, match="the value of the function cannot be pickled"):
         function_file.write_value(own, 0, threading.Lock())
     assert list(own.iterdir()) == []
