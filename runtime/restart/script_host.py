@@ -152,7 +152,7 @@ class _Host:
         self._worker = worker
         self._run = run
         self._silence_s = silence_s
-        self._heard_s = time.monotonic()
+        self._heard_s = self._turned_s = time.monotonic()
         self._script: _Script | None = None
 
     def serve(self) -> NoReturn:
@@ -179,6 +179,10 @@ class _Host:
         kill_s = math.inf if script is None else script.kill_s
         wait_s = max(0.0, min(self._silence_s / 4, kill_s - time.monotonic()))
         readable, _, _ = select.select(waiting, [], [], wait_s)
+        now_s = time.monotonic()
+        if now_s - self._turned_s > self._silence_s / 2:  # this process has stood still, and the worker may have, too
+            self._heard_s = now_s
+        self._turned_s = now_s
         if self._worker in readable:
             if not (message := _received(self._worker)):
                 self._leave()
