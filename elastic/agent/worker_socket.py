@@ -80,16 +80,28 @@ class WorkerSocket:
             for worker_id, orders in (kept or {}).items()
         }
         """Worker that is between two streams -> the orders that it will be sent."""
-        usual = job_dir / f"{node}.sock"
+        usual = str(job_dir / f"{node}.sock")
         self._own: temp_dirs.TempDirectory | None = None
-        """Where the socket is if its usual path is too long; None also if the previous program has made it."""
-        if not path and len(os.fsencode(usual)) > SOCKET_PATH_MAX:
-            self._own = temp_dirs.in_tmp(temp_dirs.AGENT_PREFIX)
-            path = f"{self._own.path}/agent.sock"
-        self.path = path or str(usual)
+        """Where the socket is, if it can be there; None also if the previous program has made it."""
+        self.path = path or self._path_of_its_own(usual)
         """The path to which the workers connect."""
-        self._is_elsewhere = self.path != str(usual)
+        self._is_elsewhere = self.path != usual
         self._handed_over = False
+
+    def _path_of_its_own(self, usual: str) -> str:
+        """Not in the job's directory, if possible: successors of lost workers come also when that was removed."""
+        fits = len(os.fsencode(usual)) <= SOCKET_PATH_MAX
+        try:
+            self._own = temp_dirs.in_tmp(temp_dirs.AGENT_PREFIX)
+        except OSError:
+            if fits:
+                return usual
+            raise
+        path = f"{self._own.path}/agent.sock"
+        if fits and len(os.fsencode(path)) > SOCKET_PATH_MAX:
+            self._own.remove()
+            self._own, path = None, usual
+        return path
 
     async def listen(self) -> None:
         """Begin to listen; only this user may connect."""

@@ -179,11 +179,14 @@ def test_a_job_whose_directory_is_removed_ends_and_says_so(how: str, tmp_path: P
     with run(tmp_path, "nothing", "--snapshot-every", "off") as job:
         job.shut("end")
         workers = [job.workers()[worker] for worker in job.await_world(2)]
+        first = set(job.members())
         job.await_steps(30)
         shutil.rmtree(job.dir.rename(tmp_path / "moved"), ignore_errors=True)
         for pid in {"all are killed": workers, "one is killed": workers[1:], "nobody is": []}[how]:
             os.kill(pid, signal.SIGKILL)
         job.until("somebody is told", lambda: f"{job.dir} was removed or moved while the job ran" in said(job))
+        if how == "one is killed":
+            job.until("its successor comes", lambda: {e["worker_id"] for e in job.events("steps_planned")} - first)
         job.open("end")
         assert job.wait() == (ExitCode.STATE_LOST if how == "all are killed" else ExitCode.DONE)
         assert "Traceback" not in job.output

@@ -254,6 +254,18 @@ time.sleep(600)
         shutil.rmtree(short)
 
 
+@pytest.mark.parametrize("name", ["absent", "x" * 100])
+def test_where_there_is_no_room_for_temporary_files_the_socket_is_in_the_directory_of_the_job(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    if name != "absent":
+        (tmp_path / name).mkdir()
+    job_dir = Path("/job")  # which nobody makes here
+    assert WorkerSocket("job", job_dir, "a", cast(Any, None), cast(Any, None), cast(Any, None)).path == "/job/a.sock"
+    assert name == "absent" or not list((tmp_path / name).iterdir())
+
+
 def test_a_program_is_tried_before_anything_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_bytes(to_json(SPEC))
     words = ["--job-dir", str(tmp_path), "--node", "a", "--slots", "1", "--handover", "9"]
