@@ -162,7 +162,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """In order, and without more patience at a second interrupt."""
     process.send_signal(signal.SIGINT)
     try:
-        process.wait(STOP_S)
+        process.communicate(timeout=STOP_S)  # it may be in the middle of writing what nobody reads any more
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
         process.kill()
         process.wait()

@@ -6,6 +6,7 @@ import io
 import linecache
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 import elastic
 from elastic.cli.local.live import LiveView
 from elastic.errors import ConfigError
-from elastic.notebook import function_file
+from elastic.notebook import function_file, launcher
 from elastic.notebook.cell_output import CellStream, table_text
 from elastic.notebook.launcher import _words
 
@@ -152,6 +153,21 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(ConfigError, match=r"pip install 'elastic-ring\[notebook\]'"):
         elastic.launch(len, "abc")
+
+
+def test_a_command_that_prints_much_is_stopped_as_one_that_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, lambda *_: stopped.append(1))\n"
+        "stopped = []\n"
+        "while not stopped: os.write(1, b'x' * 100_000); os.write(2, b'x' * 100_000)\n"
+        "sys.exit(130)"
+    )
+    monkeypatch.setattr(launcher, "STOP_S", 5.0)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.read(1)
+        launcher._stop(process)
+        assert process.returncode == 130
 
 
 def test_the_table_of_a_cell_is_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
