@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from chaos_tests.support.processes import command_line, living
 from elastic.errors import ExitCode
-from tests.live.jobs import SCRIPTS, Job, Line
+from tests.live.jobs import ROOT, SCRIPTS, SLACK_S, Job, Line
 
 SCRIPT = str(SCRIPTS / "signalled.py")
 
@@ -69,6 +71,31 @@ def test_sigterm_to_every_process_costs_no_step(options: tuple[str, ...], tmp_pa
     with Job(tmp_path, *words, name="undisturbed") as undisturbed:
         assert undisturbed.wait() == 0
         assert undisturbed.result["digest"] == again.result["digest"]
+
+
+@pytest.mark.long
+def test_a_command_whose_reader_takes_nothing_stops_when_it_is_asked_to(tmp_path: Path) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text(
+        "import elastic, torch\n"
+        "job = elastic.join(seed=0)\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "job.register(model=model)\n"
+        "for step in job.steps(shards=2, total=100_000):\n"
+        "    for _ in step:\n"
+        "        model(torch.randn(4, 4)).sum().backward()\n"
+        "    job.print('x' * 50_000)\n"
+    )
+    words = [sys.executable, "-m", "elastic.cli", "run", "--workers", "1", "--job-dir", str(tmp_path / "job")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*words, str(script)], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as command:
+        ledger = tmp_path / "job" / "steps.jsonl"
+        while command.poll() is None and not (ledger.exists() and len(ledger.read_text().splitlines()) > 20):
+            time.sleep(0.05)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(SLACK_S) == 130
 
 
 @pytest.mark.long

@@ -94,6 +94,8 @@ class Signals:
         self.reader.setblocking(False)
         self._writer.setblocking(False)
         self.received: list[signal.Signals] = []
+        self.asked = False
+        """Whether one has come, also if it was taken from `received` since."""
         self._raising = False
 
     def __enter__(self) -> Self:
@@ -136,6 +138,7 @@ class Signals:
             self._raising = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
         self.received.append(signal.Signals(number))
         if self._raising:
             self._raising = False
@@ -162,7 +165,7 @@ def attempt(
             etcd = EmbeddedEtcd()
         with (
             etcd,
-            _display(quiet, as_json) as display,
+            _display(quiet, as_json, signals) as display,
             _Children(spec, job_dir, notices, grace_s, etcd, signals, display, quiet=quiet) as children,
         ):
             return children.wait()
@@ -248,7 +251,7 @@ class _Children:
             if time.monotonic() >= self._restart_s:
                 self._restart_s = math.inf
                 self._start_rendezvous()
-        self._forward()
+        self._forward_rest()
         self._end_rendezvous()
         outcome = self._outcome()
         if outcome.exit_code == ExitCode.STATE_LOST and (self._leaving or self._signals.received):
@@ -262,7 +265,7 @@ class _Children:
 
     def _turn(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
-            act: Callable[[], None] = key.data
+            act: Callable[[], object] = key.data
             act()
         facts, self._facts = self._facts, None
         if facts is not None:
@@ -326,14 +329,23 @@ class _Children:
         self._facts = facts
         self._signals.wake()
 
-    def _forward(self) -> None:
-        """Pass on what the agent has written. At its end, stop looking."""
-        while (data := self._output.read(CHUNK)) is not None:
-            if not data:
-                if self._output in (key.fileobj for key in self._selector.get_map().values()):
-                    self._selector.unregister(self._output)
-                return
+    def _forward(self) -> bool:
+        """Pass on some of what the agent has written; a signal is seen before the next. Whether there was any. At its
+        end, stop looking."""
+        try:
+            data = os.read(self._output.fileno(), CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
             self._display.output(data)
+        elif self._output in (key.fileobj for key in self._selector.get_map().values()):
+            self._selector.unregister(self._output)
+        return bool(data)
+
+    def _forward_rest(self) -> None:
+        """When the agent has ended."""
+        while self._forward():
+            continue
 
     def _etcd_ended(self) -> None:
         if -self._etcd.process.returncode in stop_signals.HELD:  # somebody has signalled every process
@@ -390,7 +402,7 @@ class _Children:
             if len(self._signals.received) > 1:
                 break
         self._end_agent()
-        self._forward()
+        self._forward_rest()
         stop_signals.wait_or_kill(self._rendezvous, RENDEZVOUS_STOP_S)  # it writes no result any more
         return how_stopped(self._signals.received[0], before, self._result(), self._agent.returncode)
 
@@ -435,9 +447,12 @@ class _Children:
 
 
 @contextmanager
-def _display(quiet: bool, as_json: bool) -> Iterator[Display]:
-    plain = quiet or as_json or not sys.stderr.isatty()
-    display: Display = PlainDisplay(quiet=quiet, as_json=as_json) if plain else TableDisplay()
+def _display(quiet: bool, as_json: bool, signals: Signals) -> Iterator[Display]:
+    display: Display
+    if quiet or as_json or not sys.stderr.isatty():
+        display = PlainDisplay(quiet=quiet, as_json=as_json, stopping=lambda: signals.asked)
+    else:
+        display = TableDisplay()
     try:
         yield display
     finally:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, cast
+from typing import IO, Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -29,6 +30,8 @@ from elastic.rendezvous.operator_client import fetch_status
 
 PLAIN_S = 10.0
 TABLE_S = 0.5
+ROOM_S = 0.1
+"""How often a reader that takes nothing is looked at."""
 SCALARS_SHOWN = 4
 STATUS_TIMEOUT_S = 2.0
 WAITING = "waiting for "
@@ -156,30 +159,54 @@ def expendable() -> Iterator[None]:
         return
 
 
+def has_room(stream: IO[Any], stopping: Callable[[], bool]) -> bool:
+    """Wait until PIPE_BUF bytes can be written to stdout or stderr; False if its reader takes nothing, and a signal has
+    asked this command to stop: then the words are not worth the wait."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # it is no file
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    while not poll.poll(ROOM_S * 1000):
+        if stopping():
+            return False
+    return True
+
+
 class PlainDisplay:
     """Lines only: for logs, pipes and machines. quiet: no progress. as_json: progress as JSON lines on stdout, and
-    the script's output on stderr."""
+    the script's output on stderr. stopping: whether a signal has asked this command to stop."""
 
-    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+    def __init__(
+        self, *, quiet: bool = False, as_json: bool = False, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self._quiet = quiet
         self._as_json = as_json
+        self._stopping = stopping
         self._out = sys.stderr.buffer if as_json else sys.stdout.buffer
 
     def show(self, facts: dict[str, Any]) -> None:
-        with expendable():
-            if self._as_json:
-                print(json.dumps({"event": "progress", **facts}), flush=True)
-            elif not self._quiet:
-                print(plain_line(facts), file=sys.stderr, flush=True)
+        if self._as_json:
+            self._say(json.dumps({"event": "progress", **facts}), sys.stdout)
+        elif not self._quiet:
+            self._say(plain_line(facts), sys.stderr)
 
     def output(self, data: bytes) -> None:
         with expendable():
-            self._out.write(data)
-            self._out.flush()
+            for begin in range(0, len(data), select.PIPE_BUF):
+                if not has_room(self._out, self._stopping):
+                    return
+                self._out.write(data[begin : begin + select.PIPE_BUF])
+                self._out.flush()
 
     def notice(self, text: str) -> None:
+        self._say(f"elastic: {text}", sys.stderr)
+
+    def _say(self, text: str, to: TextIO) -> None:
         with expendable():
-            print(f"elastic: {text}", file=sys.stderr, flush=True)
+            if has_room(to, self._stopping):
+                print(text, file=to, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""

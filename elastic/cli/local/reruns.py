@@ -13,7 +13,7 @@ from typing import Any
 
 from elastic.cli.local import job_run
 from elastic.cli.local.job_run import Interrupted, RunOutcome, Signals
-from elastic.cli.local.live import expendable, summary_text
+from elastic.cli.local.live import expendable, has_room, summary_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import resume
@@ -57,10 +57,11 @@ def to_the_end(
             again = True
         summary = _summary(spec, job_dir, outcome, told, time.monotonic() - begun_s)
         with expendable():
-            _say_failure(outcome)
-            if as_json:
+            if has_room(sys.stderr, lambda: signals.asked):
+                _say_failure(outcome)
+            if as_json and has_room(sys.stdout, lambda: signals.asked):
                 print(json.dumps({"event": "summary", **summary}), flush=True)
-            elif not quiet:
+            elif not as_json and not quiet and has_room(sys.stderr, lambda: signals.asked):
                 print(summary_text(summary), file=sys.stderr, flush=True)
     return outcome.exit_code
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +258,29 @@ def test_a_full_disk_below_our_output_costs_words_and_not_the_job() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=full, timeout=60, check=False)
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize("say", ["output", "notice", "show"])
+def test_a_reader_that_takes_nothing_is_waited_for_until_a_signal_asks_to_stop(
+    say: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with open(reader, "rb"), open(writer, "w") as full:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * select.PIPE_BUF)
+        os.set_blocking(writer, True)
+        for stream in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, stream, full)
+        looks = iter([False, False, True])
+        display = PlainDisplay(stopping=lambda: next(looks))
+        {
+            "output": lambda: display.output(b"x" * 10_000),
+            "notice": lambda: display.notice("x"),
+            "show": lambda: display.show(FACTS),
+        }[say]()
+        assert list(looks) == []
 
 
 def summary(**changed: object) -> str:
