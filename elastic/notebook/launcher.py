@@ -170,8 +170,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _failure(code: int, job_dir: Path, reason: Path) -> Exception:
     """reason: the file that says why the command has refused the job; there is none if the job has begun."""
-    if code == ExitCode.BAD_INPUT and reason.exists():
-        return ConfigError(reason.read_text())
+    if reason.exists():
+        refused = reason.read_text()
+        return ConfigError(refused) if code == ExitCode.BAD_INPUT else LaunchFailed(refused, code)
     result: dict[str, Any] = read_json(job_dir / "result.json") or {}
     because, _, traceback = str(result.get("because") or f"`elastic run` ended with {code}").partition("\n")
     error = LaunchFailed(f"{because}; see {job_dir}", code)

@@ -16,7 +16,7 @@ import pytest
 
 import elastic
 from elastic.cli.local.live import LiveView
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, ExitCode, LaunchFailed
 from elastic.notebook import function_file, launcher
 from elastic.notebook.cell_output import CellStream, table_text
 from elastic.notebook.launcher import _words
@@ -153,6 +153,16 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(ConfigError, match=r"pip install 'elastic-ring\[notebook\]'"):
         elastic.launch(len, "abc")
+
+
+def test_why_a_job_could_not_begin_comes_back_whole(tmp_path: Path) -> None:
+    reason = tmp_path / "reason"
+    reason.write_text("no etcd found: install one")
+    (tmp_path / "result.json").write_text('{"because": "of an earlier run"}')
+    refused = launcher._failure(ExitCode.BELOW_QUORUM, tmp_path, reason)
+    assert isinstance(refused, LaunchFailed) and refused.exit_code == ExitCode.BELOW_QUORUM
+    assert str(refused) == "no etcd found: install one"
+    assert isinstance(launcher._failure(ExitCode.BAD_INPUT, tmp_path, reason), ConfigError)
 
 
 def test_a_command_that_prints_much_is_stopped_as_one_that_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
