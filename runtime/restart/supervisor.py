@@ -156,7 +156,8 @@ class Supervisor:
         self._at.enter(place.generation, place.world)
         self._store = None
         if place.rank == 0:
-            listening = socket.create_server((self._told.address, 0))
+            family = socket.getaddrinfo(self._told.address, 0, type=socket.SOCK_STREAM)[0][0]
+            listening = socket.create_server((self._told.address, 0), family=family)
             port = listening.getsockname()[1]
             self._store = TCPStore(
                 self._told.address,
