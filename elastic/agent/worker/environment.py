@@ -7,10 +7,11 @@ elastic/checkpoints/settings.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self, get_type_hints
 
 from elastic.config import Compression, JobSpec, Overlap, Reduction, RingKind, Timing
 from elastic.errors import ConfigError
@@ -31,30 +32,55 @@ RESTART = "ELASTIC_RESTART"
 WORKER_ID = "ELASTIC_WORKER_ID"
 
 
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """The environment variable of a field, and the translation of its value. default: what an unset one means."""
+
+    name: str
+    read: Callable[[str], Any] = str
+    write: Callable[[Any], str] = str
+    default: str | None = None
+
+
+def _flag(name: str) -> _Variable:
+    return _Variable(name, lambda text: text == "1", lambda value: str(int(value)))
+
+
+def _object(name: str, kind: type) -> _Variable:
+    def read(text: str) -> Any:
+        return kind(**document) if (document := json.loads(text)) is not None else None
+
+    return _Variable(name, read, lambda value: json.dumps(value and asdict(value)))
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnvironment:
     """What a worker is told. address: the node's, under which other workers reach this one. certs: directory of
     certificates; None: plain text. restarted: the worker replaces one that has ended. worlds: those in which it
     matters how many shards there are; None: none."""
 
-    worker_id: str
-    job: str
-    job_dir: Path
-    slot: int
-    restarted: bool
-    ranks: int
-    restart: bool
-    threads: int
-    reduction: Reduction
-    compression: Compression
-    overlap: Overlap
-    retain_results: bool
-    ring: RingKind
-    timing: Timing
-    agent_socket: str
-    address: str
-    certs: Path | None
-    worlds: Worlds | None
+    worker_id: Annotated[str, _Variable(WORKER_ID)]
+    job: Annotated[str, _Variable("ELASTIC_JOB")]
+    job_dir: Annotated[Path, _Variable("ELASTIC_JOB_DIR", Path)]
+    slot: Annotated[int, _Variable(SLOT, int)]
+    restarted: Annotated[bool, _flag("ELASTIC_RESTARTED")]
+    ranks: Annotated[int, _Variable(RANKS, int)]
+    restart: Annotated[bool, _flag(RESTART)]
+    threads: Annotated[int, _Variable(THREADS, int)]
+    reduction: Annotated[Reduction, _Variable("ELASTIC_REDUCTION", Reduction)]
+    compression: Annotated[Compression, _Variable("ELASTIC_COMPRESSION", Compression)]
+    overlap: Annotated[Overlap, _Variable("ELASTIC_OVERLAP", Overlap)]
+    retain_results: Annotated[bool, _flag("ELASTIC_RETAIN_RESULTS")]
+    ring: Annotated[RingKind, _Variable("ELASTIC_RING", RingKind)]
+    timing: Annotated[Timing, _object("ELASTIC_TIMING", Timing)]
+    agent_socket: Annotated[str, _Variable(AGENT_SOCKET)]
+    address: Annotated[str, _Variable("ELASTIC_HOST")]
+    certs: Annotated[Path | None, _Variable(CERTS_VARIABLE, _path, lambda certs: str(certs or ""), default="")]
+    worlds: Annotated[Worlds | None, _object("ELASTIC_WORLDS", Worlds)]
 
     @classmethod
     def of_job(
@@ -76,19 +102,11 @@ class WorkerEnvironment:
             job_dir=job_dir,
             slot=slot,
             restarted=restarted,
-            ranks=spec.ranks,
-            restart=spec.restart,
-            threads=spec.threads,
-            reduction=spec.reduction,
-            compression=spec.compression,
-            overlap=spec.overlap,
-            retain_results=spec.retain_results,
-            ring=spec.ring,
-            timing=spec.timing,
             agent_socket=agent_socket,
             address=address,
             certs=certs,
             worlds=worlds,
+            **{name: getattr(spec, name) for name in _variables() if hasattr(spec, name)},
         )
 
     @property
@@ -97,54 +115,25 @@ class WorkerEnvironment:
 
     def to_environ(self) -> dict[str, str]:
         """The variables. ELASTIC_NODE is for scripts only. An empty ELASTIC_CERTS hides an inherited one."""
-        return {
-            WORKER_ID: self.worker_id,
-            "ELASTIC_JOB": self.job,
-            "ELASTIC_JOB_DIR": str(self.job_dir),
-            "ELASTIC_NODE": self.node,
-            SLOT: str(self.slot),
-            "ELASTIC_RESTARTED": "1" if self.restarted else "0",
-            RANKS: str(self.ranks),
-            RESTART: "1" if self.restart else "0",
-            THREADS: str(self.threads),
-            "ELASTIC_REDUCTION": str(self.reduction),
-            "ELASTIC_COMPRESSION": str(self.compression),
-            "ELASTIC_OVERLAP": str(self.overlap),
-            "ELASTIC_RETAIN_RESULTS": "1" if self.retain_results else "0",
-            "ELASTIC_RING": str(self.ring),
-            "ELASTIC_TIMING": json.dumps(asdict(self.timing)),
-            AGENT_SOCKET: self.agent_socket,
-            "ELASTIC_HOST": self.address,
-            CERTS_VARIABLE: str(self.certs or ""),
-            "ELASTIC_WORLDS": json.dumps(self.worlds and asdict(self.worlds)),
-        }
+        own = {variable.name: variable.write(getattr(self, field)) for field, variable in _variables().items()}
+        return {**own, "ELASTIC_NODE": self.node}
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
         """Read the variables. Raises ConfigError naming a variable that is missing or cannot be read."""
-        certs = environ.get(CERTS_VARIABLE)
+        variables = _variables()
+        defaults = {variable.name: variable.default for variable in variables.values() if variable.default is not None}
+        found = {**defaults, **environ}
         try:
-            return cls(
-                worker_id=environ[WORKER_ID],
-                job=environ["ELASTIC_JOB"],
-                job_dir=Path(environ["ELASTIC_JOB_DIR"]),
-                slot=int(environ[SLOT]),
-                restarted=environ["ELASTIC_RESTARTED"] == "1",
-                ranks=int(environ[RANKS]),
-                restart=environ[RESTART] == "1",
-                threads=int(environ[THREADS]),
-                reduction=Reduction(environ["ELASTIC_REDUCTION"]),
-                compression=Compression(environ["ELASTIC_COMPRESSION"]),
-                overlap=Overlap(environ["ELASTIC_OVERLAP"]),
-                retain_results=environ["ELASTIC_RETAIN_RESULTS"] == "1",
-                ring=RingKind(environ["ELASTIC_RING"]),
-                timing=Timing(**json.loads(environ["ELASTIC_TIMING"])),
-                agent_socket=environ[AGENT_SOCKET],
-                address=environ["ELASTIC_HOST"],
-                certs=Path(certs) if certs else None,
-                worlds=Worlds(**worlds) if (worlds := json.loads(environ["ELASTIC_WORLDS"])) else None,
-            )
+            return cls(**{field: variable.read(found[variable.name]) for field, variable in variables.items()})
         except KeyError as missing:
             raise ConfigError(f"{missing.args[0]} is not set; start the script with `elastic run`") from None
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the environment of this worker is damaged ({error}); leave ELASTIC_* alone") from error
+
+
+@cache
+def _variables() -> Mapping[str, _Variable]:
+    """By field."""
+    hints = get_type_hints(WorkerEnvironment, include_extras=True)
+    return {field: hint.__metadata__[0] for field, hint in hints.items()}
