@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from elastic.cli.options import add_answer, answer
 from elastic.errors import ConfigError, ExitCode
 from elastic.security.roles import Role
 
@@ -75,8 +75,7 @@ def add(verbs: Any) -> None:
     node.set_defaults(verb=_node)
     show = what.add_parser("show", help="what a directory holds, and until when", description="Show certificates.")
     show.add_argument("directory", type=Path, metavar="DIR")
-    show.add_argument("--json", action="store_true", help="as one JSON object")
-    show.set_defaults(verb=_show)
+    add_answer(show, _show)
 
 
 def _add_days(verb: argparse.ArgumentParser, default: str) -> None:
@@ -103,11 +102,9 @@ def _node(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     """Bad input if one of them cannot be used."""
     found = _lines(options.directory)
-    if options.json:
-        print(json.dumps({"directory": str(options.directory), "certificates": found}))
-    else:
-        print("\n".join(map(_text, found)) if found else f"{options.directory} holds no certificates")
-    return ExitCode.BAD_INPUT if any(line["problem"] for line in found) else ExitCode.DONE
+    text = "\n".join(map(_text, found)) if found else f"{options.directory} holds no certificates"
+    code = ExitCode.BAD_INPUT if any(line["problem"] for line in found) else ExitCode.DONE
+    return answer(options, {"directory": str(options.directory), "certificates": found}, text, code)
 
 
 def _lines(directory: Path) -> list[dict[str, Any]]:

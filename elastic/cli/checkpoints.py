@@ -16,6 +16,7 @@ from elastic.checkpoints.policy import Keep
 from elastic.checkpoints.select import Found
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import Storage, storage_at
+from elastic.cli.options import answer
 from elastic.errors import ConfigError, ExitCode, NoCheckpoint
 
 LATEST = "latest"
@@ -155,24 +156,19 @@ def _size(count: int) -> str:
 
 def _list(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
     rows = [_facts(series, found) for series in _all_series(storage) for found in series.all(job_id)]
-    _print_rows(rows, options.json, storage, "")
-    return ExitCode.DONE
+    return answer(options, rows, _rows_text(rows, storage, ""))
 
 
 def _verify(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
     found = [(series, series.verify(one)) for series in _all_series(storage) for one in series.all(job_id)]
-    _print_rows([_facts(series, one) for series, one in found], options.json, storage, "whole")
+    rows = [_facts(series, one) for series, one in found]
     damaged = any(one.problem and not one.unfinished for _, one in found)
-    return ExitCode.SCRIPT_FAILED if damaged else ExitCode.DONE
+    code = ExitCode.SCRIPT_FAILED if damaged else ExitCode.DONE
+    return answer(options, rows, _rows_text(rows, storage, "whole"), code)
 
 
-def _print_rows(rows: list[dict[str, Any]], as_json: bool, storage: Storage, whole: str) -> None:
-    if as_json:
-        print(json.dumps(rows))
-    elif not rows:
-        print(f"{storage.url} has no checkpoints")
-    else:
-        print("\n".join(_table(rows, whole)))
+def _rows_text(rows: list[dict[str, Any]], storage: Storage, whole: str) -> str:
+    return "\n".join(_table(rows, whole)) if rows else f"{storage.url} has no checkpoints"
 
 
 def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
@@ -189,30 +185,25 @@ def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
         "state": manifest.header["state"],
         "tensors": {tensor.name: f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors},
     }
-    if options.json:
-        print(json.dumps(document))
-        return ExitCode.DONE
-    print("\n".join(_table([_facts(series, found)], "whole")))
     moment = manifest.moment
-    print(f"job {manifest.job}, seed {moment.seed}, {moment.shards} shards, written by {manifest.world} workers")
-    print(f"job.state {json.dumps(document['state'])}")
-    for file in manifest.files:
-        print(f"  {file.size:>12} bytes  {file.sha256[:16]}  {file.name}")
-    for tensor in tensors:
-        print(f"  {tensor.dtype:<10} {list(tensor.shape)!s:<20} {tensor.name}")
-    return ExitCode.DONE
+    lines = [
+        *_table([_facts(series, found)], "whole"),
+        f"job {manifest.job}, seed {moment.seed}, {moment.shards} shards, written by {manifest.world} workers",
+        f"job.state {json.dumps(document['state'])}",
+        *(f"  {file.size:>12} bytes  {file.sha256[:16]}  {file.name}" for file in manifest.files),
+        *(f"  {tensor.dtype:<10} {list(tensor.shape)!s:<20} {tensor.name}" for tensor in tensors),
+    ]
+    return answer(options, document, "\n".join(lines))
 
 
 def _export(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
     series, found = _find(storage, job_id, options.name)
     assert found.manifest is not None
     written = [str(path) for path in export(series, found.manifest, options.output)]
-    print(json.dumps(written) if options.json else "\n".join(written))
-    return ExitCode.DONE
+    return answer(options, written, "\n".join(written))
 
 
 def _prune(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
     keep = Keep.parse(options.keep)
     gone = [str(name) for name in Series(storage).prune(keep, job_id, thorough=True)]
-    print(json.dumps(gone) if options.json else "\n".join(f"removed {name}" for name in gone) or "nothing to remove")
-    return ExitCode.DONE
+    return answer(options, gone, "\n".join(f"removed {name}" for name in gone) or "nothing to remove")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from elastic.agent.worker.examination import STEPS
-from elastic.cli.options import add_replicas, client_of, command, known_replicas
+from elastic.cli.options import add_replicas, answer, client_of, command, known_replicas
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ def _of_script(options: argparse.Namespace) -> int:
         raise ConfigError(f"--steps {options.steps} must be at least 1")
     _, words = command(options.script, options.module, "doctor --exact")
     report = exactness_check.examine(words, options.steps)
-    print(json.dumps(report.document()) if options.json else "\n".join(report.text()))
-    return ExitCode.DONE if report.exact else ExitCode.SCRIPT_FAILED
+    code = ExitCode.DONE if report.exact else ExitCode.SCRIPT_FAILED
+    return answer(options, report.document(), "\n".join(report.text()), code)
 
 
 def _of_fleet(options: argparse.Namespace) -> int:
@@ -82,11 +81,8 @@ def _of_fleet(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.script[0]}: --rendezvous takes no script; --exact does")
     found = findings(probes.take(client_of(options)))
     well = not any(finding.advice for finding in found)
-    if options.json:
-        print(json.dumps({"well": well, "findings": [asdict(finding) for finding in found]}))
-    else:
-        print(findings_text(found))
-    return ExitCode.DONE if well else SOMETHING_TO_DO
+    document = {"well": well, "findings": [asdict(finding) for finding in found]}
+    return answer(options, document, findings_text(found), ExitCode.DONE if well else SOMETHING_TO_DO)
 
 
 def findings_text(found: list[Finding]) -> str:

@@ -6,12 +6,11 @@ The command asks the leader, which tells the node's agent, and waits until the n
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.options import EXIT_CODES, add_either, client_of, waiting
+from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, waiting
 from elastic.cli.status import job_status
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.protocol.worker_id import node_of
@@ -49,8 +48,7 @@ def add(verbs: Any) -> None:
         "the only copy of the state (default 120). With --rendezvous: how long to wait; the agent has its own --grace",
     )
     drain.add_argument("--cancel", action="store_true", help="take it back: the node starts workers again")
-    drain.add_argument("--json", action="store_true", help="as one JSON object")
-    drain.set_defaults(verb=_drain)
+    add_answer(drain, _drain)
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -62,8 +60,7 @@ def _drain(options: argparse.Namespace) -> int:
     node = ask(options.job_dir, options.node, options.budget, over=options.cancel)
     with waiting(_leaves(node)):
         said = f"node {node} stays" if options.cancel else wait(options.job_dir, node, options.budget)
-    print(json.dumps({"node": node, "drained": not options.cancel}) if options.json else said)
-    return ExitCode.DONE
+    return answer(options, {"node": node, "drained": not options.cancel}, said)
 
 
 def _drain_fleet(options: argparse.Namespace) -> int:
@@ -73,8 +70,7 @@ def _drain_fleet(options: argparse.Namespace) -> int:
         raise ConfigError("name the node with --node; `elastic jobs` lists the nodes")
     if options.cancel:
         client.cordon(options.node, "", over=True)
-        print(json.dumps({"node": options.node, "drained": False}) if options.json else f"node {options.node} stays")
-        return ExitCode.DONE
+        return answer(options, {"node": options.node, "drained": False}, f"node {options.node} stays")
     client.cordon(options.node, "asked for by `elastic drain`", over=False)
     deadline_s = time.monotonic() + options.budget
     with waiting(_leaves(options.node)):
@@ -83,8 +79,7 @@ def _drain_fleet(options: argparse.Namespace) -> int:
                 raise ElasticError(f"still on node {options.node} after {options.budget:g} s: {', '.join(left)}")
             time.sleep(DRAIN_POLL_S)  # a remote process: there is nothing to wait on
     said = f"node {options.node} is empty, and gets no job until `elastic drain --node {options.node} --cancel`"
-    print(json.dumps({"node": options.node, "drained": True}) if options.json else said)
-    return ExitCode.DONE
+    return answer(options, {"node": options.node, "drained": True}, said)
 
 
 def _leaves(node: str) -> str:

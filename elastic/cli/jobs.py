@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.options import EXIT_CODES, add_replicas, client_of, waiting
-from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.cli.options import EXIT_CODES, add_answer, add_replicas, answer, client_of, waiting
+from elastic.errors import ConfigError, ElasticError
 from elastic.protocol.worker_id import node_of
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def add(verbs: Any) -> None:
     add_replicas(jobs)
     jobs.add_argument("--long", action="store_true", help="also the members of each, and who has submitted it")
     jobs.add_argument("--wait", metavar="JOB", help="until this one is over, and end with its exit code")
-    jobs.add_argument("--json", action="store_true", help="as one JSON object")
-    jobs.set_defaults(verb=_jobs)
+    add_answer(jobs, _jobs)
     stop = verbs.add_parser(
         "stop",
         help="end a job of a fleet",
@@ -56,8 +55,7 @@ def add(verbs: Any) -> None:
     )
     stop.add_argument("job", metavar="JOB")
     add_replicas(stop)
-    stop.add_argument("--json", action="store_true", help="as one JSON object")
-    stop.set_defaults(verb=_stop)
+    add_answer(stop, _stop)
 
 
 def _jobs(options: argparse.Namespace) -> int:
@@ -66,8 +64,7 @@ def _jobs(options: argparse.Namespace) -> int:
     from elastic.cli import top
 
     overview = top.with_members(top.look(client_of(options)))
-    print(json.dumps(overview) if options.json else overview_text(overview, long=options.long))
-    return ExitCode.DONE
+    return answer(options, overview, overview_text(overview, long=options.long))
 
 
 def overview_text(overview: dict[str, Any], *, long: bool = False) -> str:
@@ -119,8 +116,7 @@ def _stop(options: argparse.Namespace) -> int:
     job = client.stop(options.job, "asked for by `elastic stop`")
     with waiting(f"{job} ends by itself; `elastic jobs` shows when it has"):
         ended = await_end(client, job, STOP_WAIT_S)
-    print(json.dumps(ended) if options.json else ended_text(ended))
-    return ExitCode.DONE
+    return answer(options, ended, ended_text(ended))
 
 
 def wait_for(client: FleetClient, job: str, *, as_json: bool) -> int:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.machinery
+import json
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,18 @@ def add_either(verb: argparse.ArgumentParser, *, several: bool = False, by_defau
     what += " (default, without a fleet: the newest in ./elastic-jobs, of a job that runs if one does)" * by_default
     where.add_argument("--job-dir", type=Path, metavar="DIR", action="append" if several else "store", help=what)
     add_replicas(verb, where)
+
+
+def add_answer(verb: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
+    """Add --json, and have the verb do `act`, which ends with `answer`."""
+    verb.add_argument("--json", action="store_true", help="as one JSON object")
+    verb.set_defaults(verb=act)
+
+
+def answer(options: argparse.Namespace, document: object, text: str, code: int = ExitCode.DONE) -> int:
+    """Print what a verb has to say, with --json as a document. Returns the exit code."""
+    print(json.dumps(document) if options.json else text)
+    return code
 
 
 def add_replicas(verb: argparse.ArgumentParser, group: Any = None) -> None:

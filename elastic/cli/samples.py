@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.options import newest_job_dir
+from elastic.cli.options import add_answer, answer, newest_job_dir
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import ledger
 from elastic.records.files import read_job
@@ -54,8 +53,7 @@ def add(verbs: Any) -> None:
         help="of a job of several machines: those of all its nodes, one after the other (default: the newest in "
         "./elastic-jobs, of a job that runs if one does)",
     )
-    verb.add_argument("--json", action="store_true", help="as one JSON object")
-    verb.set_defaults(verb=_run)
+    add_answer(verb, _run)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -78,8 +76,8 @@ def _run(options: argparse.Namespace) -> int:
     if not epochs:
         raise ConfigError(f"{_named(job_dirs)} has no applied step yet, so there is nothing to prove")
     proved = all(epoch.proved for epoch in epochs)
-    print(json.dumps(_document(epochs, proved)) if options.json else "\n".join(_table(epochs, proved)))
-    return ExitCode.DONE if proved else ExitCode.SCRIPT_FAILED
+    code = ExitCode.DONE if proved else ExitCode.SCRIPT_FAILED
+    return answer(options, _document(epochs, proved), "\n".join(_table(epochs, proved)), code)
 
 
 def _merged(job_dirs: list[Path], parts: list[Path]) -> list[ledger.Line]:

@@ -4,11 +4,10 @@ count on."""
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from elastic.cli.options import EXIT_CODES, add_replicas, client_of
-from elastic.errors import ConfigError, ExitCode
+from elastic.cli.options import EXIT_CODES, add_answer, add_replicas, answer, client_of
+from elastic.errors import ConfigError
 
 QUOTA_EXAMPLES = """\
 examples:
@@ -39,8 +38,7 @@ def add(verbs: Any) -> None:
     scale.add_argument("job", metavar="JOB")
     scale.add_argument("workers", metavar="N", type=int, help="the number of workers")
     add_replicas(scale)
-    scale.add_argument("--json", action="store_true", help="as one JSON object")
-    scale.set_defaults(verb=_scale)
+    add_answer(scale, _scale)
     quota = verbs.add_parser(
         "quota",
         help="set how many slots of a fleet the jobs of an owner get before others",
@@ -50,8 +48,7 @@ def add(verbs: Any) -> None:
     quota.add_argument("owner", metavar="OWNER", help="the name in a certificate, or `owner` of job files")
     quota.add_argument("slots", metavar="N", type=int, help="number of slots; 0: no quota")
     add_replicas(quota)
-    quota.add_argument("--json", action="store_true", help="as one JSON object")
-    quota.set_defaults(verb=_quota)
+    add_answer(quota, _quota)
 
 
 def _scale(options: argparse.Namespace) -> int:
@@ -59,12 +56,10 @@ def _scale(options: argparse.Namespace) -> int:
         raise ConfigError(f"N={options.workers} must be at least 1; `elastic stop` ends a job")
     told = client_of(options).scale(options.job, options.workers)
     said = f"{told['job']} is to have {told['workers']} workers; it was {told['before']}"
-    print(json.dumps(told) if options.json else said)
-    return ExitCode.DONE
+    return answer(options, told, said)
 
 
 def _quota(options: argparse.Namespace) -> int:
     told = client_of(options).allow(options.owner, options.slots)
     said = f"{told['owner']} has a quota of {told['slots']} slots; it was {told['before']}"
-    print(json.dumps(told) if options.json else said)
-    return ExitCode.DONE
+    return answer(options, told, said)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
-from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, job_dir_of
+from elastic.errors import ConfigError, ElasticError
 from elastic.records import job_directory
 from elastic.records.ledger_tail import StepsTail
 
@@ -32,8 +31,7 @@ def add(verbs: Any) -> None:
     )
     status.add_argument("job", metavar="JOB", nargs="?", help="job of a fleet (default: the only one that is not over)")
     add_either(status)
-    status.add_argument("--json", action="store_true", help="as one JSON object")
-    status.set_defaults(verb=_status)
+    add_answer(status, _status)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -48,8 +46,7 @@ def _status(options: argparse.Namespace) -> int:
         document = job_status(job_dir)
         if document["state"] != "closed":
             document["troubles"] = [asdict(trouble) for trouble in problems.of_job(job_dir)]
-    print(json.dumps(document) if options.json else status_text(document))
-    return ExitCode.DONE
+    return answer(options, document, status_text(document))
 
 
 def status_text(document: dict[str, Any]) -> str:

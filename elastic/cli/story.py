@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
+from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, job_dir_of
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import story
 
@@ -62,8 +61,7 @@ def add(verbs: Any) -> None:
     verb.add_argument("--flight", action="store_true", help="what each worker did last, and who waits for whom")
     add_either(verb, several=True)
     verb.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
-    verb.add_argument("--json", action="store_true", help="as one JSON object")
-    verb.set_defaults(verb=_story)
+    add_answer(verb, _story)
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -97,12 +95,9 @@ def _story(options: argparse.Namespace) -> int:
     if not moments:
         what = "generation" if options.about.isdigit() else "worker"
         raise ConfigError(f"there is no {what} {options.about} in the journals; there are {known or 'none'}")
-    if options.json:
-        told = [{"t_wall": m.line["t_wall"], "said": m.said, "because": m.because, "line": m.line} for m in moments]
-        print(json.dumps({"about": options.about, "moments": told, "away": away}))
-    else:
-        print(story_text(moments, _recovery(options, lines)))
-    return ExitCode.DONE
+    told = [{"t_wall": m.line["t_wall"], "said": m.said, "because": m.because, "line": m.line} for m in moments]
+    document = {"about": options.about, "moments": told, "away": away}
+    return answer(options, document, story_text(moments, _recovery(options, lines)))
 
 
 def _flight(options: argparse.Namespace) -> int:
@@ -116,8 +111,7 @@ def _flight(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.job_dir[0] / 'flight'} holds no worker's notes")
     ranks = last_notes.ranks(line for job_dir in options.job_dir for line in journal.read_all(job_dir, ("entered",)))
     lasts = last_notes.last_notes(flights, time.time_ns() if any(map(is_live, options.job_dir)) else None, ranks)
-    print(json.dumps({"workers": [asdict(last) for last in lasts]}) if options.json else last_notes.text(lasts))
-    return ExitCode.DONE
+    return answer(options, {"workers": [asdict(last) for last in lasts]}, last_notes.text(lasts))
 
 
 def _lines(options: argparse.Namespace) -> tuple[list[Line], dict[str, str]]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.jobs import wait_for
-from elastic.cli.options import EXIT_CODES, add_replicas, client_of
+from elastic.cli.options import EXIT_CODES, add_answer, add_replicas, answer, client_of
 from elastic.cli.run import in_a_file
 from elastic.config import JobSpec, job_from_toml
-from elastic.errors import ConfigError, ExitCode
+from elastic.errors import ConfigError
 from elastic.fleet.documents import check_for_fleet
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument("--priority", type=int, metavar="N", help="instead of the priority in the file")
     verb.add_argument("--wait", action="store_true", help="wait until the job is over, and exit with its exit code")
-    verb.add_argument("--json", action="store_true", help="as one JSON object")
-    verb.set_defaults(verb=_submit)
+    add_answer(verb, _submit)
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -71,8 +69,7 @@ def _submit(options: argparse.Namespace) -> int:
     if told["larger"]:
         print(f"elastic: {name} waits, and is {told['larger']}", file=sys.stderr, flush=True)
     if not options.wait:
-        print(json.dumps(told) if options.json else name)
-        return ExitCode.DONE
+        return answer(options, told, name)
     print(f"elastic: {name}", file=sys.stderr, flush=True)
     return wait_for(client, name, as_json=options.json)
 

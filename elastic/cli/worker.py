@@ -6,13 +6,12 @@ Both commands ask the leader of the job, which tells the worker's agent.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
+from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, job_dir_of
 from elastic.cli.status import job_status
-from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.errors import ConfigError, ElasticError
 
 if TYPE_CHECKING:
     from elastic.fleet.remote_logs import LogSource
@@ -45,8 +44,7 @@ def add(verbs: Any) -> None:
         verb.add_argument("worker", metavar="WORKER", help="such as local.1.0; `elastic status` shows them")
         add_either(verb)
         verb.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
-        verb.add_argument("--json", action="store_true", help="as one JSON object")
-        verb.set_defaults(verb=act)
+        add_answer(verb, act)
 
 
 def _stacks(options: argparse.Namespace) -> int:
@@ -54,16 +52,14 @@ def _stacks(options: argparse.Namespace) -> int:
 
     source, ask = _job(options)
     text = remote_logs.stacks(source, options.worker, lambda: ask(False))
-    print(json.dumps({"worker_id": options.worker, "stacks": text}) if options.json else text.rstrip("\n"))
-    return ExitCode.DONE
+    return answer(options, {"worker_id": options.worker, "stacks": text}, text.rstrip("\n"))
 
 
 def _kill(options: argparse.Namespace) -> int:
     _, ask = _job(options)
     ask(True)
     said = f"the agent of {options.worker} kills it; `elastic story {options.worker}` tells what follows"
-    print(json.dumps({"worker_id": options.worker, "killed": True}) if options.json else said)
-    return ExitCode.DONE
+    return answer(options, {"worker_id": options.worker, "killed": True}, said)
 
 
 def _job(options: argparse.Namespace) -> tuple[LogSource, Callable[[bool], None]]:
