@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -90,11 +91,9 @@ class RemoteJob:
     def _of_replica(self, address: str) -> Iterator[Line]:
         """The job's journals there, and the lines about it in the replica's own journal."""
         read = partial(self._client.own_log, address)
-        try:
+        with suppress(ElasticError):  # it is away; its lines come when it is back
             for whose, name in remote_logs.journals(read, self._job):
                 yield from self._new_lines(f"{address}/{whose}", whose, name, read)
-        except ElasticError:
-            return  # it is away; its lines come when it is back
 
     def _was_on(self, node: str) -> bool:
         try:
@@ -103,21 +102,17 @@ class RemoteJob:
             return False
 
     def _of_agent(self, node: str) -> Iterator[Line]:
-        try:
+        with suppress(ElasticError):
             name = f"{remote_logs.PREFIX}agent-{node}"
             yield from self._new_lines(node, self._job, name, partial(remote_logs.of_node, self._client, node))
-        except ElasticError:
-            return
 
     def _steps(self, node: str) -> Iterator[dict[str, Any]]:
-        try:
+        with suppress(ElasticError):
             read = partial(remote_logs.of_node, self._client, node)
             if (node, LEDGER) not in self._tails:
                 size = read(self._job, LEDGER, 0).size
                 self._tails[node, LEDGER] = RemoteTail(max(0, size - LEDGER_BYTES))
             yield from parsed_steps(self._tails[node, LEDGER].lines(read, self._job, LEDGER))
-        except ElasticError:
-            return
 
     def _new_lines(self, where: str, job: str, name: str, read: Read) -> Iterator[Line]:
         tail = self._tails.setdefault((where, name), RemoteTail())

@@ -17,8 +17,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 from elastic import file_modes, stop_signals
@@ -145,28 +145,28 @@ class JobRunner:
         if self._finish.is_set():
             return
         self._finish.set()
-        try:
-            with acting(self._site.job_user):
-                write_atomically(self.directory / "result.json", result.encode())
-        except OSError as error:
-            self._journal.write("result_unwritten", job=self.job, because=str(error))
+        with self._writing("result_unwritten"), acting(self._site.job_user):
+            write_atomically(self.directory / "result.json", result.encode())
 
     def grant(self, token: str) -> None:
         """Let the agent use this token from now on."""
         if token != self._token:
             self._token = token
-            try:
+            with self._writing("token_unwritten"):
                 self._write_token()
-            except OSError as error:
-                self._journal.write("token_unwritten", job=self.job, because=str(error))
 
     def notify(self) -> None:
         """Show the node's active notices to the agent."""
+        with self._writing("notices_untold"), acting(self._site.job_user):
+            self._board.show(self.directory)
+
+    @contextmanager
+    def _writing(self, otherwise: str) -> Iterator[None]:
+        """The block may raise OSError, of which the journal tells in the event `otherwise`."""
         try:
-            with acting(self._site.job_user):
-                self._board.show(self.directory)
+            yield
         except OSError as error:
-            self._journal.write("notices_untold", job=self.job, because=str(error))
+            self._journal.write(otherwise, job=self.job, because=str(error))
 
     def leave(self) -> None:
         """Have the agent leave the job: between two steps if the job goes on elsewhere, else after a step. More calls
@@ -311,13 +311,11 @@ class JobRunner:
         written: dict[str, bytes] = {}
         while True:
             await asyncio.sleep(RENEW_S)
-            try:
+            with self._writing("certificates_unwritten"):
                 if (certs := self._certs()) != written:
                     with acting(self._site.job_user):
                         self._write_certs(certs)
                     written = certs
-            except OSError as error:
-                self._journal.write("certificates_unwritten", job=self.job, because=str(error))
 
     def _fill(self, certs: Mapping[str, bytes]) -> bytes:
         """Write the files of the job's directory. Returns the content of job.json."""

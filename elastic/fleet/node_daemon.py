@@ -271,18 +271,7 @@ class Daemon:
         self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, state.duties)}
         self._over = dict(state.over)
         for left in state.holdings:
-            runner = JobRunner(
-                self._site,
-                left.submission,
-                left.slots,
-                left.devices,
-                self._board,
-                self._journal,
-                self._told,
-                left.token,
-                handed=left,
-            )
-            self._runners[runner.job] = runner
+            runner = self._employ(left.submission, left.slots, left.devices, left.token, handed=left)
             runner.notify()  # notices are asked for anew
         jobs = sorted(self._runners)
         self._journal.write("daemon_took_over", version=__version__, jobs=jobs)
@@ -329,20 +318,20 @@ class Daemon:
             ending = [job for job, runner in self._runners.items() if runner.devices and runner.ending]
             if ending:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
-        given = own if self._devices else None
-        self._runners[duty.job] = JobRunner(
-            self._site,
-            submission,
-            duty.slots,
-            given,
-            self._board,
-            self._journal,
-            self._told,
-            duty.token,
-            standby=self._standbys.pop(duty.job, None),
-        )
+        given, standby = own if self._devices else None, self._standbys.pop(duty.job, None)
+        self._employ(submission, duty.slots, given, duty.token, standby=standby)
         self._told()
         return ""
+
+    def _employ(
+        self, submission: Submission, slots: int, devices: tuple[str, ...] | None, token: str, **begun: Any
+    ) -> JobRunner:
+        """A runner for a job. begun: what there is of it already."""
+        own = self._board, self._journal, self._told
+        runner = self._runners[submission.spec.name] = JobRunner(
+            self._site, submission, slots, devices, *own, token, **begun
+        )
+        return runner
 
     async def _end_standbys(self, after_s: float = 0.0) -> None:
         """End the standbys of jobs that have not come back after so many seconds."""

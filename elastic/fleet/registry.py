@@ -220,10 +220,10 @@ class Registry:
         self._candidate.write((), (Put(f"{ROOT}placements/{job}", codec.to_json(placement)), grant))
 
     def grant(self, job: str, grants: tuple[Grant, ...]) -> None:
-        self._candidate.write((), (Put(f"{ROOT}grants/{job}", codec.to_json(Grants(grants))),))
+        self._keep(f"{ROOT}grants/{job}", codec.to_json(Grants(grants)))
 
     def scale(self, job: str, workers: int) -> None:
-        self._candidate.write((), (Put(f"{ROOT}sizes/{job}", codec.to_json(Size(workers))),))
+        self._keep(f"{ROOT}sizes/{job}", codec.to_json(Size(workers)))
 
     def stop(self, job: str, because: str, *, preempts: bool = False) -> None:
         """An operator's wish stays whatever the queue wants, and also stops the job as which a preempted one goes on.
@@ -236,22 +236,21 @@ class Registry:
 
     def allow(self, owner: str, slots: int) -> None:
         """Give an owner a quota; 0: none."""
-        key = f"{ROOT}quotas/{owner}"
-        if slots:
-            self._candidate.write((), (Put(key, codec.to_json(Quota(slots))),))
-        else:
-            self._candidate.write((), (), (key,))
+        self._keep(f"{ROOT}quotas/{owner}", codec.to_json(Quota(slots)) if slots else None)
 
     def cordon(self, node: str, because: str) -> None:
         """because: why no job shall run on the node; "": jobs may run there again."""
-        key = f"{ROOT}cordons/{node}"
-        if because:
-            self._candidate.write((), (Put(key, _wish(because)),))
-        else:
-            self._candidate.write((), (), (key,))
+        self._keep(f"{ROOT}cordons/{node}", _wish(because) if because else None)
 
     def end(self, job: str, result: Result) -> None:
-        self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
+        self._keep(f"{ROOT}results/{job}", _result(result))
+
+    def _keep(self, key: str, document: bytes | None) -> None:
+        """None: none any more."""
+        if document is not None:
+            self._candidate.write((), (Put(key, document),))
+        else:
+            self._candidate.write((), (), (key,))
 
     def forget(self, state: FleetState) -> None:
         """Remove ended jobs beyond the newest ENDED_KEPT, each in one transaction with all its own records. The records

@@ -108,16 +108,8 @@ class FleetService:
 
     async def _answer(self, leader: FleetLeader, request: pb.Question, caller: Caller) -> object:
         match request.WhichOneof("content"):
-            case "submit":
-                return await self._submit(leader, request.submit, caller)
-            case "stop":
-                return await self._stop(leader, request.stop, caller)
-            case "scale":
-                return await self._scale(leader, request.scale, caller)
-            case "cordon":
-                return await self._cordon(leader, request.cordon, caller)
-            case "allow":
-                return await self._allow(leader, request.allow, caller)
+            case "submit" | "stop" | "scale" | "cordon" | "allow" as change:
+                return await getattr(self, f"_{change}")(leader, getattr(request, change), caller)
             case "overview":
                 return self._overview(leader)
             case "log":
@@ -128,6 +120,9 @@ class FleetService:
             case "ports":
                 return await self._crossings.look(leader.sessions)
         raise QuestionRefused("an empty question")
+
+    def _note(self, event: str, caller: Caller, **fields: object) -> None:
+        self._journal.write(event, caller=str(caller), peer=caller.address, **fields)
 
     async def _answer_here(self, request: pb.Question) -> object:
         if request.WhichOneof("content") == "examine":
@@ -165,7 +160,7 @@ class FleetService:
             raise CompareFailed("too many jobs are submitted in the same moment")
 
         name = await leader.change(write)
-        self._journal.write("submitted", job=name, resume=submit.resume, caller=str(caller), peer=caller.address)
+        self._note("submitted", caller, job=name, resume=submit.resume)
         plan = leader.plan()
         return {"job": name, "larger": plan.waiting[name] if name in plan.larger else ""}
 
@@ -176,9 +171,7 @@ class FleetService:
         if job.stop is None or job.stop.preempts:
             await leader.change(lambda to: to.stop(job.name, stop.because))
             job = _find(leader, job.name)  # a preempted one may go on as another one by now
-            self._journal.write(
-                "stop_asked", job=job.name, because=stop.because, caller=str(caller), peer=caller.address
-            )
+            self._note("stop_asked", caller, job=job.name, because=stop.because)
         return {"job": job.name}
 
     async def _scale(self, leader: FleetLeader, scale: pb.Scale, caller: Caller) -> object:
@@ -192,9 +185,7 @@ class FleetService:
                 f"{scale.workers}"
             )
         await leader.change(lambda to: to.scale(job.name, scale.workers))
-        self._journal.write(
-            "scaled", job=job.name, workers=scale.workers, before=job.workers, caller=str(caller), peer=caller.address
-        )
+        self._note("scaled", caller, job=job.name, workers=scale.workers, before=job.workers)
         return {"job": job.name, "workers": scale.workers, "before": job.workers}
 
     async def _cordon(self, leader: FleetLeader, cordon: pb.Cordon, caller: Caller) -> object:
@@ -206,15 +197,7 @@ class FleetService:
             job.name for job in leader.state.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
         ]
         for name in there or [""]:  # for the story of each job
-            self._journal.write(
-                "cordoned",
-                job=name,
-                node=cordon.node,
-                over=cordon.over,
-                because=cordon.because,
-                caller=str(caller),
-                peer=caller.address,
-            )
+            self._note("cordoned", caller, job=name, node=cordon.node, over=cordon.over, because=cordon.because)
         return {"node": cordon.node}
 
     async def _allow(self, leader: FleetLeader, allow: pb.Allow, caller: Caller) -> object:
@@ -223,7 +206,7 @@ class FleetService:
             raise QuestionRefused(f"a quota of {allow.slots} slots; give 1 to {QUOTA_LIMIT}, or 0 for none")
         before = leader.state.quotas.get(owner)
         await leader.change(lambda to: to.allow(owner, allow.slots))
-        self._journal.write("quota_changed", owner=owner, slots=allow.slots, caller=str(caller), peer=caller.address)
+        self._note("quota_changed", caller, owner=owner, slots=allow.slots)
         return {"owner": owner, "slots": allow.slots, "before": before.slots if before is not None else 0}
 
     def overview(self) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from elastic.k8s.pod_parts import (
     ManifestOptions,
     authority,
     labels,
+    manifest_object,
     metadata,
     mounted,
     probe,
@@ -54,17 +55,11 @@ def agent_objects(options: ManifestOptions) -> Sequence[dict[str, Any]]:
     about = metadata(options, name, "agent")
     match options.flavor:
         case Flavor.PLAIN:
-            job = {
-                "apiVersion": "batch/v1",
-                "kind": "Job",
-                "metadata": about,
-                "spec": _job(options, "agent", elastic=True),
-            }
-            return [job]
+            return [manifest_object("batch/v1", "Job", about, spec=_job(options, "agent", elastic=True))]
         case Flavor.JOBSET:
             template = {"spec": _job(options, "agent", elastic=True)}
             spec = _job_set("agent", template) | {"failurePolicy": {"maxRestarts": 0}}
-            return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": about, "spec": spec}]
+            return [manifest_object("jobset.x-k8s.io/v1alpha2", "JobSet", about, spec=spec)]
         case Flavor.TRAINJOB:
             group = "trainer.kubeflow.org"
             template = {"metadata": {"labels": ANCESTOR}, "spec": _job(options, "node", elastic=False)}
@@ -73,13 +68,8 @@ def agent_objects(options: ManifestOptions) -> Sequence[dict[str, Any]]:
             spec = {"runtimeRef": ref, "trainer": {"numNodes": options.nodes[1]}}
             api = f"{group}/v1alpha1"
             return [
-                {"apiVersion": api, "kind": "TrainingRuntime", "metadata": about, "spec": runtime},
-                {
-                    "apiVersion": api,
-                    "kind": "TrainJob",
-                    "metadata": metadata(options, options.name, "agent"),
-                    "spec": spec,
-                },
+                manifest_object(api, "TrainingRuntime", about, spec=runtime),
+                manifest_object(api, "TrainJob", metadata(options, options.name, "agent"), spec=spec),
             ]
 
 

@@ -164,42 +164,30 @@ def probe(page: str, role: str, **times: int) -> dict[str, Any]:
     return {"exec": {"command": words}, "periodSeconds": 20, "timeoutSeconds": 10, **times}
 
 
+def manifest_object(api: str, kind: str, about: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"apiVersion": api, "kind": kind, "metadata": about, **more}
+
+
 def rights(options: ManifestOptions, agent: str) -> Sequence[dict[str, Any]]:
     """To read, one by one, the pods of the namespace and the nodes, for notices; nothing else."""
     cluster = f"{options.namespace}:{agent}"  # a hyphen could be of either name, and two jobs would share the object
     group = "rbac.authorization.k8s.io"
     subjects = [{"kind": "ServiceAccount", "name": agent, "namespace": options.namespace}]
-    common = {"labels": labels(options, "agent")}
+    of_namespace = metadata(options, agent, "agent")
+    of_cluster = {"name": cluster, "labels": labels(options, "agent")}
 
     def rules(what: str) -> list[dict[str, Any]]:
         return [{"apiGroups": [""], "resources": [what], "verbs": ["get", "watch"]}]
 
+    def role(kind: str, name: str) -> dict[str, str]:
+        return {"apiGroup": group, "kind": kind, "name": name}
+
+    api = f"{group}/v1"
+    bound, bound_in_cluster = role("Role", agent), role("ClusterRole", cluster)
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(options, agent, "agent")},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "Role",
-            "metadata": metadata(options, agent, "agent"),
-            "rules": rules("pods"),
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata(options, agent, "agent"),
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": agent},
-            "subjects": subjects,
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": cluster, **common},
-            "rules": rules("nodes"),
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": cluster, **common},
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": cluster},
-            "subjects": subjects,
-        },
+        manifest_object("v1", "ServiceAccount", of_namespace),
+        manifest_object(api, "Role", of_namespace, rules=rules("pods")),
+        manifest_object(api, "RoleBinding", of_namespace, roleRef=bound, subjects=subjects),
+        manifest_object(api, "ClusterRole", of_cluster, rules=rules("nodes")),
+        manifest_object(api, "ClusterRoleBinding", of_cluster, roleRef=bound_in_cluster, subjects=subjects),
     ]

@@ -20,6 +20,7 @@ from elastic.k8s.pod_parts import (
     authority,
     hosts,
     labels,
+    manifest_object,
     metadata,
     mounted,
     probe,
@@ -55,9 +56,9 @@ def rendezvous_objects(options: ManifestOptions) -> Sequence[dict[str, Any]]:
     }
     budget = {"maxUnavailable": 1, "selector": {"matchLabels": selected}}
     return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": service},
-        {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": about, "spec": replicas},
-        {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": about, "spec": budget},
+        manifest_object("v1", "Service", about, spec=service),
+        manifest_object("apps/v1", "StatefulSet", about, spec=replicas),
+        manifest_object("policy/v1", "PodDisruptionBudget", about, spec=budget),
     ]
 
 

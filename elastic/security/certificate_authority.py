@@ -9,7 +9,6 @@ Each certificate lies in one file together with its key, mode 0600: a renewal is
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -110,7 +109,8 @@ class Authority:
         builder = builder.add_extension(x509.ExtendedKeyUsage(list(usages)), critical=False)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        _write_secret(out / file, _key_pem(key) + _cert_pem(builder.sign(ca_key, hashes.SHA256())))
+        signed = builder.sign(ca_key, hashes.SHA256())
+        write_atomically(out / file, _key_pem(key) + _cert_pem(signed), 0o600)
 
     def _trust(self, out: Path, file: str) -> None:
         """Add this authority to those in the file: while a fleet moves to a new authority, both are believed."""
@@ -138,7 +138,7 @@ def create(directory: Path, days: int | None = None) -> None:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         builder = builder.add_extension(usage, critical=True)
-        _write_secret(_key_path(directory, file), _key_pem(key))
+        write_atomically(_key_path(directory, file), _key_pem(key), 0o600)
         write_atomically(directory / file, _cert_pem(builder.sign(key, hashes.SHA256())))
 
 
@@ -173,14 +173,6 @@ def _load(directory: Path, file: str) -> tuple[x509.Certificate, ec.EllipticCurv
 
 def _key_path(directory: Path, file: str) -> Path:
     return directory / file.replace(".pem", "-key.pem")
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    mask = os.umask(0o177)
-    try:
-        write_atomically(path, content)
-    finally:
-        os.umask(mask)
 
 
 def _make(directory: Path) -> None:

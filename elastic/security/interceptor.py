@@ -130,7 +130,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     @asynccontextmanager
     async def _let_in(self, method: str, context: Any) -> AsyncIterator[_Call]:
         peer = str(context.peer()).partition(":")[2]
-        identity = self._identity(context)
+        identity = identity_of(context) if self._asks_roles else None
         call = _Call(method, identity, peer, context, CallRate(WORDS_A_SECOND, BURST))
         if self._asks_roles:
             if objection := roles.objection_to_call(identity, method):
@@ -144,11 +144,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             elif name:
                 call = _Call(method, identity, peer, context, caller.pace)
             yield call
-
-    def _identity(self, context: Any) -> Identity | None:
-        if not self._asks_roles:
-            return None
-        return identity_of(context)
 
     async def _read(self, call: _Call, message: bytes, read: _Reader) -> Any:
         if len(message) > codec.WORD_LIMIT:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from elastic.protocol.messages import Generation, Laggard, Order, Publish, Share
 from elastic.wire import codec, generation_delta
 from elastic.wire import elastic_pb2 as pb
@@ -126,9 +124,5 @@ class Reader:
 
 def read_delta(document: bytes) -> Delta:
     """Raises WireError for what is none."""
-    try:
-        message = pb.Delta.FromString(document)
-    except DecodeError as error:
-        raise codec.WireError(f"no delta: {error}") from error
-    delta: Delta = codec.value_from_wire(Delta, message)
+    delta: Delta = codec.value_from_wire(Delta, codec.parsed(pb.Delta, document))
     return delta

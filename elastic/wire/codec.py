@@ -53,6 +53,7 @@ _ANY_SIGN = frozenset({"exit_code"})
 _CUT = "(the beginning is cut)\n"
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 class WireError(ElasticError):
@@ -62,11 +63,17 @@ class WireError(ElasticError):
 # ------------------------------------------------------------------------------------------------------- protobuf
 
 
+def parsed(kind: type[M], document: bytes) -> M:
+    """A message of protobuf. Raises WireError for what is none."""
+    try:
+        return kind.FromString(document)
+    except DecodeError as error:
+        raise WireError(f"no {kind.__name__.lower()}: {error}") from error
+
+
 def word_to_wire(word: Word) -> pb.Word:
     """A word as protobuf. Raises WireError for a value that could not be read back."""
-    name, translator = _oneof(Word, "Word")[type(word)]
-    content: dict[str, Any] = {name: translator.encode(word)}
-    return pb.Word(**content)
+    return pb.Word(**_content(word, Word, "Word"))
 
 
 def word_from_wire(message: pb.Word) -> Word:
@@ -76,25 +83,17 @@ def word_from_wire(message: pb.Word) -> Word:
 
 def word_from_bytes(document: bytes) -> Word:
     """Raises WireError for what is no word."""
-    try:
-        return word_from_wire(pb.Word.FromString(document))
-    except DecodeError as error:
-        raise WireError(f"no word: {error}") from error
+    return word_from_wire(parsed(pb.Word, document))
 
 
 def order_to_wire(order: Order) -> pb.Order:
     """An order as protobuf. Raises WireError for a value that could not be read back."""
-    name, translator = _oneof(Order, "Order")[type(order)]
-    content: dict[str, Any] = {name: translator.encode(order)}
-    return pb.Order(**content)
+    return pb.Order(**_content(order, Order, "Order"))
 
 
 def order_from_bytes(document: bytes) -> Order:
     """Raises WireError for what is no order."""
-    try:
-        return order_from_wire(pb.Order.FromString(document))
-    except DecodeError as error:
-        raise WireError(f"no order: {error}") from error
+    return order_from_wire(parsed(pb.Order, document))
 
 
 def order_from_wire(message: pb.Order) -> Order:
@@ -151,6 +150,11 @@ class _Translator:
 
     encode: Callable[[Any], Message]
     decode: Callable[[Any], Any]
+
+
+def _content(value: Any, union: Any, wire_name: str) -> dict[str, Any]:
+    name, translator = _oneof(union, wire_name)[type(value)]
+    return {name: translator.encode(value)}
 
 
 def _open(message: Any, union: Any, wire_name: str) -> Any:
