@@ -19,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from elastic.checkpoints.storage import LocalStorage, put, storage_at
@@ -62,7 +61,7 @@ class NameClaim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check(self) -> None:

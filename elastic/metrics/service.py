@@ -4,7 +4,7 @@ ends the command before anything else is done."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -58,46 +58,37 @@ class _Served:
 @contextmanager
 def of_run(address: str) -> Iterator[Callable[[Path, JobSpec], str]]:
     """For `elastic run`: call what it yields with the job's directory before the job begins; it returns the URL."""
-    served = _Served(address, None)
+    with closing(_Served(address, None)) as served:
 
-    def begin(job_dir: Path, spec: JobSpec) -> str:
-        asked = _AskedStatus(served.registry, job_dir, spec.name)
-        fold = JobFold(served.registry, spec.name)
-        fold.begin()
-        files = JobFiles(job_dir, fold, from_end=True)
-        return served.begin(lambda: asked.problem, files.look, asked.look)
+        def begin(job_dir: Path, spec: JobSpec) -> str:
+            asked = _AskedStatus(served.registry, job_dir, spec.name)
+            fold = JobFold(served.registry, spec.name)
+            fold.begin()
+            files = JobFiles(job_dir, fold, from_end=True)
+            return served.begin(lambda: asked.problem, files.look, asked.look)
 
-    try:
         yield begin
-    finally:
-        served.close()
 
 
 @contextmanager
 def of_agent(address: str, jobs_dir: Path, node: str, keyrings: Sequence[Keyring]) -> Iterator[str]:
     """For `elastic agent`. Yields the URL. keyrings: the agent's, with which it only calls, and last the workers', to
     be called."""
-    served = _Served(address, keyrings[-1] if keyrings else None)
-    try:
+    with closing(_Served(address, keyrings[-1] if keyrings else None)) as served:
         daemon = _OwnJournal(served.registry, jobs_dir / "journal", f"daemon-{node}")
         jobs = JobsIn(jobs_dir, served.registry, leader_only=False)
         yield served.begin(lambda: daemon.problem, daemon.look, jobs.look, _certificates(served.registry, keyrings))
-    finally:
-        served.close()
 
 
 @contextmanager
 def of_replica(address: str, directory: Path, keyrings: Sequence[Keyring]) -> Iterator[ReplicaMetrics]:
     """For `elastic rendezvous`. keyrings: first that with which the replica is called."""
-    served = _Served(address, keyrings[0] if keyrings else None)
-    try:
+    with closing(_Served(address, keyrings[0] if keyrings else None)) as served:
         own = _OwnJournal(served.registry, directory / "journal", "rendezvous-")
         jobs = JobsIn(directory / "jobs", served.registry, leader_only=True)
         told = ReplicaMetrics(served.registry)
         told.url = served.begin(lambda: told.problem, own.look, jobs.look, _certificates(served.registry, keyrings))
         yield told
-    finally:
-        served.close()
 
 
 class _AskedStatus:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic import file_modes
 from elastic.errors import ConfigError
@@ -78,6 +79,14 @@ def read_token(job_dir: Path) -> str:
         return (job_dir / TOKEN).read_text()
     except FileNotFoundError:
         return ""
+
+
+def read_resumes(job_dir: Path) -> list[dict[str, Any]]:
+    """What was told of each time that the job was gone on with: the lines of resumes.jsonl."""
+    try:
+        return [json.loads(text) for text in (job_dir / "resumes.jsonl").read_bytes().splitlines()]
+    except FileNotFoundError:
+        return []
 
 
 def read_job(job_dir: Path) -> JobSpec:

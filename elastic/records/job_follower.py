@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from elastic.records.files import read_resumes
 from elastic.records.journal import Line, parse
 
 READ_BYTES = 1 << 22
@@ -107,7 +108,7 @@ class JobFiles:
         self._ledger = Growing(job_dir / "steps.jsonl", from_end=from_end)
         self._journals: dict[Path, Growing] = {}
         self._waiting: list[Line] = []
-        self._resumes = len(self._resumed()) if from_end else 0
+        self._resumes = len(read_resumes(job_dir)) if from_end else 0
         if from_end:
             self._find(from_end=True)
 
@@ -117,7 +118,7 @@ class JobFiles:
             self._take(left)
             self._see(self._waiting)
             self._waiting = []
-        resumes = self._resumed()
+        resumes = read_resumes(self._dir)
         for resume in resumes[self._resumes :]:
             self._reader.resumed(resume["redone"])
         self._resumes = len(resumes)
@@ -151,12 +152,6 @@ class JobFiles:
         for path in present - self._journals.keys():
             self._journals[path] = Growing(path, from_end=from_end)
         return left
-
-    def _resumed(self) -> list[dict[str, Any]]:
-        try:
-            return [json.loads(text) for text in (self._dir / "resumes.jsonl").read_bytes().splitlines()]
-        except FileNotFoundError:
-            return []
 
 
 def parsed_steps(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
 from elastic.config import JobSpec
 from elastic.errors import CheckpointDirTaken, ConfigError
 from elastic.records import ledger
-from elastic.records.files import write_atomically
+from elastic.records.files import read_resumes, write_atomically
 from elastic.records.job_directory import job_id, read_settings
 
 PER_RUN = ("journal", "journal.jsonl", "flight", "result.json", "rendezvous.json", "spill")
@@ -96,7 +96,7 @@ def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) ->
         resumption = decide(Series(storage_at(settings.root)), settings.job_id, _steps_on_file(job_dir), snapshots)
         if snapshots is not None:
             snapshots.keep_only(resumption.checkpoint if resumption.memory else "")
-        earlier = list(_earlier(job_dir))
+        earlier = read_resumes(job_dir)
         created_s = (job_dir / "id").stat().st_mtime
         settings = replace(
             settings,
@@ -203,20 +203,13 @@ def _unusable(storage: Storage, error: Exception) -> ConfigError:
 
 def redone(job_dir: Path) -> tuple[int, int] | None:
     """First and last step of the ledger that the newest run does again; None: it does none, or is the first."""
-    newest = next(reversed([*_earlier(job_dir)]), None)
+    newest = next(reversed(read_resumes(job_dir)), None)
     return None if newest is None or newest["redone"] is None else (newest["redone"][0], newest["redone"][1])
 
 
 def _steps_on_file(job_dir: Path) -> int:
     path = job_dir / "steps.jsonl"
     return len(ledger.read(path)) if path.exists() else 0
-
-
-def _earlier(job_dir: Path) -> Iterator[dict[str, Any]]:
-    path = job_dir / "resumes.jsonl"
-    if path.exists():
-        for text in path.read_bytes().splitlines():
-            yield json.loads(text)
 
 
 def _put_aside(job_dir: Path, run: int) -> None:

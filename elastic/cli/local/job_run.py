@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from elastic import file_modes, stop_signals
@@ -227,7 +227,7 @@ class _Children:
         self._watch_exit(self._agent, lambda: None)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._watcher.close()
         self._end_agent()
         stop_signals.wait_or_kill(self._rendezvous, 0.0)
