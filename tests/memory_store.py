@@ -20,7 +20,6 @@ from elastic.store.base import (
     Put,
     Store,
     TxnResult,
-    ValueIs,
     Watch,
     WatchCompacted,
     WatchEvent,
@@ -153,8 +152,6 @@ class MemoryStore:
                 return (item.create_revision if item else 0) == compare.equals
             case ModRevision():
                 return (item.mod_revision if item else 0) == compare.equals
-            case ValueIs():
-                return item is not None and item.value == compare.equals
 
     def _commit(self, puts: Sequence[Put], deletes: Sequence[Delete]) -> None:
         """One revision for all writes; none if nothing changes."""

@@ -108,13 +108,15 @@ class StandingWords:
 
     def invited(self, worker_id: str) -> None:
         """A leader has invited the worker, so a later leader need not invite another one."""
-        if (known := self._announced.get(worker_id)) is not None:
-            self._announced[worker_id] = replace(known, invited=True)
+        self._note(worker_id, invited=True)
 
     def at_home(self, worker_id: str, home: int) -> None:
         """A leader has given the worker this number, which it keeps under later leaders."""
+        self._note(worker_id, home=home)
+
+    def _note(self, worker_id: str, **changes: Any) -> None:
         if (known := self._announced.get(worker_id)) is not None:
-            self._announced[worker_id] = replace(known, home=home)
+            self._announced[worker_id] = replace(known, **changes)
 
     def published(self, generation: messages.Generation) -> None:
         """Note a record that a leader has published to the workers."""

@@ -36,7 +36,6 @@ from elastic.config import JobSpec, Reduction, RingKind
 from elastic.protocol import messages, worker_slot
 from elastic.protocol.failure_detector import Detector, Health
 from elastic.protocol.shard_advice import Worlds
-from elastic.protocol.worker_slot import Slot
 from elastic.records import flight_recorder, last_notes
 from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal
@@ -198,8 +197,7 @@ class WorkerManager:
 
     def kill_worker(self, worker_id: str) -> None:
         """Kill a worker for an operator who wants to see the job survive it: what follows is what follows any death."""
-        self._journal.write("worker_signalled", worker_id=worker_id, signal=signal.SIGKILL.name)
-        self.processes.signal(worker_id, signal.SIGKILL)
+        self._signal(worker_id, signal.SIGKILL)
 
     def _supervise(self, number: int, event: worker_slot.Event) -> None:
         self.slots[number], actions = worker_slot.step(self.slots[number], event, time.monotonic())
@@ -212,7 +210,7 @@ class WorkerManager:
                         self._journal.write("slot_given_up", slot=word.slot, because=word.because)
                     self._leader.say(word)
                 case worker_slot.Signal(sent):
-                    self._signal(self.slots[number], sent)
+                    self._signal(self.slots[number].worker_id, sent)
                 case worker_slot.TellLeader():
                     self._journal.write("worker_failed", **asdict(action))
                 case worker_slot.Spawn(worker_id, restarted):
@@ -260,9 +258,9 @@ class WorkerManager:
         }
         self.processes.start(number, worker_id, settings, restarted=restarted)
 
-    def _signal(self, slot: Slot, number: signal.Signals) -> None:
-        self._journal.write("worker_signalled", worker_id=slot.worker_id, signal=number.name)
-        self.processes.signal(slot.worker_id, number)
+    def _signal(self, worker_id: str, number: signal.Signals) -> None:
+        self._journal.write("worker_signalled", worker_id=worker_id, signal=number.name)
+        self.processes.signal(worker_id, number)
 
     # --------------------------------------------------------------------------------------- processes
 

@@ -66,24 +66,15 @@ class Every:
 
     def wait_s(self, cost_s: float | None, mtbf_s: float) -> float:
         """Seconds between two checkpoints if time decides, else infinity. cost_s: None before the first checkpoint."""
-        match self.unit:
-            case Unit.SECONDS:
-                return self.amount
-            case Unit.AUTO:
-                return FIRST_S if cost_s is None else max(LEAST_S, best_interval_s(cost_s, mtbf_s))
-            case _:
-                return math.inf
+        return self._wait_s(FIRST_S if cost_s is None else max(LEAST_S, best_interval_s(cost_s, mtbf_s)))
 
     def snapshot_wait_s(self, cost_s: float | None) -> float:
         """Seconds between two snapshots if time decides, else infinity. `auto` limits their cost, because failures come
         without warning. cost_s: training time that a snapshot costs."""
-        match self.unit:
-            case Unit.SECONDS:
-                return self.amount
-            case Unit.AUTO:
-                return max(SNAPSHOT_LEAST_S, (cost_s or 0.0) / SNAPSHOT_COST)
-            case _:
-                return math.inf
+        return self._wait_s(max(SNAPSHOT_LEAST_S, (cost_s or 0.0) / SNAPSHOT_COST))
+
+    def _wait_s(self, auto_s: float) -> float:
+        return {Unit.SECONDS: self.amount, Unit.AUTO: auto_s}.get(self.unit, math.inf)
 
 
 def best_interval_s(cost_s: float, mtbf_s: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -60,7 +59,7 @@ def add(verbs: Any) -> None:
 
 def _jobs(options: argparse.Namespace) -> int:
     if options.wait is not None:
-        return wait_for(client_of(options), options.wait, as_json=options.json)
+        return wait_for(options, client_of(options), options.wait)
     from elastic.cli import top
 
     overview = top.with_members(top.look(client_of(options)))
@@ -119,12 +118,11 @@ def _stop(options: argparse.Namespace) -> int:
     return answer(options, ended, ended_text(ended))
 
 
-def wait_for(client: FleetClient, job: str, *, as_json: bool) -> int:
+def wait_for(options: argparse.Namespace, client: FleetClient, job: str) -> int:
     """Until the job is over, which is said. Returns its exit code."""
     with waiting(f"{job} goes on; `elastic stop {job}` ends it"):
         ended = await_end(client, job, None)
-    print(json.dumps(ended) if as_json else ended_text(ended))
-    return int(ended["exit_code"])
+    return answer(options, ended, ended_text(ended), int(ended["exit_code"]))
 
 
 def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str, Any]:

@@ -65,14 +65,19 @@ def answer(options: argparse.Namespace, document: object, text: str, code: int =
 
 def add_replicas(verb: argparse.ArgumentParser, group: Any = None) -> None:
     """--rendezvous, --certs and --insecure of a verb. group: the one in which --rendezvous has alternatives."""
-    (group or verb).add_argument(
+    add_rendezvous(group or verb, required=group is None)
+    add_certs(verb)
+
+
+def add_rendezvous(group: Any, *, required: bool = True) -> None:
+    """--rendezvous. required: unless the environment has a default."""
+    group.add_argument(
         "--rendezvous",
         default=known_replicas(),
-        required=group is None and not known_replicas(),
+        required=required and not known_replicas(),
         metavar="HOST:PORT,...",
         help=f"replicas of the rendezvous, all or some (default: ${REPLICAS})",
     )
-    add_certs(verb)
 
 
 def add_certs(verb: argparse.ArgumentParser) -> None:

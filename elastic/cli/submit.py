@@ -71,7 +71,7 @@ def _submit(options: argparse.Namespace) -> int:
     if not options.wait:
         return answer(options, told, name)
     print(f"elastic: {name}", file=sys.stderr, flush=True)
-    return wait_for(client, name, as_json=options.json)
+    return wait_for(options, client, name)
 
 
 def read_job_file(path: Path) -> JobSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,15 +79,8 @@ class JobUpgradeState:
         return TempDirectory.held(Path(path), lock)
 
     def to_state(self) -> dict[str, Any]:
-        return {
-            "submission": codec.to_json(self.submission).decode(),
-            "slots": self.slots,
-            "devices": self.devices,
-            "keeper": self.keeper,
-            "memory": self.memory,
-            "finishing": self.finishing,
-            "token": self.token,
-        }
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**own, "submission": codec.to_json(self.submission).decode()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> JobUpgradeState:

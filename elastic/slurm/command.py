@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elastic.cli.options import REPLICAS, Parser, known_replicas
+from elastic.cli.options import Parser, add_rendezvous
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.rendezvous.endpoint import INSECURE, check_plain, parse
 from elastic.slurm.batch_options import SUBMIT, BatchOptions
@@ -64,13 +64,7 @@ def add(verbs: Any) -> None:
         description="An array of jobs, each the agent of one node: each is preempted, requeued and cancelled alone.",
         epilog=EXAMPLES,
     )
-    agents.add_argument(
-        "--rendezvous",
-        default=known_replicas(),
-        required=not known_replicas(),
-        metavar="HOST:PORT,...",
-        help=f"replicas of the rendezvous, all or some (default: ${REPLICAS})",
-    )
+    add_rendezvous(agents)
     agents.add_argument(
         "--certs",
         type=Path,

@@ -58,15 +58,7 @@ class ModRevision:
     equals: int
 
 
-@dataclass(frozen=True, slots=True)
-class ValueIs:
-    """Holds if the key exists and has that value."""
-
-    key: str
-    equals: bytes
-
-
-Compare: TypeAlias = CreateRevision | ModRevision | ValueIs
+Compare: TypeAlias = CreateRevision | ModRevision
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,6 @@ def compare_request(compare: Compare) -> Any:
             return rpc.Compare(key=key, target=rpc.Compare.CREATE, create_revision=compare.equals)
         case ModRevision():
             return rpc.Compare(key=key, target=rpc.Compare.MOD, mod_revision=compare.equals)
-        case _:
-            return rpc.Compare(key=key, target=rpc.Compare.VALUE, value=compare.equals)
 
 
 _TRY_AGAIN = {
