@@ -42,14 +42,9 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, FIELDS, {})
         ts = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{min(int(record.msecs), 999):03d}Z"
-        traceback = "\n".join(
-            part
-            for part in (
-                self.formatException(record.exc_info) if record.exc_info else "",
-                self.formatStack(record.stack_info) if record.stack_info else "",
-            )
-            if part
-        )
+        exception = self.formatException(record.exc_info) if record.exc_info else ""
+        stack = self.formatStack(record.stack_info) if record.stack_info else ""
+        traceback = "\n".join(filter(None, (exception, stack)))
         if self.form is LogFormat.JSON:
             line = {"ts": ts, "level": record.levelname, "logger": record.name, "msg": record.getMessage()}
             line |= {f"{name}_" if name in _OWN else name: value for name, value in fields.items()}

@@ -262,20 +262,17 @@ class JobRunner:
         self._journal.write("job_agent_started", job=self.job, slots=self.slots, devices=self.devices, pid=keeper.pid)
         self._agent_is_newer = False
         standing_by = asyncio.create_task(self._stand_by())
+        assert keeper.stdin is not None
         try:
             if not await _first(ended, self._leave):
                 keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGTERM))
                 if not await _first(ended, self._stop, within_s=self._site.grace_s + SLACK_S):
                     keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGINT))
                     await _first(ended, within_s=STOP_S)
-            assert keeper.stdin is not None
             keeper.stdin.close()  # the keeper kills what is left, and ends
             await ended.wait()
-        except asyncio.CancelledError:
-            assert keeper.stdin is not None
-            keeper.stdin.close()
-            raise
         finally:
+            keeper.stdin.close()  # also if this was cancelled
             standing_by.cancel()
             loop.remove_reader(pidfd)
             os.close(pidfd)

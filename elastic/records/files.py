@@ -7,7 +7,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,7 @@ def create_atomically(path: Path, content: bytes, mode: int | None = None) -> No
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP):
                 raise
-            with open(path, "xb", opener=_opener(mode)) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            _write(path, content, mode)
 
 
 def read_regular(path: Path) -> bytes:
@@ -60,17 +57,22 @@ def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
         temporary.unlink(missing_ok=True)  # an old file would keep its mode
-        with open(temporary, "xb", opener=_opener(mode)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(temporary, content, mode)
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _opener(mode: int | None) -> Callable[[str, int], int]:
-    return file_modes.opener if mode is None else lambda name, flags: os.open(name, flags | os.O_CLOEXEC, mode)
+def _write(path: Path, content: bytes, mode: int | None) -> None:
+    """A new file, on the disk when this returns."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_CLOEXEC, file_modes.of_file() if mode is None else mode)
+
+    with open(path, "xb", opener=opener) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_token(job_dir: Path) -> str:

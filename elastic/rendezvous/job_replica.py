@@ -147,7 +147,7 @@ class JobReplica:
             entry.leader = None
             entry.address = entry.address if entry.ended else ""
         held_until_ns = round(candidate.held_until_s * 1e9)
-        self._journal.write("deposed", term=term, because=outcome.because, held_until_ns=held_until_ns)
+        self._journal.write("deposed", term=term, because=outcome, held_until_ns=held_until_ns)
         return None
 
     async def _read(

@@ -56,13 +56,6 @@ MAILBOX_LIMIT = 65_536
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SteppedDown:
-    """This replica must not lead any more."""
-
-    because: str
-
-
 @dataclass(eq=False, slots=True)
 class AgentSession(ServedStream[pb.LeaderOrder]):
     """One agent's stream. known: number -> digest of the agent's generations. token: the agent's proof of admission."""
@@ -99,7 +92,7 @@ class JobLeader:
         self._publisher = Publisher()
         self._monitor = AgentMonitor(spec.timing, self.group.agents, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
-        self._deposed: asyncio.Future[SteppedDown] = asyncio.get_running_loop().create_future()
+        self._deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Kept apart from the mailbox, which may be full, and whose content does not matter any more."""
         self._last_tick_s = -math.inf
         self._due_s = math.inf
@@ -112,8 +105,8 @@ class JobLeader:
 
     # ------------------------------------------------------------------------------------------- the owner
 
-    async def lead(self, chain: tuple[Generation, ...]) -> membership.End | SteppedDown:
-        """Step the group until the job is over or this replica must not lead any more."""
+    async def lead(self, chain: tuple[Generation, ...]) -> membership.End | str:
+        """Step the group until the job is over, or this replica must not lead any more, and why."""
         self._start(self._watch_tenure())
         self._start(self._watch_agents())
         self._start(self._find_pointer())
@@ -140,7 +133,7 @@ class JobLeader:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _is_deposed(self) -> SteppedDown | None:
+    def _is_deposed(self) -> str | None:
         if because := self._tenure.over:
             self._depose(because)
         return self._deposed.result() if self._deposed.done() else None
@@ -148,7 +141,7 @@ class JobLeader:
     def _depose(self, because: str) -> None:
         """End this term. The first reason counts."""
         if not self._deposed.done():
-            self._deposed.set_result(SteppedDown(because))
+            self._deposed.set_result(because)
             self._rouse()
 
     async def _watch_tenure(self) -> None:
@@ -283,17 +276,17 @@ class JobLeader:
         if pointer.holder:
             await self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
 
-    async def _finish(self, end: membership.End) -> SteppedDown | None:
+    async def _finish(self, end: membership.End) -> str | None:
         """Make the end of the job durable before any agent hears of it. Returns why not, if another leader decides."""
         while True:
             try:
                 await self._store.call(self._candidate.finish, self.result(end))
             except StoreUnavailable as error:
                 if because := self._tenure.over:
-                    return SteppedDown(f"{because}; the end of the job is not stored: {error}")
+                    return f"{because}; the end of the job is not stored: {error}"
                 await asyncio.sleep(RETRY_S)
             except (LeadershipLost, StoreError) as error:
-                return SteppedDown(str(error))
+                return str(error)
             else:
                 return None
 

@@ -19,7 +19,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     """Adopt the durable records. Everything else is learned again from the announcements of agents."""
     g.term, g.chain = event.term, event.chain
     if not g.chain:
-        transitions.become_forming(g, f"waiting for {g.asked_for} workers", now_s, do)
+        transitions.become(g, State.FORMING, f"waiting for {g.asked_for} workers", now_s, do)
         return
     assert g.top is not None
     absent = not_found_yet(g, now_s)

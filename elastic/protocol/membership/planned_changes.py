@@ -295,7 +295,7 @@ def settle(g: Group, because: str, now_s: float, do: list[Action]) -> None:
     if g.running is not None and g.running.hold:
         transitions.become_paused(g, now_s, do)
     else:
-        transitions.become_running(g, because, now_s, do)
+        transitions.become(g, State.RUNNING, because, now_s, do)
 
 
 def left(g: Group, word: messages.Left, now_s: float, do: list[Action]) -> None:

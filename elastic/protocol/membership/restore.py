@@ -28,8 +28,8 @@ from elastic.checkpoints.naming import EntryName, is_series
 from elastic.checkpoints.pointer import Pointer
 from elastic.errors import ExitCode
 from elastic.protocol.membership.events import Action, Note, Point, Tell
-from elastic.protocol.membership.group import Group, Stage, WorkerView
-from elastic.protocol.membership.transitions import become_closed, become_forming, commit, move_on
+from elastic.protocol.membership.group import Group, Stage, State, WorkerView
+from elastic.protocol.membership.transitions import become, become_closed, commit, move_on
 from elastic.protocol.messages import ANEW, CheckpointComplete, Fence, Kind, Member, Plan, Unreadable
 from elastic.protocol.recovery_plan import KeptState, newest_kept
 
@@ -85,7 +85,7 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     for worker in sorted(worker for worker, seen in g.workers.items() if not seen.entered):
         turn_out(g, worker, lost, now_s, do)
     begins = "begin again" if g.begins_anew else "go on from what is kept"
-    become_forming(g, f"{lost}; waiting for new processes, to {begins}", now_s, do)
+    become(g, State.FORMING, f"{lost}; waiting for new processes, to {begins}", now_s, do)
     return True
 
 

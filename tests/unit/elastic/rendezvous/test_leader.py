@@ -34,7 +34,7 @@ from elastic.protocol.messages import (
 )
 from elastic.records.journal import Journal
 from elastic.rendezvous import leader as leader_module
-from elastic.rendezvous.leader import JobLeader, SteppedDown, StoreThread
+from elastic.rendezvous.leader import JobLeader, StoreThread
 from elastic.rendezvous.service import JobEntry, RendezvousService
 from elastic.store.base import Compare, Delete, Item, Lease, Put, TxnResult
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
@@ -89,7 +89,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 def lead_to_the_end(
     store: DeafStore, journal: Journal, *, usurped: bool = False, deaf: int = 0, slow_s: float = 0.0
-) -> tuple[End | SteppedDown, list[str]]:
+) -> tuple[End | str, list[str]]:
     """A leader that is told that the job cannot go on. Returns how it ended, and what its agent was told.
 
     slow_s: so long ago, by its own clock, was its lease granted.
@@ -102,7 +102,7 @@ def lead_to_the_end(
         assert isinstance(Candidate(store, "job", "second", time.monotonic).stand(), Won)
     store.deaf = deaf
 
-    async def lead() -> tuple[End | SteppedDown, list[str]]:
+    async def lead() -> tuple[End | str, list[str]]:
         thread = StoreThread()
         async with LeaseKeeper(first, won.term) as tenure:
             leader = JobLeader(SPEC, tenure, journal, thread)
@@ -127,7 +127,7 @@ def test_the_end_of_a_job_is_durable_before_it_is_told(journal: Journal) -> None
 def test_a_leader_that_was_replaced_without_noticing_ends_nothing(journal: Journal) -> None:
     store = DeafStore()
     outcome, told = lead_to_the_end(store, journal, usurped=True)
-    assert isinstance(outcome, SteppedDown)
+    assert isinstance(outcome, str)
     assert store.get("/elastic/job/result", timeout_s=1.0) is None
     assert told == ["welcome"]
 
@@ -141,7 +141,7 @@ def test_a_store_that_does_not_answer_is_asked_again_before_the_job_ends(journal
 def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -> None:
     store = DeafStore()
     outcome, told = lead_to_the_end(store, journal, deaf=10**6, slow_s=SAFETY * LEASE_S - 0.2)
-    assert isinstance(outcome, SteppedDown) and told == ["welcome"]
+    assert isinstance(outcome, str) and told == ["welcome"]
 
 
 def test_progress_of_a_large_job_waits_for_more_of_it_and_any_other_word_is_read_at_once(
@@ -185,7 +185,7 @@ def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, m
     async def fail() -> None:
         raise ValueError("nobody expects it")
 
-    async def lead() -> End | SteppedDown:
+    async def lead() -> End | str:
         thread = StoreThread()
         async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
             leader = JobLeader(SPEC, tenure, journal, thread)
@@ -196,7 +196,7 @@ def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, m
         thread.close()
         return outcome
 
-    assert asyncio.run(lead()) == SteppedDown("ValueError: nobody expects it")
+    assert asyncio.run(lead()) == "ValueError: nobody expects it"
 
 
 def _order(message: pb.LeaderOrder) -> Order | None:
