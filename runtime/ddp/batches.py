@@ -3,7 +3,6 @@ gives."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -33,21 +32,15 @@ class TrainingBatches(Iterator[Any]):
             raise
 
 
-def iterate(original: Any) -> Any:
+def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Iterator[Any]:
     """DataLoader.__iter__. A loader without a DistributedSampler gives each worker the same, as ever."""
-
-    @functools.wraps(original)
-    def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
-        script = RankScript.current()
-        sampler = sampler_of(loader)
-        if script is None or sampler is None:
-            found: Iterator[Any] = original(loader)
-            return found
-        if not torch.is_grad_enabled() or not all(model.training for model in script.modules):
-            return script.evaluation(loader, sampler)
-        return TrainingBatches(script, lambda position: SamplerSource(loader, sampler, script.ranks, position))
-
-    return __iter__
+    sampler = sampler_of(loader)
+    if sampler is None:
+        found: Iterator[Any] = original(loader)
+        return found
+    if not torch.is_grad_enabled() or not all(model.training for model in script.modules):
+        return script.evaluation(loader, sampler)
+    return TrainingBatches(script, lambda position: SamplerSource(loader, sampler, script.ranks, position))
 
 
 class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type checker only

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -87,19 +86,21 @@ def environment(script: RankScript) -> dict[str, str]:
     }
 
 
-def _spawn(original: Any) -> Any:
+def _spawn(
+    script: RankScript,
+    original: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    *rest: Any,
+    **kwargs: Any,
+) -> Any:
     """Scripts that start their own ranks: this process is one already."""
-
-    @functools.wraps(original)
-    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> Any:
-        script = RankScript.current()
-        if script is None or script.begun:
-            return original(fn, args, nprocs, *rest, **kwargs)
-        if nprocs != script.ranks:
-            raise ConfigError(
-                f"mp.spawn(nprocs={nprocs}), and the job has {script.ranks} ranks: start it with --ranks {nprocs}"
-            )
-        fn(script.home, *args)
-        return None
-
-    return spawn
+    if script.begun:
+        return original(fn, args, nprocs, *rest, **kwargs)
+    if nprocs != script.ranks:
+        raise ConfigError(
+            f"mp.spawn(nprocs={nprocs}), and the job has {script.ranks} ranks: start it with --ranks {nprocs}"
+        )
+    fn(script.home, *args)
+    return None

@@ -5,7 +5,6 @@ All is done on classes: what hangs on an instance of a scheduler would land in i
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -20,27 +19,23 @@ _SHARDED = "ZeroRedundancyOptimizer"
 
 def install(seams: Seams) -> None:
     """For what is made from now on."""
-    seams.wrap(Optimizer, "__init__", functools.partial(_seen, seams, "optimizer", ("step",)))
+    seams.wrap(Optimizer, "__init__", _seen(seams, "optimizer", "step"))
     for scheduler in (
         lr_scheduler.LRScheduler,
         lr_scheduler.ReduceLROnPlateau,
         lr_scheduler.SequentialLR,
         lr_scheduler.ChainedScheduler,
     ):
-        seams.wrap(scheduler, "__init__", functools.partial(_seen, seams, "scheduler", ("step",)))
-    scaler = functools.partial(_seen, seams, "scaler", ("step", "update", "unscale_"))
-    seams.wrap(torch.amp.GradScaler, "__init__", scaler)
-    average = functools.partial(_seen, seams, "average", ("update_parameters",))
-    seams.wrap(swa_utils.AveragedModel, "__init__", average)
+        seams.wrap(scheduler, "__init__", _seen(seams, "scheduler", "step"))
+    seams.wrap(torch.amp.GradScaler, "__init__", _seen(seams, "scaler", "step", "update", "unscale_"))
+    seams.wrap(swa_utils.AveragedModel, "__init__", _seen(seams, "average", "update_parameters"))
     seams.wrap(torch, "save", _saved)
 
 
-def _seen(seams: Seams, kind: str, methods: tuple[str, ...], original: Any) -> Any:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+def _seen(seams: Seams, kind: str, *methods: str) -> Any:
+    def made(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        script = RankScript.current()
-        if script is None or any(thing is self for thing in script.seen.get(kind, ())):
+        if any(thing is self for thing in script.seen.get(kind, ())):
             return
         if any(base.__name__ == _SHARDED for base in type(self).__mro__):
             raise mistakes.not_in_place(_SHARDED, "Use the optimizer that it wraps.")
@@ -50,7 +45,7 @@ def _seen(seams: Seams, kind: str, methods: tuple[str, ...], original: Any) -> A
         for method in methods:
             _hold_back(seams, type(self), method)
 
-    return __init__
+    return made
 
 
 def _hold_back(seams: Seams, cls: type, name: str) -> None:
@@ -58,34 +53,21 @@ def _hold_back(seams: Seams, cls: type, name: str) -> None:
     owner = next(base for base in cls.__mro__ if name in vars(base))
     if not hasattr(vars(owner)[name], "held_back"):
         seams.wrap(owner, name, _unless_silent)
+        vars(owner)[name].held_back = True
 
 
-def _unless_silent(original: Any) -> Any:
-    @functools.wraps(original)
-    def held(self: Any, *args: Any, **kwargs: Any) -> Any:
-        script = RankScript.current()
-        if script is None:
-            return original(self, *args, **kwargs)
-        if isinstance(self, Optimizer) and (args or kwargs.get("closure") is not None):
-            raise mistakes.not_in_place("optimizer.step(closure)", "Call backward() in the loop, and step() behind it.")
-        if script.holds_back(self, original.__name__):
-            return None
-        result = original(self, *args, **kwargs)
-        if isinstance(self, Optimizer | torch.amp.GradScaler):
-            script.stepped()
-        return result
-
-    held.held_back = True  # type: ignore[attr-defined]
-    return held
+def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(self, Optimizer) and (args or kwargs.get("closure") is not None):
+        raise mistakes.not_in_place("optimizer.step(closure)", "Call backward() in the loop, and step() behind it.")
+    if script.holds_back(self, original.__name__):
+        return None
+    result = original(self, *args, **kwargs)
+    if isinstance(self, Optimizer | torch.amp.GradScaler):
+        script.stepped()
+    return result
 
 
-def _saved(original: Any) -> Any:
+def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
     """A newcomer that passes by old epochs would overwrite good files with weights that it has not got yet."""
-
-    @functools.wraps(original)
-    def save(*args: Any, **kwargs: Any) -> None:
-        script = RankScript.current()
-        if script is None or not (script.silent or script.passing):
-            original(*args, **kwargs)
-
-    return save
+    if not (script.silent or script.passing):
+        original(*args, **kwargs)

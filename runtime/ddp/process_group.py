@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from datetime import timedelta
 from typing import Any, cast
 
@@ -218,100 +217,68 @@ def install(seams: Seams) -> None:
         seams.wrap(module, "broadcast_object_list", _broadcast_object_list)
 
 
-def _init(original: Any) -> Any:
-    @functools.wraps(original)
-    def init_process_group(
-        backend: Any = None,
-        init_method: Any = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        **_: Any,
-    ) -> None:
-        script = RankScript.current()
-        if script is None:
-            original(backend, init_method, timeout, world_size, rank, **_)
-            return
-        if world_size not in (-1, script.ranks):
-            raise ConfigError(
-                f"init_process_group(world_size={world_size}), and the job has {script.ranks} ranks: start the script "
-                f"with --ranks {world_size}"
-            )
-        original(NAME, store=HashStore(), rank=script.home, world_size=script.ranks)
-
-    return init_process_group
+def _init(
+    script: RankScript,
+    original: Any,
+    backend: Any = None,
+    init_method: Any = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    **_: Any,
+) -> None:
+    if world_size not in (-1, script.ranks):
+        raise ConfigError(
+            f"init_process_group(world_size={world_size}), and the job has {script.ranks} ranks: start the script "
+            f"with --ranks {world_size}"
+        )
+    original(NAME, store=HashStore(), rank=script.home, world_size=script.ranks)
 
 
-def _new_group(original: Any) -> Any:
-    @functools.wraps(original)
-    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        script = RankScript.current()
-        if script is None:
-            return original(ranks, timeout, backend, *args, **kwargs)
-        if ranks is not None and sorted(ranks) != list(range(script.ranks)):
-            raise mistakes.not_in_place(f"a group of the ranks {sorted(ranks)}", "Use the whole world.")
-        return original(None, timeout, NAME, *args, **kwargs)
-
-    return new_group
-
-
-def _destroy(original: Any) -> Any:
-    @functools.wraps(original)
-    def destroy_process_group(group: Any = None) -> None:
-        script = RankScript.current()
-        if script is not None and group is None:
-            script.leave()
-        original(group)
-
-    return destroy_process_group
+def _new_group(
+    script: RankScript,
+    original: Any,
+    ranks: Any = None,
+    timeout: Any = None,
+    backend: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if ranks is not None and sorted(ranks) != list(range(script.ranks)):
+        raise mistakes.not_in_place(f"a group of the ranks {sorted(ranks)}", "Use the whole world.")
+    return original(None, timeout, NAME, *args, **kwargs)
 
 
-def _all_gather_object(original: Any) -> Any:
-    @functools.wraps(original)
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        if RankScript.current() is None:
-            original(object_list, obj, group)
-        else:
-            object_list[:] = _group(group).objects("dist.all_gather_object", obj)
-
-    return all_gather_object
+def _destroy(script: RankScript, original: Any, group: Any = None) -> None:
+    if group is None:
+        script.leave()
+    original(group)
 
 
-def _gather_object(original: Any) -> Any:
-    @functools.wraps(original)
-    def gather_object(obj: Any, object_gather_list: Any = None, *args: Any, **kwargs: Any) -> None:
-        if RankScript.current() is None:
-            original(obj, object_gather_list, *args, **kwargs)
-            return
-        found = _group(kwargs.get("group")).objects("dist.gather_object", obj)
-        if object_gather_list:
-            object_gather_list[:] = found
-
-    return gather_object
+def _all_gather_object(script: RankScript, original: Any, object_list: list[Any], obj: Any, group: Any = None) -> None:
+    object_list[:] = _group(group).objects("dist.all_gather_object", obj)
 
 
-def _broadcast_object_list(original: Any) -> Any:
-    @functools.wraps(original)
-    def broadcast_object_list(object_list: list[Any], src: Any = None, *args: Any, **kwargs: Any) -> None:
-        script = RankScript.current()
-        if script is None or src or kwargs.get("group_src"):  # torch's own comes to `broadcast`, which refuses
-            original(object_list, src, *args, **kwargs)
-            return
-        object_list[:] = _as_object(_leaders(script, "dist.broadcast_object_list", _as_tensor(object_list), "objects"))
+def _gather_object(
+    script: RankScript, original: Any, obj: Any, object_gather_list: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    found = _group(kwargs.get("group")).objects("dist.gather_object", obj)
+    if object_gather_list:
+        object_gather_list[:] = found
 
-    return broadcast_object_list
+
+def _broadcast_object_list(
+    script: RankScript, original: Any, object_list: list[Any], src: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    if src or kwargs.get("group_src"):  # torch's own comes to `broadcast`, which refuses
+        original(object_list, src, *args, **kwargs)
+        return
+    object_list[:] = _as_object(_leaders(script, "dist.broadcast_object_list", _as_tensor(object_list), "objects"))
 
 
 def _group(group: Any) -> RankGroup:
     return cast(RankGroup, group or dist.group.WORLD)
 
 
-def _monitored_barrier(original: Any) -> Any:
-    @functools.wraps(original)
-    def monitored_barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
-        if RankScript.current() is None:
-            original(group, *args, **kwargs)
-        else:
-            dist.barrier(group)
-
-    return monitored_barrier
+def _monitored_barrier(script: RankScript, original: Any, group: Any = None, *args: Any, **kwargs: Any) -> None:
+    dist.barrier(group)

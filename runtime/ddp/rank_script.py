@@ -593,22 +593,16 @@ class RankScript:
         self.job.close()
 
 
-def watched_backward(original: Any) -> Any:
+def watched_backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
     """torch.autograd.backward, to which every spelling comes; also the nested ones of reentrant checkpointing, which
     end no turn."""
-
-    def backward(*args: Any, **kwargs: Any) -> None:
-        script = RankScript.current()
-        if script is None or script.in_backward:
-            original(*args, **kwargs)
-            return
-        script.before_backward()
-        script.in_backward = True
-        try:
-            original(*args, **kwargs)
-        finally:
-            script.in_backward = False
-        script.after_backward()
-
-    backward.__wrapped__ = original  # type: ignore[attr-defined]
-    return backward
+    if script.in_backward:
+        original(*args, **kwargs)
+        return
+    script.before_backward()
+    script.in_backward = True
+    try:
+        original(*args, **kwargs)
+    finally:
+        script.in_backward = False
+    script.after_backward()

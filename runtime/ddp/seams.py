@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+from runtime.ddp.rank_script import RankScript
 
 _MISSING = object()
 
@@ -19,9 +22,17 @@ class Seams:
         self._before.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 
-    def wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-        """Replace a function by `around(function)`."""
-        self.replace(owner, name, around(getattr(owner, name)))
+    def wrap(self, owner: Any, name: str, instead: Callable[..., Any]) -> None:
+        """Have a function call `instead(script, function, ...)`, with its own arguments, in a thread that has a script.
+        In all other threads it does what it did."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def seam(*args: Any, **kwargs: Any) -> Any:
+            script = RankScript.current()
+            return original(*args, **kwargs) if script is None else instead(script, original, *args, **kwargs)
+
+        self.replace(owner, name, seam)
 
     def restore(self) -> None:
         while self._before:

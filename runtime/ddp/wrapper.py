@@ -6,7 +6,6 @@ stays the same, for `isinstance` and for who has imported it already; its method
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,20 +24,14 @@ from runtime.ddp.seams import Seams
 def install(seams: Seams) -> None:
     """For models that are wrapped from now on, in threads that have a script."""
     for name, replacement in _METHODS.items():
-        seams.wrap(DistributedDataParallel, name, functools.partial(_for_scripts, replacement))
-
-
-def _for_scripts(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = original if RankScript.current() is None else replacement
-        return chosen(self, *args, **kwargs)
-
-    return method
+        seams.wrap(DistributedDataParallel, name, replacement)
 
 
 def _init(
+    script: RankScript,
+    original: Any,
     self: Any,
+    /,
     module: nn.Module,
     device_ids: Any = None,
     output_device: Any = None,
@@ -48,7 +41,6 @@ def _init(
     process_group: Any = None,
     **kwargs: Any,
 ) -> None:
-    script = RankScript.running()
     if not dist.is_initialized():
         raise ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
     nn.Module.__init__(self)
@@ -66,7 +58,7 @@ def _init(
     script.frames.add_model(module)
 
 
-def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     _note_forward(self.require_backward_grad_sync)
     if self.device_ids:
         args, kwargs = to_device(args, self.device), to_device(kwargs, self.device)
@@ -81,7 +73,7 @@ def _note_forward(reduces: bool) -> None:
 
 
 @contextmanager
-def _no_sync(self: Any) -> Iterator[None]:
+def _no_sync(script: RankScript, original: Any, self: Any) -> Iterator[None]:
     before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
     try:
         yield
@@ -90,25 +82,25 @@ def _no_sync(self: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _join(self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+def _join(script: RankScript, original: Any, self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     """Ranks have equally many batches here."""
     yield
 
 
-def _train(self: Any, mode: bool = True) -> Any:
+def _train(script: RankScript, original: Any, self: Any, mode: bool = True) -> Any:
     return nn.Module.train(self, mode)
 
 
-def _ignored(self: Any, *args: Any, **kwargs: Any) -> None:
+def _ignored(*args: Any, **kwargs: Any) -> None:
     """It speaks of the reducer."""
 
 
-def _logging_data(self: Any) -> dict[str, Any]:
+def _logging_data(*args: Any) -> dict[str, Any]:
     """Lightning asks for it when it ends, also behind an exception, which another one would hide."""
     return {}
 
 
-def _comm_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+def _comm_hook(*args: Any, **kwargs: Any) -> None:
     advice = "Gradients are reduced along a fixed tree; for fewer bytes use --compression of elastic run."
     raise mistakes.not_in_place("register_comm_hook()", advice)
 
@@ -122,6 +114,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "register_comm_hook": _comm_hook,
     "_set_static_graph": _ignored,
     "_get_ddp_logging_data": _logging_data,
-    "__getstate__": lambda self: dict(self.__dict__),
-    "__setstate__": lambda self, state: self.__dict__.update(state),
+    "__getstate__": lambda script, original, self: dict(self.__dict__),
+    "__setstate__": lambda script, original, self, state: self.__dict__.update(state),
 }
