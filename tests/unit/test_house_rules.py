@@ -133,7 +133,6 @@ SMALL = {
     "elastic.spark.executor_task": "what runs on an executor, where nothing of the driver is imported",
     "elastic.timeline.chrome_trace": "a format of others; the other one has a library",
     "elastic.version": "agents, replicas and daemons say it without the public package",
-    "runtime.ddp.seams": "five modules replace things, which are put back in one order",
     "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
     "runtime.launched": "a program of its own, which `elastic run -m` starts",
     "runtime.guards.numerics_fingerprint": "a worker says it to its leader; the other guards are of the loop",
