@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -25,10 +26,8 @@ class AgentStore(Store):
         self._state = state
 
     def set(self, key: str, value: str | bytes) -> None:
-        try:
+        with _asking():
             self._keys.write(self._name(key), value.encode() if isinstance(value, str) else bytes(value))
-        except StoreError as error:
-            raise _network(error) from error
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -38,24 +37,18 @@ class AgentStore(Store):
         while True:
             value, revision = self._read(key)
             total = int(value or b"0") + amount
-            try:
+            with _asking():
                 if self._keys.write(self._name(key), str(total).encode(), if_revision=revision) is not None:
                     return total
-            except StoreError as error:
-                raise _network(error) from error
 
     def check(self, keys: Sequence[str]) -> bool:
-        try:
+        with _asking():
             return self._keys.await_all([self._name(key) for key in keys], 0.0)
-        except StoreError as error:
-            raise _network(error) from error
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         within: timedelta = timeout or self.timeout  # type: ignore[attr-defined]  # torch's own, which it sets
-        try:
+        with _asking():
             there = self._keys.await_all([self._name(key) for key in keys], within.total_seconds())
-        except StoreError as error:
-            raise _network(error) from error
         if not there:
             raise DistStoreError(f"not within {within.total_seconds():g} s: {', '.join(keys)}")
 
@@ -68,14 +61,17 @@ class AgentStore(Store):
 
     def _read(self, key: str) -> tuple[bytes, int]:
         """Nothing and 0, of a key that is not there."""
-        try:
+        with _asking():
             there = self._keys.read(self._name(key))
-        except CorruptValue as error:
-            raise DistStoreError(str(error)) from error
-        except StoreError as error:
-            raise _network(error) from error
         return (b"", 0) if there is None else (there.value, there.revision)
 
 
-def _network(error: StoreError) -> DistNetworkError:
-    return DistNetworkError(f"etcd: {error}")
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Raise torch's errors in place of ours, which the block raises."""
+    try:
+        yield
+    except CorruptValue as error:
+        raise DistStoreError(str(error)) from error
+    except StoreError as error:
+        raise DistNetworkError(f"etcd: {error}") from error
