@@ -44,16 +44,13 @@ def encode(values: Tensor, exponents: Tensor, block: int, out: Tensor) -> Tensor
     """
     raw, mantissa, bias = _BITS[values.dtype]
     scale = _power(exponents, torch.float32 if out.dtype is torch.int32 else torch.float64)
-    native = kernel() if values.device.type == "cpu" else None
+    bits = torch.empty(len(exponents), dtype=raw, device=values.device)
     if (on_gpu := _gpu_kernel(values, block)) is not None:
-        bits = torch.empty(len(exponents), dtype=raw, device=values.device)
         on_gpu.encode(values, scale, block, out, bits)
-    elif native is not None:
-        bits = torch.empty(len(exponents), dtype=raw)
+    elif (native := native_for(values)) is not None:
         call = getattr(native, f"encode_{_name(values)}_{_name(out)}")
-        call(_address(values), *_sizes(values, block), _address(scale), _address(out), _address(bits))
+        call(address(values), *_sizes(values, block), address(scale), address(out), address(bits))
     else:
-        bits = torch.empty(len(exponents), dtype=raw, device=values.device)
         for rows, x, into in _rows(block, values, out):
             bits[rows] = x.abs().amax(1).view(raw)
             into.copy_(x.to(scale.dtype).mul(scale[rows, None]).round_())
@@ -66,16 +63,14 @@ def encode(values: Tensor, exponents: Tensor, block: int, out: Tensor) -> Tensor
 def decode(total: Tensor, exponents: Tensor, block: int, out: Tensor) -> None:
     """Fill out with total * 2**-k, rounded to float64 and then to out's dtype. Shapes and dtypes: as for encode."""
     scale = _power(-exponents, torch.float64)
-    native = kernel() if total.device.type == "cpu" else None
     if (on_gpu := _gpu_kernel(total, block)) is not None:
         on_gpu.decode(total, scale, block, out)
-        return
-    if native is not None:
+    elif (native := native_for(total)) is not None:
         call = getattr(native, f"decode_{_name(total)}_{_name(out)}")
-        call(_address(total), *_sizes(total, block), _address(scale), _address(out))
-        return
-    for rows, x, into in _rows(block, total, out):
-        into.copy_(x.to(torch.float64).mul_(scale[rows, None]))
+        call(address(total), *_sizes(total, block), address(scale), address(out))
+    else:
+        for rows, x, into in _rows(block, total, out):
+            into.copy_(x.to(torch.float64).mul_(scale[rows, None]))
 
 
 def _power(exponents: Tensor, dtype: torch.dtype) -> Tensor:
@@ -105,6 +100,11 @@ def kernel() -> ctypes.CDLL | None:
     return ctypes.CDLL(str(path)) if path.exists() else None
 
 
+def native_for(values: Tensor) -> ctypes.CDLL | None:
+    """The compiled kernel.c, if it can read these values."""
+    return kernel() if values.device.type == "cpu" else None
+
+
 def _gpu_kernel(values: Tensor, block: int) -> ModuleType | None:
     """gpu_kernel.py, if it can convert these values."""
     if not values.is_cuda or not len(values):
@@ -129,12 +129,7 @@ def _triton(device: torch.device) -> ModuleType | None:
     return gpu_kernel
 
 
-def compiled() -> bool:
-    """Whether kernel.c was compiled when the project was installed."""
-    return kernel() is not None
-
-
-def _address(tensor: Tensor) -> ctypes.c_void_p:
+def address(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 

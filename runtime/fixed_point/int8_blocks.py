@@ -20,7 +20,7 @@ import functools
 import torch
 from torch import Tensor
 
-from runtime.fixed_point import conversion
+from runtime.fixed_point.conversion import address, native_for
 
 CODES = 252
 """Values of a block."""
@@ -41,8 +41,8 @@ def stored(values: int) -> int:
 
 def pack(values: Tensor, out: Tensor) -> None:
     """Fill out with the blocks of values. values: float32, shape (n,), contiguous. out: int8, shape (stored(n),)."""
-    if (library := _library(values)) is not None:
-        library.pack_int8(_address(values), ctypes.c_int64(len(values)), _address(_dither()), _address(out))
+    if (library := native_for(values)) is not None:
+        library.pack_int8(address(values), ctypes.c_int64(len(values)), address(_dither()), address(out))
         return
     full = len(values) // CODES * CODES
     blocks = out.view(-1, BLOCK_BYTES)
@@ -55,8 +55,8 @@ def pack(values: Tensor, out: Tensor) -> None:
 
 def unpack(packed: Tensor, out: Tensor) -> None:
     """Fill out with the values. Shapes and dtypes: as for `pack`."""
-    if (library := _library(packed)) is not None:
-        library.unpack_int8(_address(packed), ctypes.c_int64(len(out)), _address(out))
+    if (library := native_for(packed)) is not None:
+        library.unpack_int8(address(packed), ctypes.c_int64(len(out)), address(out))
         return
     values = _values(packed.view(-1, BLOCK_BYTES)).view(-1)
     out.copy_(values[: len(out)])
@@ -64,9 +64,9 @@ def unpack(packed: Tensor, out: Tensor) -> None:
 
 def add(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Fill out, which may be left or right, with the blocks of their sums, and return it."""
-    if (library := _library(out)) is not None:
+    if (library := native_for(out)) is not None:
         blocks = ctypes.c_int64(len(out) // BLOCK_BYTES)
-        library.add_int8(_address(left), _address(right), blocks, _address(_dither()), _address(out))
+        library.add_int8(address(left), address(right), blocks, address(_dither()), address(out))
         return out
     rows = [tensor.view(-1, BLOCK_BYTES) for tensor in (left, right, out)]
     step = _ROWS if out.device.type == "cpu" else max(len(rows[0]), 1)
@@ -116,11 +116,3 @@ def _dither() -> Tensor:
             bits = (bits ^ bits >> shift) * factor & 0xFFFFFFFF
         found.append(bits >> 8)
     return torch.tensor(found, dtype=torch.int32)
-
-
-def _library(tensor: Tensor) -> ctypes.CDLL | None:
-    return conversion.kernel() if tensor.device.type == "cpu" else None
-
-
-def _address(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
