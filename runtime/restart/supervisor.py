@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it, and its stubs lack it
+from torch._C._distributed_c10d import TCPStore
 
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import WorkerEnvironment
@@ -24,6 +23,7 @@ from runtime.restart import rounds
 from runtime.restart.script_host import HostLost, ScriptExit, ScriptHost
 from runtime.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.restart.script_watch import ScriptWatch, where
+from runtime.ring.process_group import store_on
 from runtime.script_end import RAISED_AT
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier, Values
@@ -156,16 +156,7 @@ class Supervisor:
         self._at.enter(place.generation, place.world)
         self._store = None
         if place.rank == 0:
-            family = socket.getaddrinfo(self._told.address, 0, type=socket.SOCK_STREAM)[0][0]
-            listening = socket.create_server((self._told.address, 0), family=family)
-            port = listening.getsockname()[1]
-            self._store = TCPStore(
-                self._told.address,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),
-            )
+            self._store = store_on(self._told.address)
 
     def _address(self) -> tuple[str, int] | None:
         return None if self._store is None else (self._told.address, self._store.port)

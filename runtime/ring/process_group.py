@@ -60,6 +60,15 @@ def connect_s(world_size: int) -> float:
     return CONNECT_S + PEER_S * world_size
 
 
+def store_on(host: str) -> TCPStore:
+    """A store that listens at this address of the machine, on a port that was free. Raises OSError and RuntimeError."""
+    # If the server chose a port itself, it would listen on every address of the machine.
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((host, 0), family=family) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
 MakeGroup = Callable[[Store, int, int, int, torch.device], TransportGroup]
 """Makes the group from (store, rank, world size, generation, device), on all members at once. Raises RuntimeError."""
 
@@ -99,14 +108,8 @@ class _Place:
     greeting: ProcessGroupTransport | None = None
 
     def open(self, host: str) -> None:
-        # If the server chose a port itself, it would listen on every address of the machine.
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        with socket.create_server((host, 0), family=family) as listening:
-            port = listening.getsockname()[1]
-            self.server = TCPStore(
-                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-            )
-        self.offer = f"{host} {port}"
+        self.server = store_on(host)
+        self.offer = f"{host} {self.server.port}"
 
     def connect(self, offer: str) -> Transport:
         try:
