@@ -106,7 +106,7 @@ class Dial:
         if challenge is None:
             return
         self._hello = handshake.proven_hello(self._hello, handshake.decode_challenge(challenge), self._token)
-        self._unsent, self._inbox, self._challenged = handshake.encode_hello(self._hello), handshake.Inbox(), True
+        self._unsent, self._inbox, self._challenged = handshake.encode(self._hello), handshake.Inbox(), True
 
     def _take_kept(self, kept: PeerLink, now_s: float) -> bool:
         """Whether it is clear what becomes of the kept connection."""

@@ -17,8 +17,9 @@ import json
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, TypeVar, get_args
 
 VERSION = 2
 MAX_BYTES = 64 * 1024
@@ -70,7 +71,7 @@ def new_challenge() -> str:
 
 def proven_hello(hello: Hello, challenge: str, token: str) -> Hello:
     """The hello with its proof, in answer to a challenge."""
-    answer = replace(hello, challenge=challenge, nonce=secrets.token_hex(16), proof="")
+    answer = replace(hello, challenge=challenge, nonce=new_challenge(), proof="")
     return replace(answer, proof=_proof(token, "hello", _fields(answer)))
 
 
@@ -104,18 +105,11 @@ def encode_challenge(challenge: str) -> bytes:
 
 def decode_challenge(message: bytes) -> str:
     """Raises HelloRefused with the other side's reason, or for a malformed challenge."""
-    fields = _decode(message)
-    if "refused" in fields:
-        raise HelloRefused(_text(fields, "refused"))
-    return _text(fields, "challenge")
+    return _text(_not_refused(message), "challenge")
 
 
-def encode_hello(hello: Hello) -> bytes:
-    return _encode({"v": VERSION, **_fields(hello)})
-
-
-def encode_welcome(welcome: Welcome) -> bytes:
-    return _encode({"v": VERSION, **_fields(welcome)})
+def encode(message: Hello | Welcome) -> bytes:
+    return _encode({"v": VERSION, **_fields(message)})
 
 
 def encode_refusal(reason: str) -> bytes:
@@ -124,35 +118,15 @@ def encode_refusal(reason: str) -> bytes:
 
 def decode_hello(message: bytes) -> Hello:
     """Raises HelloRefused for anything but a well-formed hello of this version."""
-    fields = _decode(message)
-    purpose = _text(fields, "purpose")
-    if purpose not in ("ring", "copy"):
-        raise HelloRefused(f"unknown purpose {purpose!r}")
-    return Hello(
-        job=_text(fields, "job"),
-        generation=_number(fields, "generation"),
-        worker_id=_text(fields, "worker_id"),
-        to=_text(fields, "to"),
-        purpose="ring" if purpose == "ring" else "copy",
-        plan=_text(fields, "plan"),
-        challenge=_text(fields, "challenge"),
-        nonce=_text(fields, "nonce"),
-        proof=_word(fields, "proof"),
-    )
+    hello = _parsed(Hello, _decode(message))
+    if hello.purpose not in get_args(Purpose):
+        raise HelloRefused(f"unknown purpose {hello.purpose!r}")
+    return hello
 
 
 def decode_answer(message: bytes) -> Welcome:
     """Raises HelloRefused with the other side's reason, or for a malformed answer."""
-    fields = _decode(message)
-    if "refused" in fields:
-        raise HelloRefused(_text(fields, "refused"))
-    return Welcome(
-        generation=_number(fields, "generation"),
-        worker_id=_text(fields, "worker_id"),
-        plan=_text(fields, "plan"),
-        offer=_text(fields, "offer"),
-        proof=_word(fields, "proof"),
-    )
+    return _parsed(Welcome, _not_refused(message))
 
 
 def check_welcome(welcome: Welcome, hello: Hello, token: str) -> None:
@@ -212,6 +186,22 @@ def _decode(message: bytes) -> dict[str, object]:
     if not isinstance(fields, dict) or fields.get("v") != VERSION:
         raise HelloRefused(f"not a message of version {VERSION}")
     return fields
+
+
+def _not_refused(message: bytes) -> dict[str, object]:
+    fields = _decode(message)
+    if "refused" in fields:
+        raise HelloRefused(_text(fields, "refused"))
+    return fields
+
+
+_Message = TypeVar("_Message", Hello, Welcome)
+
+
+def _parsed(kind: type[_Message], fields: dict[str, object]) -> _Message:
+    read: dict[str, Callable[[dict[str, object], str], object]] = {"generation": _number, "proof": _word}
+    values: dict[str, Any] = {name: read.get(name, _text)(fields, name) for name in kind.__slots__}
+    return kind(**values)
 
 
 def _text(fields: dict[str, object], name: str) -> str:

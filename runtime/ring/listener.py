@@ -320,7 +320,7 @@ class Listener:
                 handshake.Welcome(hello.generation, self._me, hello.plan), hello, self._token_of(hello.generation) or ""
             )
             with contextlib.suppress(OSError):  # if the caller hung up, serve_copy finds the end at once
-                sock.sendall(handshake.encode_welcome(welcome))
+                sock.sendall(handshake.encode(welcome))
             sock.settimeout(None)
             self._serve_copy(sock, hello)
         finally:

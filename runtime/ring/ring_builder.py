@@ -167,7 +167,9 @@ class _Builder:
         objection = self._objection(hello)
         if objection:
             self._listener.refused(objection, sock)
-        answer = handshake.encode_refusal(objection) if objection else handshake.encode_welcome(self._answer(hello))
+            answer = handshake.encode_refusal(objection)
+        else:
+            answer = handshake.encode(handshake.proven_welcome(self._welcome, hello, self._token))
         try:
             sock.send(answer)
         except OSError:  # the caller has hung up, and calls again if it lives
@@ -181,9 +183,6 @@ class _Builder:
         if earlier is not None:
             hang_up(earlier)
         self.connections[hello.worker_id] = sock
-
-    def _answer(self, hello: handshake.Hello) -> handshake.Welcome:
-        return handshake.proven_welcome(self._welcome, hello, self._token)
 
     def _objection(self, hello: handshake.Hello) -> str:
         if not handshake.is_proven(hello, self._token):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from elastic.config import RingKind
 from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
@@ -191,12 +192,9 @@ class Rings:
 
     def acknowledge(self, generation: int, op: int, to: Sequence[str]) -> None:
         """Tell leaving members that this worker holds the result; a member that is gone is no error."""
-        ring = self.get(generation)
-        if ring is not None:
-            try:
+        if (ring := self.get(generation)) is not None:
+            with suppress(RingBroken):
                 ring.acknowledge(op, to)
-            except RingBroken:
-                return
 
 
 def _close(transport: Transport | None) -> None:
@@ -211,10 +209,5 @@ def _watch(ring: Ring, post: Callable[[Event], object]) -> None:
 
 def _close_all(rings: Iterable[Ring]) -> None:
     """Close rings in the background, because a ring may be in use."""
-    if closing := list(rings):
-        threading.Thread(target=_close_each, args=(closing,), name="ring-close", daemon=True).start()
-
-
-def _close_each(rings: Sequence[Ring]) -> None:
     for ring in rings:
-        ring.close()
+        threading.Thread(target=ring.close, name="ring-close", daemon=True).start()

@@ -10,15 +10,31 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from elastic.security.roles import Role, from_uris
 from runtime.ring.handshake import HelloRefused
 
 RECORD_BYTES = 1 << 14
 """Bytes that TLS sends at once, and the size of pieces: unsent bytes must be offered again unchanged."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _not_waiting(method: Callable[P, T]) -> Callable[P, T]:
+    """The method, but that it raises BlockingIOError where ssl has an error of its own."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise BlockingIOError from error
+
+    return call
 
 
 class SealedSocket(ssl.SSLSocket):
@@ -32,10 +48,7 @@ class SealedSocket(ssl.SSLSocket):
         send, HelloRefused for a certificate that is not a worker's, and OSError."""
         if self.node:
             return
-        try:
-            self.do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
+        self.do_handshake()
         names = cast(dict[str, Any], self.getpeercert() or {}).get("subjectAltName", ())
         identity = from_uris(name for kind, name in names if kind == "URI")
         if identity is None or identity.role is not Role.WORKER:
@@ -47,11 +60,10 @@ class SealedSocket(ssl.SSLSocket):
         if self.node != node:
             raise HelloRefused(f"the certificate is that of node {self.node}, not of {node!r:.64}")
 
-    def send(self, data: Any, flags: int = 0) -> int:
-        try:
-            return super().send(data, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
+    do_handshake = _not_waiting(ssl.SSLSocket.do_handshake)
+    send = _not_waiting(ssl.SSLSocket.send)
+    recv = _not_waiting(ssl.SSLSocket.recv)
+    recv_into = _not_waiting(ssl.SSLSocket.recv_into)
 
     def sendmsg(self, buffers: Iterable[Any]) -> int:  # type: ignore[override]  # ssl has none
         """Send as many bytes of these buffers as the socket takes; the rest must be offered again unchanged."""
@@ -66,18 +78,6 @@ class SealedSocket(ssl.SSLSocket):
                 raise
             _drop(rest, len(piece))
         return sent
-
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        try:
-            return super().recv(buflen, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
-
-    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        try:
-            return super().recv_into(buffer, nbytes, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
 
     def recvmsg_into(self, buffers: Iterable[Any]) -> Any:  # type: ignore[override]  # ssl has none
         """Fill the buffers one after the other; the number of bytes comes first, as with a plain socket."""

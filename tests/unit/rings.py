@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 from runtime.ring.frames import PeerLink
-from runtime.ring.handshake import Hello, decode_challenge, encode_hello, proven_hello
+from runtime.ring.handshake import Hello, decode_challenge, encode, proven_hello
 from runtime.ring.listener import Listener, Refused, ServeCopy
 from runtime.ring.ring import Peer, Ring
 from runtime.ring.ring_builder import build
@@ -64,7 +64,7 @@ def rest_of(sock: socket.socket) -> bytes:
 
 def called(sock: socket.socket, hello: Hello, token: str = TOKEN) -> None:
     """Say hello, as an honest caller."""
-    sock.sendall(encode_hello(proven_hello(hello, decode_challenge(message_of(sock)), token)))
+    sock.sendall(encode(proven_hello(hello, decode_challenge(message_of(sock)), token)))
 
 
 @contextmanager

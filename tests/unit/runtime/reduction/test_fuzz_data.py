@@ -26,6 +26,7 @@ from runtime.reduction.entries import digest
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.reduction.schedule import ALIGN
+from runtime.ring import handshake
 from runtime.ring.frames import _HEAD, _MAGIC, Frame, FrameKind, LinkError, PeerLink
 from runtime.ring.handshake import (
     Hello,
@@ -35,8 +36,6 @@ from runtime.ring.handshake import (
     check_welcome,
     decode_answer,
     decode_hello,
-    encode_hello,
-    encode_welcome,
     is_proven,
     proven_hello,
     proven_welcome,
@@ -59,7 +58,7 @@ def body_of(message: bytes) -> bytes:
     return message[4:]
 
 
-HELLO_BODY, WELCOME_BODY = body_of(encode_hello(HELLO)), body_of(encode_welcome(WELCOME))
+HELLO_BODY, WELCOME_BODY = body_of(handshake.encode(HELLO)), body_of(handshake.encode(WELCOME))
 PROOF = json.dumps(HELLO.proof).encode()
 
 
@@ -72,7 +71,7 @@ def test_a_hello_is_read_or_refused(message: bytes) -> None:
         hello = decode_hello(message)
     except HelloRefused:
         return
-    assert decode_hello(body_of(encode_hello(hello))) == hello
+    assert decode_hello(body_of(handshake.encode(hello))) == hello
     assert is_proven(hello, TOKEN) == (hello == HELLO), "what is proven is all of it"
 
 
@@ -86,7 +85,7 @@ def test_an_answer_is_read_or_refused(message: bytes) -> None:
 
 
 @quick
-@given(mutated(st.just(encode_hello(HELLO))) | st.binary(max_size=40))
+@given(mutated(st.just(handshake.encode(HELLO))) | st.binary(max_size=40))
 def test_a_message_is_collected_or_refused(data: bytes) -> None:
     left, right = socket.socketpair()
     with left, right:

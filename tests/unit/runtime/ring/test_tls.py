@@ -21,7 +21,7 @@ from elastic.security import certificate_authority
 from elastic.security.certificate_authority import Authority
 from runtime.reduction import over_mesh
 from runtime.ring import listener
-from runtime.ring.handshake import Hello, decode_challenge, encode_hello, proven_hello
+from runtime.ring.handshake import Hello, decode_challenge, encode, proven_hello
 from runtime.ring.listener import Listener
 from runtime.ring.ring import Peer
 from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
@@ -208,7 +208,7 @@ def test_what_was_overheard_opens_no_other_connection() -> None:
     with donor(PLAIN, refused) as opened:
         with socket.create_connection(opened.address, GENEROUS_S) as first:
             challenge = message_of(first)
-            overheard = encode_hello(proven_hello(hello, decode_challenge(challenge), TOKEN))
+            overheard = encode(proven_hello(hello, decode_challenge(challenge), TOKEN))
             first.sendall(overheard)
             welcome = message_of(first)
         assert not any(TOKEN.encode() in said for said in (challenge, overheard, welcome))
