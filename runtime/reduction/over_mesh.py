@@ -15,6 +15,7 @@ from torch import Tensor
 
 from elastic.errors import Disagree, RingBroken
 from runtime.reduction.entries import Said, Term
+from runtime.reduction.flat_pool import CPU
 from runtime.reduction.headers import HeaderExchange, Headers
 from runtime.reduction.partial_sum import Json, Partial, as_counts
 from runtime.reduction.schedule import DTYPES, Cut, Fold, add_metas, fold_terms, in_turn, tensors_of
@@ -121,8 +122,8 @@ class MeshReduction:
             raise ValueError(f"units={units}, op={op}, groups={groups}: wanted >= 1, >= 0, names in {list(DTYPES)}")
         if sums is None:
             sums = Sums({group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()})
-        self._out = _checked(sums.out, groups, "out")
-        terms = [_checked(flats, groups, "root") for flats in merged or [partial.flats for partial in own]]
+        self._out = checked(sums.out, groups, "out")
+        terms = [checked(flats, groups, "root") for flats in merged or [partial.flats for partial in own]]
         self._sums = SliceSums(
             ring, op, terms, self._out, sums.held, piece_bytes=PIECE_BYTES, again=again, cuts=cuts, ready=ready
         )
@@ -211,10 +212,8 @@ class MeshReduction:
     def _begin_sum(self) -> None:
         ring, said = self._ring, self._words.said
         self._check(self.headers)
-        for name, ours in (("groups", self._groups), ("units", self._units)):
-            values = {worker: header[name] for worker, header in self.headers.items()}
-            if any(value != ours for value in values.values()):
-                raise Disagree(f"the workers bring different {name} to operation {self._op}: {values}")
+        check_alike(self.headers, "groups", "groups", self._groups, self._op)
+        check_alike(self.headers, "units", "units", self._units, self._op)
         if self._words.disagree:
             raise Disagree(f"the workers do not agree about operation {self._op}: {self.headers}")
         counts, node_of = [len(said[rank].terms) for rank in range(ring.world_size)], self._sums.node_of
@@ -245,14 +244,24 @@ class MeshReduction:
         return replace(add_metas(terms, numbers, self._meta_folds), lo=0, hi=self._units, flats=self._out)
 
 
-def _checked(flats: dict[str, Tensor], groups: dict[str, int], what: str) -> dict[str, Tensor]:
+def check_alike(headers: Headers, field: str, what: str, ours: object, op: int) -> None:
+    """Raise Disagree unless all members' headers have this value in this field."""
+    values = {worker: header.get(field) for worker, header in headers.items()}
+    if any(value != ours for value in values.values()):
+        raise Disagree(f"the workers bring different {what} to operation {op}: {values}")
+
+
+def checked(
+    flats: dict[str, Tensor], groups: dict[str, int], what: str, device: torch.device = CPU
+) -> dict[str, Tensor]:
+    """The tensors, detached. Raises ValueError unless they are those of the operation, on this device."""
     if flats.keys() != groups.keys():
         raise ValueError(f"{what} has groups {sorted(flats)}, the operation {sorted(groups)}")
     for group, flat in flats.items():
         fits = flat.dtype == DTYPES[group] and flat.shape == (groups[group],)
-        if not fits or flat.device.type != "cpu" or not flat.is_contiguous():
+        if not fits or flat.device != device or not flat.is_contiguous():
             raise ValueError(
                 f"{what} {group!r} is {flat.dtype} {tuple(flat.shape)} on {flat.device}; "
-                f"wanted {DTYPES[group]} ({groups[group]},), contiguous, on cpu"
+                f"wanted {DTYPES[group]} ({groups[group]},), contiguous, on {device}"
             )
     return {group: flat.detach() for group, flat in flats.items()}

@@ -19,9 +19,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from elastic.errors import Disagree
+from runtime.reduction.flat_pool import CPU
 from runtime.reduction.headers import Headers
-from runtime.reduction.over_mesh import MeshReduction
+from runtime.reduction.over_mesh import MeshReduction, check_alike, checked
 from runtime.reduction.partial_sum import Json, Partial, nothing_of
 from runtime.reduction.schedule import DTYPES, Cut, Fold, ScheduledPiece, add, pieces, whole
 from runtime.reduction.topology import Topology, divide, topology
@@ -59,7 +59,9 @@ def exchange_over(
     Raises what over_mesh.exchange raises; RingBroken also for every error of the transport.
     """
     own = [root.flats for root in roots] if merged is None else merged
-    flats = [_checked(each, groups, out) for each in own]
+    device = next((flat.device for flat in out.values()), CPU)
+    checked(out, groups, "out", device)
+    flats = [checked(each, groups, "root", device) for each in own]
     mesh = MeshReduction(
         ring,
         op,
@@ -90,13 +92,11 @@ def exchange_over(
 
 
 def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
-    def checked(headers: Headers) -> None:
+    def check_all(headers: Headers) -> None:
         check(headers)
-        values = {worker: header.get(_BULK) for worker, header in headers.items()}
-        if any(value != groups for value in values.values()):
-            raise Disagree(f"the workers bring different groups to operation {op}: {values}")
+        check_alike(headers, _BULK, "groups", groups, op)
 
-    return checked
+    return check_all
 
 
 class _Mover:
@@ -265,7 +265,7 @@ class _Scratch:
     def __init__(self, ring: Ring, largest: int, out: dict[str, Tensor]) -> None:
         self._ring = ring
         self._each = -(-largest // 64) * 64
-        self._device = next((flat.device for flat in out.values()), torch.device("cpu"))
+        self._device = next((flat.device for flat in out.values()), CPU)
         self._memory: list[Tensor] = []
         self.used = 0
 
@@ -283,17 +283,3 @@ class _Scratch:
 
 def _part(flats: dict[str, Tensor], piece: ScheduledPiece) -> Tensor:
     return flats[piece.group][piece.lo : piece.hi]
-
-
-def _checked(flats: dict[str, Tensor], groups: dict[str, int], out: dict[str, Tensor]) -> dict[str, Tensor]:
-    if not flats.keys() == groups.keys() == out.keys():
-        raise ValueError(f"a root has groups {sorted(flats)}, the result {sorted(out)}, the operation {sorted(groups)}")
-    for group, elements in groups.items():
-        for flat in (flats[group], out[group]):
-            fits = flat.dtype == DTYPES[group] and flat.shape == (elements,) and flat.is_contiguous()
-            if not fits or flat.device != out[group].device:
-                raise ValueError(
-                    f"{group!r} is {flat.dtype} {tuple(flat.shape)} on {flat.device}; wanted {DTYPES[group]} "
-                    f"({elements},), contiguous, on {out[group].device}"
-                )
-    return {group: flat.detach() for group, flat in flats.items()}
