@@ -110,6 +110,7 @@ def _add_run(actions: Any) -> None:
     )
     run.add_argument(
         "--duration",
+        dest="duration_s",
         type=_seconds,
         metavar="2m",
         help="time for which faults are injected, from the first step on (default: 80%% of the undisturbed run)",
@@ -125,7 +126,10 @@ def _add_run(actions: Any) -> None:
         "--ranks", type=int, metavar="N", help="logical ranks of a script for torchrun, as in `elastic run --ranks`"
     )
     run.add_argument(
-        "--restart", action="store_true", help="a script for torchrun, in rounds, as in `elastic run --restart`"
+        "--restart",
+        action="store_true",
+        default=None,
+        help="a script for torchrun, in rounds, as in `elastic run --restart`",
     )
     run.add_argument("--job", metavar="job.toml", help="a job in TOML in place of a script")
     run.add_argument(
@@ -257,11 +261,11 @@ def _replay(options: argparse.Namespace) -> int:
 
     before = campaign.read_report(options.report)
     beside = (options.report if options.report.is_dir() else options.report.parent).absolute()
-    if why := request.cannot(campaign.campaign_again(before, Path())):
+    if why := request.cannot(campaign.from_document(Path(), before["asked"])):
         print(f"chaos: SKIPPED {why}", file=sys.stderr)
         return SKIPPED
     home = _home(options.job_dir, beside.name)
-    asked = campaign.campaign_again(before, home)
+    asked = campaign.from_document(home, before["asked"])
     with _told_on_stderr(options.json):
         print(f"chaos: again preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
         _judge(_both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None), frozenset())

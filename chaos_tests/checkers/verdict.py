@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 
 class Truth(StrEnum):
@@ -25,20 +26,13 @@ class CheckerVerdict:
     at: tuple[str, ...] = ()
 
 
-def holds(because: str) -> CheckerVerdict:
-    return CheckerVerdict(Truth.TRUE, because)
+holds = partial(CheckerVerdict, Truth.TRUE)
+unknown = partial(CheckerVerdict, Truth.UNKNOWN)
+not_applicable = partial(CheckerVerdict, Truth.NOT_APPLICABLE)
 
 
 def broken(because: str, *at: str) -> CheckerVerdict:
     return CheckerVerdict(Truth.FALSE, because, tuple(place for place in at if place))
-
-
-def unknown(because: str) -> CheckerVerdict:
-    return CheckerVerdict(Truth.UNKNOWN, because)
-
-
-def not_applicable(because: str) -> CheckerVerdict:
-    return CheckerVerdict(Truth.NOT_APPLICABLE, because)
 
 
 def first_broken(found: Iterable[CheckerVerdict], otherwise: CheckerVerdict) -> CheckerVerdict:

@@ -169,11 +169,9 @@ class Cluster:
         return EtcdMembers(binary, self._data, size, self.hosts, scheme="https", flags=flags, tls=tls)
 
     def _channels(self) -> ChannelFactory:
-        return (
-            ChannelFactory()
-            if self._papers is None
-            else ChannelFactory(of_role(self._papers.of("ann", Role.OPERATOR), Role.OPERATOR))
-        )
+        if self._papers is None:
+            return ChannelFactory()
+        return ChannelFactory(of_role(self._papers.of("ann", Role.OPERATOR), Role.OPERATOR))
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a replica or the daemon of a node a signal and wait until it has ended. Returns its exit code."""

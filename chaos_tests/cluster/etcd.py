@@ -131,6 +131,10 @@ class EtcdMembers:
         endpoints = [self.endpoints[number] for number in numbers or range(len(self.names))]
         return EtcdStore(endpoints, tls=self._tls, keepalive_s=1.0)
 
+    def may_write(self) -> bool:
+        """For a recorder: whether more may come. A member that was killed may be started again."""
+        return True
+
     def wait_healthy(self, within_s: float = 60.0) -> None:
         """Until it answers a read, which needs a majority."""
         deadline_s = time.monotonic() + within_s

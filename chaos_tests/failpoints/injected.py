@@ -54,7 +54,7 @@ def install(directory: str) -> None:
         ("runtime.worker.exchange", _in_turn),
         ("runtime.worker.progress_report", partial(in_pass, "ProgressReporter.gathered", failpoints.IN_REDUCTION)),
         ("runtime.reduction.slice_sums", partial(in_pass, "SliceSums._sum", failpoints.BETWEEN)),
-        ("runtime.reduction.early_sums", _in_overlap),
+        ("runtime.reduction.early_sums", partial(_before, "EarlySums.offer", failpoints.EARLY_SENT, behind=True)),
         ("runtime.ring.ring_set", partial(_before, "Rings._mesh", failpoints.IN_REBUILD)),
         ("runtime.worker.donor", partial(_before, "send_parts", failpoints.COPY_SENT)),
         ("runtime.transfer.connection", partial(_before, "CopyConnection._receive_blob", failpoints.COPY_RECEIVED)),
@@ -129,17 +129,18 @@ def _wait_with_the_lock() -> None:
 Look = Callable[[str], None]
 
 
-def _before(path: str, point: str, module: Any, look: Look, *, in_pass: bool = False) -> None:
+def _before(path: str, point: str, module: Any, look: Look, *, in_pass: bool = False, behind: bool = False) -> None:
     """Let a function of the module look for orders at this point before it begins. path: its name, perhaps that of its
-    class before it. in_pass: only while a pass is summed."""
+    class before it. in_pass: only while a pass is summed. behind: when it has ended."""
     *owners, name = path.split(".")
     owner = reduce(getattr, owners, module)
     original = getattr(owner, name)
 
     def looking(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs) if behind else None
         if _Place.in_pass or not in_pass:
             look(point)
-        return original(*args, **kwargs)
+        return result if behind else original(*args, **kwargs)
 
     setattr(owner, name, looking)
 
@@ -175,16 +176,6 @@ def _in_turn(module: Any, look: Look) -> None:
         return result
 
     module.RingExchange.exchange = looking
-
-
-def _in_overlap(module: Any, look: Look) -> None:
-    offer = module.EarlySums.offer
-
-    def looking(self: Any, values: Any) -> None:
-        offer(self, values)
-        look(failpoints.EARLY_SENT)
-
-    module.EarlySums.offer = looking
 
 
 def _in_scripts(module: Any, look: Look) -> None:

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 
 from chaos_tests.cluster import OUTSIDE, Network, Roughness
 from chaos_tests.cluster.cluster_job import NodesJob
-from chaos_tests.nemesis.membership_view import node_of
 from chaos_tests.nemesis.nodes import leading, some_node
 from chaos_tests.nemesis.scene import NotNow, Scene
 from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.faults import Effect
 from chaos_tests.scenario.schedule import Planned
+from elastic.protocol.worker_id import node_of
 
 
 def cut_node(scene: Scene, planned: Planned, *, one_way: bool = False) -> None:

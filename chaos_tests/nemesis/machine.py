@@ -37,16 +37,9 @@ def signal_all(scene: Scene, planned: Planned) -> None:
     scene.lasting(planned, f"{len(pids)} processes", blow)
 
 
-def compact(scene: Scene, planned: Planned) -> None:
-    _on_service(scene, planned, ETCD, etcd_api.compact)
-
-
-def defragment(scene: Scene, planned: Planned) -> None:
-    _on_service(scene, planned, ETCD, etcd_api.defragment)
-
-
-def revoke_leases(scene: Scene, planned: Planned) -> None:
-    _on_service(scene, planned, ETCD, etcd_api.revoke_leases)
+def ask_etcd(scene: Scene, planned: Planned, *, to: str) -> None:
+    """to: a function of etcd_api.py."""
+    _on_service(scene, planned, ETCD, getattr(etcd_api, to))
 
 
 def hog(scene: Scene, planned: Planned) -> None:

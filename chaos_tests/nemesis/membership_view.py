@@ -6,15 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from elastic.checkpoints.naming import PERIODIC, EntryName
+from elastic.protocol.worker_id import node_of
 
 
 def slot_of(worker: str) -> int:
     """The place of a worker within its node."""
     return int(worker.split(".")[-2])
-
-
-def node_of(worker: str) -> str:
-    return worker.rsplit(".", 2)[0]
 
 
 class MembershipView:

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 
 from chaos_tests.nemesis import checkpoint_damage, signals
-from chaos_tests.nemesis.membership_view import node_of
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.faults import Damage
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes
 from elastic.errors import ElasticError
+from elastic.protocol.worker_id import node_of
 from elastic.security.channels import PLAIN
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.services import RendezvousStub

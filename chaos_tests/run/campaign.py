@@ -200,11 +200,6 @@ def read_report(path: Path) -> Report:
     return document
 
 
-def campaign_again(report: Report, home: Path) -> Campaign:
-    """What the report was asked for, to be run in another directory."""
-    return from_document(home, report["asked"])
-
-
 def differences(before: Report, after: Report) -> Iterator[str]:
     """Sentences on what came out differently. Times and victims are not compared: machines are not that regular."""
     answers = {one["number"]: one["answer"] for one in before["invariants"]}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chaos_tests.cluster.cluster_job import NodesJob
-from chaos_tests.cluster.etcd import EtcdMembers
 from chaos_tests.cluster.job_handle import Followed
 from chaos_tests.failpoints.orders import FailpointOrders
 from chaos_tests.nemesis.membership_view import MembershipView
@@ -25,7 +24,6 @@ from chaos_tests.scenario.faults import Ground
 from chaos_tests.support import processes, resources
 from elastic.cli.local.job_run import NODE
 from elastic.records.files import read_job
-from elastic.store.etcd import EtcdStore
 
 STALL_CHECK_S = 1.0
 STALLED_S = 90.0
@@ -97,7 +95,7 @@ class _Faulty:
             self._daemons = lambda: job.daemons
             job.submit()
             places = {node: job.place(node) for node in job.nodes}
-            self._follow(job, _Members(job.cluster.etcd), job.first_workers, places, job)
+            self._follow(job, job.cluster.etcd, job.first_workers, places, job)
             job.gather()
 
     def _follow(
@@ -166,16 +164,3 @@ class _Faulty:
             segments, own = resources.shared_memory() - self._before.segments, processes.living(job.mark)
             self._ports |= resources.open_ports(own - self._daemons())
             self._before = self._before.beside(resources.in_use(segments, but_by=own))
-
-
-class _Members:
-    """The members of a cluster's etcd, as the recorder's source."""
-
-    def __init__(self, etcd: EtcdMembers) -> None:
-        self._etcd = etcd
-
-    def connect(self) -> EtcdStore | None:
-        return self._etcd.connect()
-
-    def may_write(self) -> bool:
-        return True

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos_tests.checkers.history import Event, History, HistoryStep, Line, Run
+from chaos_tests.checkers.history import Event, History, HistoryStep, Run
 from elastic.errors import ConfigError
 from elastic.records.files import read_job
 from elastic.records.job_directory import read_json
@@ -23,7 +23,7 @@ def read_run(job_dir: Path) -> Run:
         for offset, text in _lines(path)
         if (line := parse(text)) is not None
     ]
-    steps = [HistoryStep(_step(text), f"steps.jsonl:{offset}") for offset, text in _lines(job_dir / "steps.jsonl")]
+    steps = [HistoryStep(json.loads(text), f"steps.jsonl:{offset}") for offset, text in _lines(job_dir / "steps.jsonl")]
     return Run(tuple(sorted(events, key=lambda event: event.t_ns)), tuple(steps), read_json(job_dir / "result.json"))
 
 
@@ -42,8 +42,3 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         if text.endswith(b"\n"):
             yield offset, text
         offset += len(text)
-
-
-def _step(text: bytes) -> Line:
-    line: Line = json.loads(text)
-    return line

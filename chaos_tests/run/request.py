@@ -6,7 +6,7 @@ import argparse
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from chaos_tests.cluster import why_not
@@ -25,7 +25,8 @@ TRACES = Path(__file__).resolve().parents[1] / "traces"
 
 
 def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
-    """What the command line and the file on it ask for, and the words of the script. Raises ConfigError.
+    """What the command line and the file on it ask for, and the words of the script. Raises ConfigError. options: have
+    the names of a Scenario's fields; None: not said.
 
     The script's words are those behind `--`. Before it a scenario may stand, and options behind that.
     """
@@ -38,22 +39,8 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
         at = rest.index("--") if "--" in rest else len(rest)
         options.parser.parse_args([*rest[:at], "--", *rest[at + 1 :]], options)
         words = options.script
-    said = {
-        name: value
-        for name, value in (
-            ("preset", options.preset),
-            ("seed", options.seed),
-            ("duration_s", options.duration),
-            ("workers", options.workers),
-            ("slots", options.slots),
-            ("ranks", options.ranks),
-            ("restart", options.restart or None),
-            ("job", options.job),
-            ("trace", options.trace),
-            ("speed", options.speed),
-        )
-        if value is not None
-    }
+    names = [field.name for field in fields(Scenario)]
+    said = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if "preset" in said and "trace" in said:
         raise ConfigError("give --preset or --trace: each of them says which faults come when")
     if "preset" in said:

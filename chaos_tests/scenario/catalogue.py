@@ -53,7 +53,7 @@ _freeze_service = partial(
     stops_service=True,
     presets={"control": 1},
 )
-_ask_etcd = partial(Fault, ground=Ground.MACHINE, presets={"etcd": 1})
+_ask_etcd = partial(Fault, by="machine.ask_etcd", ground=Ground.MACHINE, presets={"etcd": 1})
 _on_links = partial(Fault, ground=Ground.NETWORK)
 _end_node = partial(Fault, by="nodes.end_node", effect=Effect.ENDS, ground=Ground.CLUSTER, presets={"spot": 1})
 _leave = partial(Fault, effect=Effect.LEAVES, ground=Ground.CLUSTER, stalls=False)
@@ -283,9 +283,11 @@ ROWS = (
         for_s=3.0,
         presets={"control": 1},
     ),
-    _ask_etcd("compact-etcd", "etcd forgets its history", "machine.compact"),
-    _ask_etcd("defragment-etcd", "etcd rewrites its database, and answers nobody meanwhile", "machine.defragment"),
-    _ask_etcd("revoke-leases", "all leases are revoked, the leader's too", "machine.revoke_leases"),
+    _ask_etcd("compact-etcd", "etcd forgets its history", given={"to": "compact"}),
+    _ask_etcd(
+        "defragment-etcd", "etcd rewrites its database, and answers nobody meanwhile", given={"to": "defragment"}
+    ),
+    _ask_etcd("revoke-leases", "all leases are revoked, the leader's too", given={"to": "revoke_leases"}),
     _on_links(
         "cut-node",
         "a node is cut off from everybody, and expelled",

@@ -14,12 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from elastic import stop_signals
+from runtime.worker.activity import below
 
 MARK = "CHAOS_RUN"
 """Environment variable whose value tells one run from all others."""
@@ -141,12 +141,7 @@ def exit_on_sigterm() -> None:
 
 def descendants(pid: int) -> list[int]:
     """The pids of all processes that a process has started, and those have, parents first; none if it has ended."""
-    found = [pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with suppress(OSError):  # it has ended
-                found += [int(child) for child in children.read_text().split()]
-    return found[1:]
+    return list(below(pid))[1:]
 
 
 def kill_if_there(pid: int) -> None:

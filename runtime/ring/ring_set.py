@@ -209,5 +209,10 @@ def _watch(ring: Ring, post: Callable[[Event], object]) -> None:
 
 def _close_all(rings: Iterable[Ring]) -> None:
     """Close rings in the background, because a ring may be in use."""
+    if closing := list(rings):
+        threading.Thread(target=_close_each, args=(closing,), name="ring-close", daemon=True).start()
+
+
+def _close_each(rings: Sequence[Ring]) -> None:
     for ring in rings:
-        threading.Thread(target=ring.close, name="ring-close", daemon=True).start()
+        ring.close()

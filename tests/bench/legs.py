@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 from chaos_tests.cluster import Network
 from chaos_tests.nemesis import signals
-from chaos_tests.nemesis.membership_view import node_of
 from chaos_tests.nemesis.signals import End, Impossible
 from elastic.agent.process.worker_process import facts
+from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal, journal_path, read_all, recoveries
 from elastic.store.embedded import EmbeddedEtcd
 from tests.bench import contenders, stamps

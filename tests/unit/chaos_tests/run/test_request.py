@@ -12,15 +12,7 @@ import pytest
 from chaos_tests.checkers import judge
 from chaos_tests.report import documents
 from chaos_tests.run import request
-from chaos_tests.run.campaign import (
-    Campaign,
-    campaign_again,
-    differences,
-    from_document,
-    ground,
-    quiet_run_in,
-    read_report,
-)
+from chaos_tests.run.campaign import Campaign, differences, from_document, ground, quiet_run_in, read_report
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.scenario import scenario_from_toml, seconds_of
 from chaos_tests.scenario.schedule import Planned
@@ -177,7 +169,7 @@ def report_of(home: Path, **changes: object) -> Path:
 def test_a_report_says_how_to_run_it_again(tmp_path: Path) -> None:
     report = read_report(report_of(tmp_path))
     assert report == read_report(tmp_path)
-    again = campaign_again(report, tmp_path / "again")
+    again = from_document(tmp_path / "again", report["asked"])
     assert again == Campaign(tmp_path / "again", ("t.py",), 3, "kill", 7, None, (Planned(1, 1.0, "kill"),))
     assert from_document(again.home, report["asked"]) == again
 
