@@ -9,7 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from elastic.errors import ExitCode
 
@@ -27,6 +27,13 @@ def raised_at(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((OURS, *LIBRARIES, "<"))] or list(frames)
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown"
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once: what it has printed is shown, and no exit handler runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class ScriptEnd:
@@ -67,6 +74,4 @@ class ScriptEnd:
         except BaseException:
             # After an exception in an exit handler the interpreter would exit with 0.
             traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ExitCode.SCRIPT_FAILED)
+            leave(ExitCode.SCRIPT_FAILED)

@@ -23,6 +23,7 @@ from elastic.agent.worker import held_signals
 from elastic.agent.worker.import_scan import Import, Program, leading_imports, program_of
 from elastic.errors import ColdStart
 from runtime.forkserver import clone_parent, process_title, script_runner
+from runtime.script_end import leave
 
 ALWAYS = (
     "torch",
@@ -167,6 +168,4 @@ def _tell(agent: socket.socket, event: str, **fields: object) -> None:
 
 def _leave(agent: socket.socket, because: str) -> NoReturn:
     _tell(agent, "fork_server_unusable", because=because)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    leave(0)

@@ -275,8 +275,7 @@ class OptimizerGuard:
                 )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        for group in optimizer.param_groups:
-            self._known.update(_addresses(group["params"]))
+        self._known.update(_addresses(_parameters_of(optimizer)))
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:

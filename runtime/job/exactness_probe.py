@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,7 +20,7 @@ from torch import nn
 from elastic.agent.worker.examination import Examination
 from elastic.records.ledger import plain
 from runtime.guards.unregistered import CONTAINER_MAX, DEPTH_MAX, ELEMENTS
-from runtime.script_end import LIBRARIES
+from runtime.script_end import LIBRARIES, leave
 from runtime.session import StepRecord
 from runtime.state.encoding import to_blob
 from runtime.state.training_state import Carrier
@@ -60,19 +58,13 @@ class Examiner:
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if step >= self._steps:
-            self.end()
+            leave(0)
 
     def _registered(self) -> set[int]:
         """Ids of the registered modules, their parts and their tensors."""
         modules = [part for module in self._carrier.modules().values() for part in module.modules()]
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         return {id(thing) for thing in (*modules, *tensors)}
-
-    def end(self) -> None:
-        """End the process."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 def _generators(frame: FrameType | None) -> Iterator[tuple[str, Any]]:

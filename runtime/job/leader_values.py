@@ -41,11 +41,9 @@ def pack_note(value: object, label: str) -> object:
 
 def unpack_note(value: Json, device: torch.device) -> Any:
     """The value that pack_note was given, tensors detached and on this device."""
-    return (
-        small_values.unpack(value[_PACKED], lambda there: device)
-        if isinstance(value, dict) and _PACKED in value
-        else value
-    )
+    if isinstance(value, dict) and _PACKED in value:
+        return small_values.unpack(value[_PACKED], lambda there: device)
+    return value
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

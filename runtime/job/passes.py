@@ -260,7 +260,7 @@ class Pass(Iterator[Any]):
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
         harvest = self._harvest
-        self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.cuts)
+        self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.early.cuts)
         self._phase = "collecting"
 
     def _repeated(self, result: Partial) -> bool:
@@ -297,7 +297,7 @@ class Pass(Iterator[Any]):
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
         if self._phase == "collecting" and (early := training.session.send_early()) is not None:
-            self._harvest.expect(early, lambda: self._counted(shard))
+            self._harvest.early.expect(early, lambda: self._counted(shard))
         running.cached.begin_shard()
         return running.shard if loader is None else batch
 

@@ -37,6 +37,7 @@ from runtime.job.leader_hooks import LeaderHooks
 from runtime.job.world_hooks import WorldHooks
 from runtime.reduction.gradient_harvest import Harvest
 from runtime.reduction.partial_sum import Json, Partial
+from runtime.script_end import leave
 from runtime.session import Copy, JoinMeta, LoopPlace, Op, OpKind, Session, StepRecord
 from runtime.state.script_state import Values
 from runtime.state.training_state import Carrier
@@ -300,7 +301,7 @@ class Training:
         self.session.loop_over()
         if self.examiner is not None:
             self.examiner.note(self.next_step, self.shards, caller())
-            self.examiner.end()
+            leave(0)
         self.loop = Loop.OVER
         seed_all(self.seed, "behind the loop")
 
@@ -708,7 +709,7 @@ class Training:
         trainable = [id(parameter) for _, parameter in parameters]
         if trainable != self._trainable:
             self._trainable = trainable
-            self._harvest.close()
+            self._harvest.early.close()
             self._harvest = Harvest(
                 parameters,
                 self.carrier.float_buffers(),
@@ -743,7 +744,7 @@ class Training:
     def close(self) -> None:
         """Remove the hooks from the user's objects."""
         self.cleanup.close()
-        self._harvest.close()
+        self._harvest.early.close()
         self._attributes.close()
         self._guard.close()
 

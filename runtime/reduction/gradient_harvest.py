@@ -22,7 +22,6 @@ from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
 from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction.buffers import Buffer, Modes
-from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.host_copies import host_copies
 from runtime.reduction.leaves.early_leaf import EarlyLeaf
@@ -32,7 +31,6 @@ from runtime.reduction.leaves.leaf_format import LeafFormat
 from runtime.reduction.leaves.narrow_leaves import NarrowLeaves
 from runtime.reduction.leaves.unpacked_leaf import Loose
 from runtime.reduction.partial_sum import Json, Partial, Scalars
-from runtime.reduction.schedule import Cut
 
 _GROUP_DTYPES = {
     "float64": torch.float64,
@@ -88,7 +86,8 @@ class Harvest:
             self._converts = FixedPoint(fixed, self._groups, device)
         elif compression is not Compression.NONE:
             self._converts = NarrowLeaves(compression, self._groups, device)
-        self._early = EarlyLeaf(self._groups, self.groups(), self._flats, self._converts)
+        self.early = EarlyLeaf(self._groups, self.groups(), self._flats, self._converts)
+        """Gives a shard's gradients away as they come; to be told after `before`."""
         self._at = (0, 0, 0)
         self._installed: list[range] = []
         """The addresses in the flat tensors of the last `install`."""
@@ -109,20 +108,6 @@ class Harvest:
         if self._converts is not None:
             return dict(self._converts.sizes)
         return {name: group.elements for name, group in self._groups.items()}
-
-    @property
-    def cuts(self) -> Sequence[Cut]:
-        """The parts of a leaf's flat tensors, for EarlySums."""
-        return self._early.cuts
-
-    def expect(self, sums: EarlySums, weight: Callable[[], float]) -> None:
-        """After `before`: give the shard's gradients to these sums as they come. weight: returns what the script has
-        said so far that they are multiplied by."""
-        self._early.expect(sums, weight)
-
-    def close(self) -> None:
-        """Take the hooks away from the parameters."""
-        self._early.close()
 
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
         """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
@@ -149,7 +134,7 @@ class Harvest:
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
-        self._early.forget()
+        self.early.forget()
         self._restore()
         self._clear_gradients()
         seed_all(*self._at, "begin")
@@ -161,7 +146,7 @@ class Harvest:
         nothing refers to them, so do not keep a partial sum that was folded. A group is left loose if every parameter
         of it has a gradient of its own, in the group's dtype.
         """
-        self._early.forget()
+        self.early.forget()
         for buffer in (*self._floats, *self._integers):
             buffer.check_kind()
         leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elastic.agent.worker import stack_dump
-from runtime.worker.activity import below, cpu_s
+from runtime.worker.activity import below, cpu_s, stat_of
 
 LOOKS = 3
 """A script is stopped if it is at so many looks in a row, and has used no processor between them. A tracer, such as
@@ -105,8 +105,5 @@ def _threads(pid: int) -> Iterator[str]:
 
 
 def _facts(pid: int) -> tuple[str, int] | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[0], int(fields[11]) + int(fields[12])
+    fields = stat_of(pid)
+    return (fields[0], int(fields[11]) + int(fields[12])) if fields else None

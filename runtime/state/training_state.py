@@ -108,7 +108,10 @@ class Carrier:
         """
         if self._frozen:
             return
-        parameters = list(_unique(self._named_parameters()))
+        unique: dict[int, NamedParameter] = {}
+        for named in self._named_parameters():
+            unique.setdefault(id(named[1]), named)
+        parameters = list(unique.values())
         modules = self.modules()
         if modules and not any(parameter.requires_grad for _, parameter in parameters):
             raise ConfigError(f"{', '.join(modules)}: no parameter has requires_grad=True, so nothing can be trained")
@@ -119,7 +122,7 @@ class Carrier:
                 raise sharded(f"{name} is a DTensor")
             if parameter.is_complex():
                 raise NotCarried(f"{name} is of {parameter.dtype}: use a real tensor")
-        self._owned = {id(parameter) for _, parameter in parameters}
+        self._owned = set(unique)
         self._check_groups()
         self._floats, self._integers = self._find_buffers()
         self._buffers = [(owner, key) for _, owner, key, _ in self._named_buffers()]
@@ -166,11 +169,6 @@ class Carrier:
     def objects(self) -> Mapping[str, Any]:
         """All registered objects by name, unwrapped."""
         return self._objects
-
-    @property
-    def names(self) -> list[str]:
-        """Names in the order of registration."""
-        return list(self._objects)
 
     def modules(self) -> dict[str, nn.Module]:
         """Registered modules by name, without torch.compile's wrapper."""
@@ -519,29 +517,18 @@ def _plain_name(path: str) -> str:
     return path.replace(_COMPILED, "").removesuffix(_COMPILED[:-1]).rstrip(".")
 
 
-def _unique(pairs: Iterator[NamedParameter]) -> Iterator[NamedParameter]:
-    seen: set[int] = set()
-    for name, parameter in pairs:
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield name, parameter
-
-
 def _kind(value: object) -> str:
     return described(value.dtype, value.shape) if isinstance(value, torch.Tensor) else "a plain value"
 
 
 def _entry(path: str, tensor: torch.Tensor) -> dict[str, Json]:
-    shape: list[Json] = list(tensor.shape)
-    nbytes = tensor.numel() * tensor.element_size()
-    device = tensor.device.type
     return {
         "name": path,
         "dtype": encoding.dtype_name(tensor),
-        "shape": shape,
+        "shape": list[Json](tensor.shape),
         "strides": encoding.strides_of(tensor),
-        "nbytes": nbytes,
-        "device": device,
+        "nbytes": tensor.nbytes,
+        "device": tensor.device.type,
     }
 
 

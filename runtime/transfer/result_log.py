@@ -29,8 +29,7 @@ class LoggedResult:
 
     @property
     def nbytes(self) -> int:
-        tensors = self.result.flats.values()
-        return ENTRY_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return ENTRY_BYTES + sum(tensor.nbytes for tensor in self.result.flats.values())
 
 
 class ResultLog:

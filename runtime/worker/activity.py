@@ -78,7 +78,8 @@ class Activity:
 def cpu_s(pid: int = 0) -> float:
     """Processor time of a process and all below it, in seconds: a script may wait for a compiler or a data reader.
     pid: 0: this process."""
-    ticks = sum(_ticks(process) for process in below(pid or os.getpid()))
+    # User and system time, also of children that have been waited for.
+    ticks = sum(int(number) for process in below(pid or os.getpid()) for number in stat_of(process)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -98,10 +99,9 @@ def below(pid: int) -> Iterator[int]:
             yield from below(int(child))
 
 
-def _ticks(pid: int) -> int:
-    """User and system time in clock ticks, also of children that have been waited for."""
+def stat_of(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat behind the name; []: the process has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # the process has ended
-        return 0
-    return sum(map(int, fields[11:15]))
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

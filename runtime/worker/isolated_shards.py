@@ -10,13 +10,13 @@ import os
 import socket
 import sys
 import warnings
-from typing import NoReturn
 
 import torch
 
 from elastic.errors import ConfigError
 from runtime.data.shared_memory import receive, send
 from runtime.reduction.partial_sum import Partial
+from runtime.script_end import leave
 from runtime.session import OpKind
 from runtime.worker.single import SingleSession
 
@@ -59,7 +59,7 @@ class IsolatedSession(SingleSession):
             return
         leaf.settle()  # so that only its own values are sent
         send(self._parent, leaf)
-        _exit(0)
+        leave(0)
 
 
 def _received(ours: socket.socket, child: int) -> Partial:
@@ -67,14 +67,7 @@ def _received(ours: socket.socket, child: int) -> Partial:
     try:
         leaf = receive(ours)
     except EOFError:
-        _exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1)
+        leave(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1)
     os.waitpid(child, 0)
     assert isinstance(leaf, Partial)
     return leaf
-
-
-def _exit(code: int) -> NoReturn:
-    """End the process without the script's exit handlers."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -208,10 +208,6 @@ class JoinProtocol:
                 if not self._orders.over:
                     self._shared.changed.wait()
 
-    def _call(self, p: WorkerState, of: Sequence[str]) -> AbstractContextManager[CopyConnection]:
-        """Connect to one of these workers. Raises CopyFailed."""
-        return closing(self._asker.connect(*self._whom(p, of)))
-
     def _whom(self, p: WorkerState, of: Sequence[str]) -> tuple[Member, Generation]:
         """One of these workers, another one after each that did not know. Raises CopyFailed."""
         if not of:
@@ -370,7 +366,7 @@ class JoinProtocol:
         A copy is given up only on a definite answer: if that generation is in effect, its ring waits for this worker.
         So the result that a member sends counts, and not what was pending when the question was asked.
         """
-        with self._call(p, of) as connection:
+        with closing(self._asker.connect(*self._whom(p, of))) as connection:
             connection.send({"want": "outcome", "op": op})
             answer, blobs = connection.receive(within_s=ANSWER_S)
         if "outcome" not in answer:

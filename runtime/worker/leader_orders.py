@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from elastic.errors import ExitCode
 from elastic.protocol import messages
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
+from runtime.script_end import leave
 from runtime.session import DrainNotice
 from runtime.transfer.client import CopyClient
 from runtime.worker.state_owner import SharedWorkerState
@@ -147,6 +147,4 @@ class LeaderOrders:
         self.before_exit()
         self._journal.write("exit", code=int(code))
         self._client.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        leave(code)

@@ -6,15 +6,14 @@ newcomer gets, because they are neither registered nor in job.state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import Cut
+from runtime.reduction.partial_sum import Partial
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import parse_op, parse_result
@@ -37,15 +36,8 @@ class Recording(SingleSession):
     def publish(self, meta: JoinMeta) -> None:
         self._meta = meta
 
-    def begin(
-        self,
-        op: Op,
-        fingerprint: dict[str, str],
-        groups: dict[str, int] | None = None,
-        own: Json = None,
-        cuts: Sequence[Cut] = (),
-    ) -> None:
-        super().begin(op, fingerprint, groups, own, cuts)
+    def begin(self, op: Op, *args: Any, **kwargs: Any) -> None:
+        super().begin(op, *args, **kwargs)
         if op.kind is OpKind.PASS and (op.step, op.pass_no) == (self._at, 0):
             header, blobs = self._carrier.capture()
             state = (header, [blob.clone() for blob in blobs])

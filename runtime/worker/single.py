@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from elastic.protocol.reduction_tree import next_fold
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial, fold
 from runtime.reduction.schedule import Cut
-from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
+from runtime.session import HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
 
@@ -81,17 +82,10 @@ class SingleSession:
     def publish(self, meta: JoinMeta) -> None:
         """Do nothing: no worker joins a job of one."""
 
-    def await_invitation(self) -> None:
+    def _no_newcomer(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a job of one has no newcomer")
 
-    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
-        raise RuntimeError("a job of one has no newcomer")
-
-    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
-        raise RuntimeError("a job of one has no newcomer")
-
-    def copy_anew(self) -> Copy:
-        raise RuntimeError("a job of one has no newcomer")
+    await_invitation = meta = join = copy_anew = _no_newcomer
 
     def begin(
         self,

@@ -143,8 +143,11 @@ class WorkerSession(OperationLoop):
 
     @property
     def rank(self) -> int:
-        ids = self._record.ids
-        return ids.index(self.worker_id) if self.worker_id in ids else len(ids)
+        return self._rank_in(self._record.ids)
+
+    def _rank_in(self, members: tuple[str, ...]) -> int:
+        """len(members): it is none of them."""
+        return members.index(self.worker_id) if self.worker_id in members else len(members)
 
     @property
     def world_size(self) -> int:
@@ -198,13 +201,10 @@ class WorkerSession(OperationLoop):
         return self._orders.going
 
     def place(self) -> LoopPlace:
-        record = self._shared.position.record
-        assert record is not None
-        ids = record.ids
-        rank = ids.index(self.worker_id) if self.worker_id in ids else len(ids)
+        record = self._record
         # The token itself is a proof, which must not be in a directory's name.
         digits = hashlib.sha256(f"checkpoint {record.token}".encode()).hexdigest()
-        return LoopPlace(record.number, rank, ids, digits)
+        return LoopPlace(record.number, self._rank_in(record.ids), record.ids, digits)
 
     def note(self, event: str, **fields: object) -> None:
         self._journal.write(event, generation=self.generation, **fields)

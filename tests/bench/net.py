@@ -414,8 +414,8 @@ class _Steps:
             self._reduce(roots, Sums(sums.out), merged=merged, cuts=sums.cuts, ready=sums.ready)
 
         wake, world_size = self._ring.wake, self._world_size
-        sums = EarlySums(harvest.cuts, (), self._rank, world_size, out, room, sum_up, wake, merged=fixed)
-        harvest.expect(sums, lambda: 1.0)
+        sums = EarlySums(harvest.early.cuts, (), self._rank, world_size, out, room, sum_up, wake, merged=fixed)
+        harvest.early.expect(sums, lambda: 1.0)
         self._model(self._data).sum().backward()
         leaf = harvest.leaf(self._rank, 1.0, {})
         leaf.settle()

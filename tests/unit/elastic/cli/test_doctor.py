@@ -138,7 +138,7 @@ def test_epochs_are_short_and_a_checkpoint_is_taken_in_the_middle(
     given = Examination(path=str(tmp_path / "lines"), steps=99, at=4, recording="x")
     for name, value in (given.to_environment() | Settings(root=str(tmp_path / "root")).to_environment()).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("runtime.job.exactness_probe.os._exit", lambda code: None)
+    monkeypatch.setattr("os._exit", lambda code: None)
     for data in ("loader", "stream", "shards"):
         job = make_job()
         model = nn.Linear(6, 2)
@@ -174,7 +174,7 @@ def test_each_step_is_noted_with_the_state_it_finds_and_the_scripts_generators(
     for name, value in Examination(path=str(path), steps=99).to_environment().items():
         monkeypatch.setenv(name, value)
     ended: list[int] = []
-    monkeypatch.setattr("runtime.job.exactness_probe.os._exit", ended.append)
+    monkeypatch.setattr("os._exit", ended.append)
     noise = torch.Generator().manual_seed(1)
     ours = np.random.default_rng(1)
     job = make_job()

@@ -88,7 +88,7 @@ def test_a_refused_call_registers_nothing() -> None:
     carrier = Carrier(Values())
     with pytest.raises(ConfigError, match=r"list has no state_dict"):
         carrier.register(model=network(), optimizers=[1])
-    assert carrier.names == []
+    assert carrier.objects == {}
 
 
 class DistributedDataParallel(nn.Module):
