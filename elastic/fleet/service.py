@@ -121,7 +121,7 @@ class FleetService:
                 return await self._crossings.look(leader.sessions)
         raise QuestionRefused("an empty question")
 
-    def _note(self, event: str, caller: Caller, **fields: object) -> None:
+    def _note(self, event: str, caller: Caller, **fields: Any) -> None:
         self._journal.write(event, caller=str(caller), peer=caller.address, **fields)
 
     async def _answer_here(self, request: pb.Question) -> object:

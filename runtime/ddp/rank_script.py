@@ -130,6 +130,9 @@ class RankScript:
         self._evaluations = 0
         self._counting: CountingLoop | None = None
         """The loop that has asked for the first batch of an epoch, if it counts what it asks for."""
+        self._passed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """The buffers of the models, and what was in them before a batch of an epoch that is over: what a run goes on
+        from is in them already."""
         self._counters = FrameCounters()
         self._values = FrameValues(self.frames)
         """Plain values as they were when the first batch of the pass in progress was handed out."""
@@ -197,12 +200,12 @@ class RankScript:
         self._stepped = True
 
     def holds_back(self, thing: object, method: str) -> bool:
-        """Whether a method that changes the state of something is to do nothing: the turn is silent, or it repeats the
-        top of a turn that was for nobody."""
+        """Whether a method that changes the state of something is to do nothing: the turn is silent, the epoch is over in
+        the job, or the method repeats the top of a turn that was for nobody."""
         at_top = (id(thing), method)
         if self.turn is Turn.OFFERED:
             self._at_top.add(at_top)
-        return self.silent or (self.turn is Turn.OPEN and at_top in self._at_top)
+        return self.silent or self.passing or (self.turn is Turn.OPEN and at_top in self._at_top)
 
     # Epochs and steps
 
@@ -257,6 +260,8 @@ class RankScript:
             self._begin_epoch(source)
             if self.passing:
                 self.turn = Turn.PASSING
+                buffers = [buffer for model in self.seen["model"] for buffer in model.buffers()]
+                self._passed = [(buffer, buffer.clone()) for buffer in buffers]
                 return
         assert self._steps is not None and self._copies is not None
         self._copies.step(self.training.next_step)
@@ -270,7 +275,10 @@ class RankScript:
         self._turns.begin()
         self._turns.following()
         self.turn = Turn.OPEN
-        self._void = self._turns.rank is not None and self._offered != (source.first, self._turns.rank)
+        # A run that goes on has set its rates by the values of its beginning, and sets them once more by those that it
+        # gets now.
+        resumed = self._position.copied and not self.training.session.joining
+        self._void = self._turns.rank is not None and (resumed or self._offered != (source.first, self._turns.rank))
         if self._void:
             self._copies.keep()
             self.turned.append(None)
@@ -357,6 +365,9 @@ class RankScript:
             case Turn.PASSING:
                 for model in self.seen["model"]:
                     model.zero_grad()
+                with torch.no_grad():
+                    for buffer, before in self._passed:
+                        buffer.copy_(before)
                 self._end_epoch()
                 raise StopIteration
         turns, source = self._turns, self._source
@@ -386,6 +397,7 @@ class RankScript:
     def _undo(self) -> None:
         """Undo what the turn that ends here has done to what the script keeps itself."""
         assert self._copies is not None
+        self.training.carrier.unsettle()  # a rate that the top of the turn has set is put back, too
         self._values.put_back(objects=True)
         self._copies.put_back()
 
@@ -448,6 +460,7 @@ class RankScript:
             self.turn = Turn.OPEN  # once more with the same batch
         if self.turn is Turn.OPEN and self._turns is not None and self._turns.fresh and self._reduces is None:
             self._turns.settle_rates()
+            self.training.carrier.settle()
             if self._position.copied and not self.training.session.joining:
                 self._take_over(FrameValues.read(self.frames))
         self._reduces = reduces or bool(self._reduces)
@@ -522,9 +535,14 @@ class RankScript:
 
     def _take_over(self, values: FrameValues) -> None:
         """The state of others, or of an earlier run, has come. values: of this script when it was where they were."""
+        others = self._position.values
         self._position.copied = False
-        self._counters.told(self._position.values)
-        values.become(self._position.values)
+        self._counters.told(others)
+        values.become(others)
+        # The turns that follow in this pass begin with the values of others, too.
+        for snapshot in (self._values, self._at_forward):
+            snapshot.rebase(others, values)
+        self._counters.earlier = {}
 
     # Evaluation
 

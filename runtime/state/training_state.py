@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, get_args
 
@@ -65,6 +66,9 @@ class Carrier:
         self._parts: list[tuple[str, nn.Module]] = []
         self._children: list[dict[str, nn.Module | None]] = []
         """The children that each of the parts had when it was found."""
+        self._settled = threading.Event()
+        self._settled.set()
+        self._unsettled = 0
         self.modes = Modes(lambda: (part for _, part in self._named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
 
@@ -286,6 +290,25 @@ class Carrier:
         """
         header, tensors = self.describe()
         return header, [encoding.to_blob(tensor) for _, tensor in tensors]
+
+    def unsettle(self) -> None:
+        """The script is about to set its learning rates once more, as it has in this pass before: until `settle`, other
+        threads take no copy, which would have those of before."""
+        self._unsettled += 1
+        self._settled.clear()
+
+    def settle(self) -> None:
+        """The learning rates are those of the pass in progress."""
+        self._settled.set()
+
+    def capture_settled(self) -> tuple[dict[str, Json], list[torch.Tensor]]:
+        """As `capture`, for another thread than the script's: waits until the learning rates are settled."""
+        while True:
+            unsettled = self._unsettled
+            self._settled.wait()
+            found = self.capture()
+            if self._unsettled == unsettled:
+                return found
 
     def describe(self) -> tuple[dict[str, Json], list[encoding.NamedTensor]]:
         """(header, the tensors themselves, in its order). Raises NotCarried naming a value that cannot be copied."""

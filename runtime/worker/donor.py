@@ -236,7 +236,7 @@ class CopyServer:
 
     def _capture(self) -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
         assert self.carrier is not None
-        return (self._about(), *self.carrier.capture())
+        return (self._about(), *self.carrier.capture_settled())
 
     def _about(self) -> dict[str, Json]:
         """The operation in progress, and what a newcomer needs for the script's code before it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -65,6 +66,31 @@ def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
         job.await_steps(3)
         job.send(str(job.status()["members"][1]["worker_id"]))
         assert job.wait() == 0, job.output
+        assert digest(job) == wanted
+
+
+@pytest.mark.parametrize(
+    ("script", "workers", "every"),
+    [
+        ("endless.py", "1", "6 steps"),  # from the beginning of an epoch
+        ("endless.py", "3", "4 steps"),
+        pytest.param("endless.py", "4", "6 steps", marks=pytest.mark.long),
+        pytest.param("trainer.py", "2", "5 steps", marks=pytest.mark.long),
+        pytest.param("evaluated.py", "2", "5 steps", marks=pytest.mark.long),
+        pytest.param("accumulation.py", "2", "5 steps", marks=pytest.mark.long),
+    ],
+)
+def test_a_script_goes_on_from_a_checkpoint(script: str, workers: str, every: str, tmp_path: Path) -> None:
+    wanted = quiet(tmp_path, script, "4")
+    environment = {"SNAPSHOT": str(tmp_path / "snapshot.pt")} if script == "trainer.py" else {}
+    words = ("--ranks", RANKS, "--workers", workers, "--checkpoint-every", every, str(SCRIPTS / script), "4")
+    with Job(tmp_path, *words, environment=NAP | environment) as job:
+        job.await_steps(8)
+        job.command.process.send_signal(signal.SIGINT)
+        job.wait()
+    with Job(tmp_path, *words, environment=environment) as job:
+        assert job.wait() == 0, job.output
+        assert "it goes on from step" in job.output
         assert digest(job) == wanted
 
 

@@ -204,6 +204,26 @@ class FrameValues:
                 values[:length] = there
         self._frames.write(wanted)
 
+    def rebase(self, others: Mapping[str, Held], met: FrameValues) -> None:
+        """These values become what they would have been if this worker had had those of a member from the beginning of
+        the turn on. met: those of this worker where the member had its own, as in `become`."""
+        for place, value in self._plain.items():
+            there, met_here = others.get(place.text, value), met._plain.get(place, _ABSENT)
+            if type(there) is int and type(value) is int and type(met_here) is int:
+                self._plain[place] = there + value - met_here
+            elif value == met_here and not isinstance(there, torch.Tensor | list):
+                self._plain[place] = there
+        for place, (tensor, was) in self._tensors.items():
+            copied, met_was = others.get(place.text), met._tensors.get(place, (tensor, was))[1]
+            if not isinstance(copied, torch.Tensor) or (copied.shape, copied.dtype) != (was.shape, was.dtype):
+                continue
+            if torch.equal(was, met_was):
+                self._tensors[place] = tensor, copied.to(was.device)
+        for place, (values, length) in self._lists.items():
+            met_length = met._lists.get(place, (values, length))[1]
+            if isinstance(entries := others.get(place.text), list):
+                self._lists[place] = values, len(entries) + length - met_length
+
     def predicted(self, at_forward: FrameValues, earlier: Mapping[str, int]) -> dict[tuple[FrameType, str], object]:
         """The whole numbers of local names as they will be at the end of the turn: those that the script had changed
         when the model ran stay, the others grow as they did in the step before, earlier, or by 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import warnings
 from collections import Counter, OrderedDict, UserString, defaultdict
@@ -56,10 +57,31 @@ def trained() -> tuple[nn.Sequential, torch.optim.Optimizer, Carrier]:
     return model, optimizer, carried(model=model, optimizer=optimizer)
 
 
+def sent_by(capture: Callable[[], tuple[dict[str, Json], list[torch.Tensor]]]) -> dict[str, Json]:
+    """The header of a copy as the other side gets it."""
+    found: dict[str, Json] = json.loads(json.dumps(capture()[0]))
+    return found
+
+
 def sent(carrier: Carrier) -> tuple[dict[str, Json], list[torch.Tensor]]:
     """A copy as the other side gets it: text and bytes, sharing nothing."""
     header, blobs = carrier.capture()
     return json.loads(json.dumps(header, allow_nan=False)), [blob.clone() for blob in blobs]
+
+
+def test_another_thread_copies_no_rate_that_the_script_is_about_to_set_again() -> None:
+    _, optimizer, carrier = trained()
+    group, found = optimizer.param_groups[0], list[dict[str, Json]]()
+    carrier.unsettle()
+    group["lr"] = 0.5
+    thread = threading.Thread(target=lambda: found.append(sent_by(carrier.capture_settled)), daemon=True)
+    thread.start()
+    thread.join(0.1)
+    assert not found
+    group["lr"] = 0.25
+    carrier.settle()
+    thread.join(60.0)
+    assert [header["objects"] for header in found] == [sent(carrier)[0]["objects"]]
 
 
 # Registering

@@ -339,6 +339,25 @@ def test_a_newcomer_takes_over_and_keeps_what_it_has_added_since() -> None:
     assert (step, lr, epoch, flag, best) == (8, 0.2, 2, True, 0.5)
 
 
+def test_what_is_undone_after_a_newcomer_has_taken_over_are_the_values_of_the_others() -> None:
+    step, best, centre, seen = unknown(0), unknown(None), torch.zeros(2), [1]
+    handed_out = FrameValues.read(HERE)
+    step += 1  # at the top of the turn
+    met = FrameValues.read(HERE)
+    wanted: dict[str, Any] = {"step": 8, "best": 0.5, "centre": torch.full((2,), 3.0), "seen": [5, 6, 7]}
+    there = {name: wanted[word] for name in met.moment() if (word := name.rpartition(" ")[2]) in wanted}
+    step += 1
+    seen.append(2)
+    met.become(there)
+    handed_out.rebase(there, met)
+    met.rebase(there, met)
+    assert (step, seen) == (9, [5, 6, 7, 2])
+    handed_out.put_back(objects=True)
+    assert (step, best, centre.tolist(), seen) == (7, 0.5, [3.0, 3.0], [5, 6, 7])
+    met.put_back(objects=True)
+    assert step == 8
+
+
 def test_a_flag_is_no_number_to_be_added_to() -> None:
     flag, number = unknown(False), unknown(3)
     values = FrameValues.read(HERE)
