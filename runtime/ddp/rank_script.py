@@ -200,8 +200,8 @@ class RankScript:
         self._stepped = True
 
     def holds_back(self, thing: object, method: str) -> bool:
-        """Whether a method that changes the state of something is to do nothing: the turn is silent, the epoch is over in
-        the job, or the method repeats the top of a turn that was for nobody."""
+        """Whether a method that changes the state of something is to do nothing: in a silent turn, in an epoch that is
+        over in the job, or if it repeats the top of a turn that was for nobody."""
         at_top = (id(thing), method)
         if self.turn is Turn.OFFERED:
             self._at_top.add(at_top)
