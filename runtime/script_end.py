@@ -29,7 +29,7 @@ def raised_at(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown"
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process at once: what it has printed is shown, and no exit handler runs."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,4 +74,4 @@ class ScriptEnd:
         except BaseException:
             # After an exception in an exit handler the interpreter would exit with 0.
             traceback.print_exc()
-            leave(ExitCode.SCRIPT_FAILED)
+            exit_now(ExitCode.SCRIPT_FAILED)

@@ -31,7 +31,6 @@ def report(campaign: Campaign, may_be_unknown: frozenset[str] = frozenset()) -> 
         ("junit.xml", documents.junit(findings, document["seconds"], may_be_unknown)),
         ("report.html", documents.page(asked, history, findings, told, may_be_unknown)),
     ):
-        write_atomically(
-            campaign.home / name, text.encode(errors="backslashreplace")
-        )  # words of a script may be no text
+        # Words of a script may be no text.
+        write_atomically(campaign.home / name, text.encode(errors="backslashreplace"))
     return findings

@@ -42,8 +42,9 @@ class GroupState(StrEnum):
 
 
 def state_of(table: Mapping[str, object]) -> GroupState:
-    """Of a group, by its entry in Ray's table, which is empty if Ray does not know it. Ray reserves resources before it
-    commits them (PREPARED), and another release may have more states on the way: all of them wait."""
+    """The state of a group. table: its entry in Ray's table, which is empty if Ray does not know it. Ray reserves
+    resources before it commits them (PREPARED), and another release may have more states on the way: all of them wait.
+    """
     said = table.get("state", GroupState.GONE)
     return next((state for state in GroupState if state == said), GroupState.WAITS)
 

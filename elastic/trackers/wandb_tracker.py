@@ -45,7 +45,8 @@ class WandBTracker:
         return on_file if self._offline else int(self._log.step)
 
     def _next_on_file(self) -> int:
-        """Of all files: their names have times of the machines that wrote them, which say nothing of their order."""
+        """The step after the last one in any of the files. Their names have times of several machines, so they tell no
+        order."""
         sizes: dict[Path, int] | None = None
         while True:
             found = {path: held(path) for path in segments(self._directory, self._run)}

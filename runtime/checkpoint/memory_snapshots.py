@@ -23,7 +23,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage
 from elastic.protocol.worker_id import node_of
 from runtime.checkpoint.content import Content, now
-from runtime.checkpoint.saver import Point, Saver, SaverTask
+from runtime.checkpoint.saver import Answer, Saver, SaverTask
 from runtime.checkpoint.stager import Stager
 from runtime.session import LoopPlace, Session
 from runtime.state.available_memory import available_bytes
@@ -45,9 +45,7 @@ class Snapshots:
         self._carrier = carrier
         self._every = Every.parse(settings.snapshot_every if settings.memory else "off")
         self._storage = MemoryStorage(settings.memory)
-        # Nobody has to be asked: no other machine has this machine's snapshots.
-        newest: Point = lambda series, name, answer: answer(True)  # noqa: E731
-        self._saver = _MemorySaver(replace(settings, keep=KEEP), self._storage, self._place, self._note, newest)
+        self._saver = _MemorySaver(replace(settings, keep=KEEP), self._storage, self._place, self._note, _alone)
         self._stager = Stager()
         self._last_s = time.monotonic()
         self._wishing = False
@@ -151,6 +149,11 @@ class Snapshots:
         """Rename the saver's events, which are about checkpoints; do not journal that the last snapshot is removed."""
         if event != "checkpoints_pruned":
             self._session.note(event.replace("checkpoint", "snapshot", 1), **fields)
+
+
+def _alone(series: str, name: EntryName, answer: Answer) -> None:
+    """Answer at once: no other machine has this machine's snapshots."""
+    answer(True)
 
 
 class _MemorySaver(Saver):

@@ -368,6 +368,7 @@ class RankScript:
                 with torch.no_grad():
                     for buffer, before in self._passed:
                         buffer.copy_(before)
+                self._passed.clear()
                 self._end_epoch()
                 raise StopIteration
         turns, source = self._turns, self._source

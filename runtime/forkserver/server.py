@@ -23,7 +23,7 @@ from elastic.agent.worker import held_signals
 from elastic.agent.worker.import_scan import Import, Program, leading_imports, program_of
 from elastic.errors import ColdStart
 from runtime.forkserver import clone_parent, process_title, script_runner
-from runtime.script_end import leave
+from runtime.script_end import exit_now
 
 ALWAYS = (
     "torch",
@@ -168,4 +168,4 @@ def _tell(agent: socket.socket, event: str, **fields: object) -> None:
 
 def _leave(agent: socket.socket, because: str) -> NoReturn:
     _tell(agent, "fork_server_unusable", because=because)
-    leave(0)
+    exit_now(0)

@@ -20,7 +20,7 @@ from torch import nn
 from elastic.agent.worker.examination import Examination
 from elastic.records.ledger import plain
 from runtime.guards.unregistered import CONTAINER_MAX, DEPTH_MAX, ELEMENTS
-from runtime.script_end import LIBRARIES, leave
+from runtime.script_end import LIBRARIES, exit_now
 from runtime.session import StepRecord
 from runtime.state.encoding import to_blob
 from runtime.state.training_state import Carrier
@@ -58,7 +58,7 @@ class Examiner:
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if step >= self._steps:
-            leave(0)
+            exit_now(0)
 
     def _registered(self) -> set[int]:
         """Ids of the registered modules, their parts and their tensors."""

@@ -37,7 +37,7 @@ from runtime.job.leader_hooks import LeaderHooks
 from runtime.job.world_hooks import WorldHooks
 from runtime.reduction.gradient_harvest import Harvest
 from runtime.reduction.partial_sum import Json, Partial
-from runtime.script_end import leave
+from runtime.script_end import exit_now
 from runtime.session import Copy, JoinMeta, LoopPlace, Op, OpKind, Session, StepRecord
 from runtime.state.script_state import Values
 from runtime.state.training_state import Carrier
@@ -301,7 +301,7 @@ class Training:
         self.session.loop_over()
         if self.examiner is not None:
             self.examiner.note(self.next_step, self.shards, caller())
-            leave(0)
+            exit_now(0)
         self.loop = Loop.OVER
         seed_all(self.seed, "behind the loop")
 

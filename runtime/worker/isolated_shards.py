@@ -16,7 +16,7 @@ import torch
 from elastic.errors import ConfigError
 from runtime.data.shared_memory import receive, send
 from runtime.reduction.partial_sum import Partial
-from runtime.script_end import leave
+from runtime.script_end import exit_now
 from runtime.session import OpKind
 from runtime.worker.single import SingleSession
 
@@ -59,7 +59,7 @@ class IsolatedSession(SingleSession):
             return
         leaf.settle()  # so that only its own values are sent
         send(self._parent, leaf)
-        leave(0)
+        exit_now(0)
 
 
 def _received(ours: socket.socket, child: int) -> Partial:
@@ -67,7 +67,7 @@ def _received(ours: socket.socket, child: int) -> Partial:
     try:
         leaf = receive(ours)
     except EOFError:
-        leave(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1)
+        exit_now(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1)
     os.waitpid(child, 0)
     assert isinstance(leaf, Partial)
     return leaf

@@ -13,7 +13,7 @@ from elastic.errors import ExitCode
 from elastic.protocol import messages
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
-from runtime.script_end import leave
+from runtime.script_end import exit_now
 from runtime.session import DrainNotice
 from runtime.transfer.client import CopyClient
 from runtime.worker.state_owner import SharedWorkerState
@@ -147,4 +147,4 @@ class LeaderOrders:
         self.before_exit()
         self._journal.write("exit", code=int(code))
         self._client.close()
-        leave(code)
+        exit_now(code)

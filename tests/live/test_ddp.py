@@ -77,6 +77,7 @@ def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
         pytest.param("endless.py", "4", "6 steps", marks=pytest.mark.long),
         pytest.param("trainer.py", "2", "5 steps", marks=pytest.mark.long),
         pytest.param("evaluated.py", "2", "5 steps", marks=pytest.mark.long),
+        pytest.param("evaluated.py", "1", "4 steps", marks=pytest.mark.long),  # behind an evaluation
         pytest.param("accumulation.py", "2", "5 steps", marks=pytest.mark.long),
     ],
 )
