@@ -19,12 +19,15 @@ from torch import Tensor
 
 from elastic.errors import RingBroken
 from elastic.protocol.reduction_tree import Node
+from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Partial, add_into, siblings
 from runtime.reduction.schedule import Cut
 
 SumUp: TypeAlias = Callable[["EarlySums"], None]
 """Puts the sum over all members of the terms of such sums into their out, part by part: the n-th one as soon as `ready`
 is more than n, for which `wait_for` waits. Raises RingBroken."""
+Wait: TypeAlias = Callable[[], None]
+"""Makes the current stream of the calling thread wait for what another stream had to do when this was made."""
 
 
 class EarlySums:
@@ -50,6 +53,7 @@ class EarlySums:
         """
         self.cuts, self.out, self.merged = tuple(cuts), out, merged
         self._room, self._wake = room, wake
+        self._device = next((flat.device for flat in room.values()), CPU)
         roots = {root.node: root for root in held}
         self.nodes: list[Node] = sorted(roots)
         """This member's roots when the shard is over."""
@@ -66,6 +70,8 @@ class EarlySums:
             self.terms = [roots[node].flats if node in roots else room for node in self.nodes]
         self._early = 0
         self._ready = 0
+        self._waits = [recorded(self._device)]
+        """For the roots that this worker has held since before, then for each part that is ready."""
         self._ended = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -83,11 +89,14 @@ class EarlySums:
         return self._ready
 
     def wait_for(self, number: int) -> None:
-        """Wait until a part of the terms is there. Raises RingBroken if the operation was left."""
+        """Wait until a part of the terms is there; on a GPU the thread's current stream does so. Raises RingBroken if
+        the operation was left."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready > number or self._ended)
             if self._ended:
                 raise RingBroken("the operation was left")
+            self._waits[0]()
+            self._waits[number + 1]()
 
     def offer(self, values: Mapping[str, Tensor]) -> None:
         """The shard's values of the next part: group -> a tensor as long as the part. They may change afterwards."""
@@ -115,27 +124,33 @@ class EarlySums:
 
         Raises RingBroken, and whatever else has happened on the thread.
         """
+        self._waits[-1]()
         guesses = [(said, real) for said, real in zip(self.terms, terms, strict=True) if said is self._room]
         for said, real in guesses:
             for cut in self.cuts[self._early :]:
                 for group, lo, hi in cut:
                     said[group][lo:hi].copy_(real[group][lo:hi])
         self._grow(len(self.cuts))
-        right = all(_same(said, real, cut) for said, real in guesses for cut in self.cuts[: self._early])
+        right = all(_same(said, real, self.cuts[: self._early]) for said, real in guesses)
         self._thread.join()  # after the comparison, which is done while the last parts are on their way
         if self._error is not None:
             raise self._error
         return right
 
     def discard(self) -> None:
-        """Leave the sums alone. The ring must be aborted, if this member has one."""
+        """Leave the sums alone. The ring must be aborted, if this member has one. Raises what has happened on the
+        thread if another attempt would not help: a GPU that hangs, or is out of memory."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
+        if isinstance(self._error, RuntimeError):
+            raise self._error
 
     def _grow(self, ready: int) -> None:
+        wait = recorded(self._device)
         with self._changed:
+            self._waits += [wait] * (ready - self._ready)
             self._ready = ready
             self._changed.notify_all()
         self._wake()
@@ -169,8 +184,24 @@ ALIGN = 64
 """Parts of floats begin where vectors do."""
 
 
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], cut: Cut) -> bool:
-    """Whether the bits of a part are the same, also of NaN and of zeros with signs."""
-    return all(
-        torch.equal(one[group][lo:hi].view(torch.uint8), other[group][lo:hi].view(torch.uint8)) for group, lo, hi in cut
-    )
+def recorded(device: torch.device) -> Wait:
+    """Note what the calling thread's current stream has to do by now."""
+    if device.type == "cpu":
+        return _done
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return lambda: event.wait(torch.cuda.current_stream(device))
+
+
+def _done() -> None:
+    """A CPU has done what was said."""
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], cuts: Sequence[Cut]) -> bool:
+    """Whether the bits of these parts are the same, also of NaN and of zeros with signs."""
+    places = [place for cut in cuts for place in cut]
+    pairs = [[flats[group][lo:hi].view(torch.uint8) for flats in (one, other)] for group, lo, hi in places]
+    if not pairs or pairs[0][0].device.type == "cpu":
+        return all(torch.equal(said, real) for said, real in pairs)
+    differ = torch.stack([(said != real).any() for said, real in pairs])
+    return not differ.any().item()  # the host waits for a GPU once, and not for each part

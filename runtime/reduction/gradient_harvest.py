@@ -86,7 +86,7 @@ class Harvest:
             self._converts = FixedPoint(fixed, self._groups, device)
         elif compression is not Compression.NONE:
             self._converts = NarrowLeaves(compression, self._groups, device)
-        self.early = EarlyLeaf(self._groups, self.groups(), self._flats, self._converts)
+        self.early = EarlyLeaf(self._groups, self.groups(), self._flats, self._converts, device)
         """Gives a shard's gradients away as they come; to be told after `before`."""
         self._at = (0, 0, 0)
         self._installed: list[range] = []

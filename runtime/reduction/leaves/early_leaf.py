@@ -45,9 +45,10 @@ class EarlyLeaf:
         sizes: Mapping[str, int],
         flats: Mapping[str, Flats],
         converts: LeafFormat | None,
+        device: torch.device,
     ) -> None:
-        """groups, sizes, flats, converts: those of a Harvest. sizes: of the tensors that are summed."""
-        self._flats, self._converts = flats, converts
+        """groups, sizes, flats, converts, device: those of a Harvest. sizes: of the tensors that are summed."""
+        self._flats, self._converts, self._device = flats, converts, device
         align = ALIGN if converts is None else converts.align
         self._buckets = [bucket for name in reversed(list(groups)) for bucket in _buckets(name, groups[name], align)]
         self._of: dict[nn.Parameter, list[int]] = {}
@@ -60,12 +61,13 @@ class EarlyLeaf:
         own = [*(places[:1] for places in self._places), *self._said]
         self.cuts: tuple[Cut, ...] = (*own, *_rest(sizes, own))
         names = {name for said in self._said for name, _, _ in said}
-        self._say = {name: torch.empty(sizes[name], dtype=DTYPES[name]) for name in names}
+        self._say = {name: torch.empty(sizes[name], dtype=DTYPES[name], device=device) for name in names}
         """What is said of the gradients, as far as they have come."""
         self._sums: EarlySums | None = None
         self._weight: Callable[[], float] = float
         self._missing: list[int] = []
         self._values: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def _places_of(self, group: str, lo: int, hi: int) -> Cut:
@@ -79,6 +81,7 @@ class EarlyLeaf:
         self._sums, self._weight = sums, weight
         self._missing = [len(bucket.pieces) for bucket in self._buckets]
         self._values = {name: pool.take() for name, pool in self._flats.items()}
+        self._stream = _stream(self._device)
 
     def forget(self) -> None:
         """The shard is over."""
@@ -94,6 +97,9 @@ class EarlyLeaf:
     def _came(self, parameter: Tensor) -> None:
         """A gradient is complete, unless there is another backward pass."""
         if self._sums is None:
+            return
+        if _stream(self._device) != self._stream:
+            self.forget()  # a part would have to wait for the streams of all its gradients
             return
         assert isinstance(parameter, nn.Parameter)
         for number in self._of[parameter]:
@@ -114,17 +120,26 @@ class EarlyLeaf:
     def _of_bucket(self, bucket: _Bucket) -> dict[str, Tensor] | None:
         """The values of the leaf; None where a gradient is not there, or of a kind that takes longer."""
         flat = self._values[bucket.group]
+        sources = []
         for piece in bucket.pieces:
             gradient = piece.parameter.grad
             if gradient is None or gradient.layout is not torch.strided or gradient.device != flat.device:
                 return None
-            flat[piece.at : piece.at + piece.hi - piece.lo].copy_(gradient.reshape(-1)[piece.lo : piece.hi])
+            sources.append(gradient.reshape(-1)[piece.lo : piece.hi])
+        torch._foreach_copy_([flat[piece.at : piece.at + piece.hi - piece.lo] for piece in bucket.pieces], sources)
         values, weight = flat[bucket.lo : bucket.hi], self._weight()
         if weight != 1:
             values.mul_(weight)
         if self._converts is None:
             return {bucket.group: values}
         return self._converts.encode_part(bucket.group, bucket.lo, values)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream on which the calling thread's work is queued; None on a CPU, and while a graph is captured."""
+    if device.type == "cpu" or torch.cuda.is_current_stream_capturing():
+        return None
+    return torch.cuda.current_stream(device)
 
 
 def _buckets(name: str, group: FlatGroup, align: int) -> Iterable[_Bucket]:

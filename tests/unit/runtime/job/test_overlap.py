@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from threading import Event, get_ident
 
 import pytest
 import torch
 
 from elastic.config import Compression, Reduction
+from elastic.errors import RingBroken
 from runtime.fixed_point.exponents import BlockExponents
 from runtime.reduction import early_sums
 from runtime.reduction.early_sums import EarlySums
 from runtime.reduction.gradient_harvest import Harvest
+from runtime.reduction.leaves import early_leaf
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import DTYPES, Cut
 from runtime.session import Op
@@ -176,3 +180,65 @@ def test_roots_that_the_last_shard_does_not_join_are_terms_of_their_own() -> Non
     sums = EarlySums(cuts, [], None, 8, out, room, alone, lambda: None, merged=True)
     assert (sums.nodes, sums.terms) == ([], [])
     sums.discard()
+
+
+def test_a_part_is_read_by_a_stream_that_waits_for_the_stream_that_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With events of CUDA replaced by a list of what they would do."""
+    noted: list[tuple[int, int]] = []
+    waited: list[tuple[int, bool]] = []
+
+    def recorded(device: torch.device) -> early_sums.Wait:
+        number = len(noted)
+        noted.append((number, get_ident()))
+        return lambda: waited.append((number, get_ident() == here))
+
+    monkeypatch.setattr(early_sums, "recorded", recorded)
+    here, read = get_ident(), Event()
+
+    def sum_up(sums: EarlySums) -> None:
+        sums.wait_for(0)
+        assert waited == [(0, False), (1, False)], "for what the worker has held since before, and for the part"
+        read.set()
+        for number in (1, 2):
+            sums.wait_for(number)
+
+    held = [Partial(0, 1, {"float32": torch.ones(6)})]
+    out, room = ({"float32": torch.zeros(6)} for _ in "ab")
+    cuts = tuple((("float32", lo, lo + 2),) for lo in (4, 2, 0))
+    sums = EarlySums(cuts, held, 1, 2, out, room, sum_up, lambda: None, merged=False)
+    sums.offer({"float32": torch.ones(2)})
+    assert read.wait(60)
+    assert sums.flush([{"float32": torch.full((6,), 2.0)}])
+    assert waited[2] == (1, True), "flush() may be called on another stream than offer()"
+    assert waited[3:] == [(0, False), (2, False), (0, False), (2, False)], "both other parts are noted at once"
+    assert all(thread == here for _, thread in noted)
+
+
+def test_gradients_of_several_streams_do_not_leave_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = iter([1, 1, 2])
+    monkeypatch.setattr(early_leaf, "_stream", lambda device: next(streams))
+    model = torch.nn.Linear(4, 3)
+    harvest = Harvest(list(model.named_parameters()))
+    harvest.begin_pass(0, 0, 0)
+    harvest.before(0)
+    out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
+    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
+    harvest.early.expect(sums, lambda: 1.0)
+    model(torch.ones(2, 4)).sum().backward()
+    assert next(streams, None) is None and sums.offered < len(sums.cuts)
+    leaf = harvest.leaf(0, 1.0, {})
+    leaf.settle()
+    assert sums.flush([leaf.flats])
+
+
+@pytest.mark.parametrize(("error", "raised"), [(RingBroken("aborted"), False), (RuntimeError("the GPU hangs"), True)])
+def test_a_gpu_that_hangs_is_told_when_its_sums_are_left(error: Exception, raised: bool) -> None:
+    """Its tensors must not be used again; a ring that broke is why they are left."""
+
+    def sum_up(sums: EarlySums) -> None:
+        raise error
+
+    out, room = ({"float32": torch.zeros(4)} for _ in "ab")
+    sums = EarlySums(((("float32", 0, 4),),), [], 0, 1, out, room, sum_up, lambda: None, merged=False)
+    with pytest.raises(RuntimeError, match="hangs") if raised else nullcontext():
+        sums.discard()

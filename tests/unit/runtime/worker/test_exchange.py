@@ -109,13 +109,14 @@ def test_a_link_over_which_another_piece_came_each_time_goes_on(turn: RingExchan
         (Overlap.ON, Reduction.EXACT, ("a",), "cpu", False, False),
         (Overlap.ON, Reduction.ALLREDUCE, ("a", "b"), "cpu", False, False),
         (Overlap.ON, Reduction.EXACT, ("a", "b"), "cpu", True, False),
-        (Overlap.ON, Reduction.EXACT, ("a", "b"), "cuda", False, False),
+        (Overlap.ON, Reduction.EXACT, ("a", "b"), "cuda", False, True),
+        (Overlap.AUTO, Reduction.EXACT, ("a", "b"), "cuda", False, False),
     ],
 )
 def test_where_gradients_leave_early(
     overlap: Overlap, reduction: Reduction, hosts: tuple[str, ...], device: str, again: bool, wanted: bool
 ) -> None:
-    """Not in the operation that a loss has interrupted, and not where sums are on a GPU."""
+    """Not in the operation that a loss has interrupted, and on a GPU only if it was asked for."""
     shared = cast(SharedWorkerState, SimpleNamespace(sums_on=torch.device(device)))
     rings, reporter = cast(Rings, None), cast(ProgressReporter, None)
     turn = RingExchange(shared, rings, reporter, cast(Journal, None), reduction, overlap)
