@@ -7,8 +7,11 @@ A failing one: `python -m tests.sim --seed N --shrink`. The big search, which co
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +28,7 @@ from tests.sim.taken import UNIT
 from tests.sim.wanted import EXCLUDED, RARE, Excluded
 from tests.sim.world import World
 
+ROOT = Path(__file__).parents[2]
 BATCHES = 24
 SEEDS = 25
 MUST_REACH = (
@@ -158,6 +162,17 @@ def test_what_is_excluded_has_a_unit_test(why: Excluded) -> None:
     """`make sim` runs it, and looks whether it takes the arm."""
     file, _, name = why.test.partition("::")
     assert f"def {name}(" in (UNIT / file).read_text(encoding="utf-8")
+
+
+def test_what_is_excluded_is_in_the_machines() -> None:
+    """In a process of its own, as the machines are imported here already."""
+    code = (
+        "from tests.sim import arms; arms.install()\n"
+        "import tests.sim.world\n"
+        "from tests.sim.reach import Reach, judge\n"
+        "print(*judge(Reach(), arms.NAMES, {}).stale, sep='\\n', end='')"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT) == ""
 
 
 def test_shards_that_follow_speed_make_a_mixed_world_faster() -> None:
