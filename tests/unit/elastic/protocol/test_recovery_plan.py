@@ -262,6 +262,7 @@ WILL_BE_ENDED = "nobody gets on: a, b, c will be ended"
         (Circumstances(unbuilt={ALL}), "abc", ""),
         (Circumstances(unbuilt={ALL}, accused=NOBODY_REACHES_C), "ab", "c"),
         (Circumstances(unbuilt={ALL}, accused={"a": ("d",)}), "abc", ""),
+        (Circumstances(unbuilt={ALL}, accused={"d": ("a",)}), "abc", ""),
         # Who is stuck goes, unless nobody else has the state.
         (Circumstances(stuck={"b"}), "ac", ""),
         (Circumstances(stuck={"d"}), "abc", ""),

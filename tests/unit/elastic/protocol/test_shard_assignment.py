@@ -77,6 +77,11 @@ def test_a_worker_at_half_the_speed_gets_half_as_many() -> None:
     assert dealt(8, 30, 10) == (2, 6)
 
 
+def test_the_largest_subtree_goes_to_the_member_with_most_room() -> None:
+    """Also where that one comes last in rank order."""
+    assert owned(8, (30, 10), apart(2), 0) == (((4, 6),), ((0, 4), (6, 8)))
+
+
 def test_fewer_partial_sums_are_worth_a_little_time() -> None:
     assert owned(1024, (100, 101), apart(2), 5) == (((0, 512),), ((512, 1024),))
     assert max(map(len, owned(1024, (100, 101), apart(2), 0))) > 4, "the least possible: 515 and 509"

@@ -283,6 +283,22 @@ def test_a_buffer_that_is_undefined_leaves_the_other_ones_as_they_are() -> None:
     assert model.w.grad is not None and model.w.grad.tolist() == [1.0]
 
 
+def test_a_buffer_of_the_first_shard_keeps_its_bits() -> None:
+    model = TwoMeans()
+
+    def run(job: Job) -> nn.Module:
+        buffers = {"model.good": "mean", "model.bad": "first"}
+        job.register(buffers=buffers, model=model, optimizer=torch.optim.SGD(model.parameters(), 0.0))
+        for step in job.steps(shards=4, total=1):
+            for shard in step:
+                model.bad.copy_(torch.tensor([0.1, -0.0]) if shard.index == 0 else torch.tensor([5.0, 5.0]))
+                model.w.sum().backward()
+        return model
+
+    digest_of(Recorded("fixed"), run)
+    assert model.bad.view(torch.int32).equal(torch.tensor([0.1, -0.0]).view(torch.int32))
+
+
 def test_integers_have_room_for_what_is_summed_and_no_more() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False))
     carrier = Carrier(Values())

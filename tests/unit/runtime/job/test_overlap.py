@@ -165,6 +165,24 @@ def test_a_closed_harvest_leaves_no_hook_on_a_parameter() -> None:
     sums.discard()
 
 
+def test_a_shard_that_is_over_sends_nothing() -> None:
+    """Its part is worthless, and another operation may have begun to use its memory."""
+    model = torch.nn.Linear(4, 3)
+    harvest = Harvest(list(model.named_parameters()))
+    harvest.begin_pass(0, 0, 0)
+    harvest.before(0)
+    out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
+    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
+    harvest.early.expect(sums, lambda: 1.0)
+    model.bias.sum().backward()
+    offered = sums.offered
+    leaf = harvest.leaf(0, 1.0, {})
+    leaf.settle()
+    model(torch.ones(2, 4)).sum().backward()
+    assert sums.offered == offered < len(sums.cuts)
+    assert sums.flush([leaf.flats])
+
+
 def test_roots_that_the_last_shard_does_not_join_are_terms_of_their_own() -> None:
     """Of 8 shards a member has 0, 1 and 6, and computes 7."""
     held = [Partial(first, first + 1, {"float32": torch.full((4,), float(first))}) for first in (1, 6, 0)]

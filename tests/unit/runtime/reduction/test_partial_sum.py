@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic.protocol.reduction_tree import next_fold
-from runtime.reduction.partial_sum import Partial, fold, fold_meta
+from runtime.reduction.partial_sum import Partial, Siblings, fold, fold_meta, siblings
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -113,3 +113,12 @@ def test_floats_of_the_meta_survive_json() -> None:
 def test_many_parameters_fit_the_bitmap() -> None:
     wide = Partial(0, 1, has_grad=1 << 5000)
     assert int(str(wide.meta()["has_grad"]), 16) == 1 << 5000
+
+
+def test_a_leaf_is_added_to_its_siblings_as_far_as_they_are_held() -> None:
+    """Of 8 units a member holds 4, 5, 6 and 0, and 7 is next."""
+    held = {node: Partial(*node) for node in ((4, 6), (6, 7), (0, 1))}
+    assert siblings((7, 8), held, 8) == Siblings((4, 8), ((held[6, 7], True), (held[4, 6], True)))
+    assert siblings((1, 2), held, 8) == Siblings((0, 2), ((held[0, 1], True),))
+    assert siblings((2, 3), held, 8) == Siblings((2, 3), ())
+    assert siblings((6, 7), {(7, 8): held[4, 6]}, 8) == Siblings((6, 8), ((held[4, 6], False),))
