@@ -66,7 +66,8 @@ def unpack(packed: Json, place: Callable[[str], torch.device]) -> Any:
 
     def tensor(number: int) -> torch.Tensor:
         entry = document["tensors"][number]
-        blob = torch.frombuffer(bytearray(base64.b64decode(entry["bytes"])), dtype=torch.uint8)
+        content = bytearray(base64.b64decode(entry["bytes"]))
+        blob = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
         return laid_out(from_blob(blob, entry["dtype"], entry["shape"]), entry["strides"], place(entry["device"]))
 
     return decode(document["value"], tensor)

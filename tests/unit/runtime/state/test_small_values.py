@@ -93,6 +93,12 @@ def test_a_bfloat16_value_comes_back_bit_by_bit() -> None:
     assert torch.equal(back.view(torch.int16), value.view(torch.int16))
 
 
+def test_a_tensor_without_elements_comes_back() -> None:
+    packed = small_values.pack([torch.empty(0, 3), torch.ones(1)], "x")
+    empty, other = small_values.unpack(packed, torch.device)
+    assert (tuple(empty.shape), empty.dtype, other.item()) == ((0, 3), torch.float32, 1.0)
+
+
 def test_what_cannot_be_carried_is_named() -> None:
     with pytest.raises(NotCarried, match=r"job\.agree\(x\) is a .*Generator"):
         loop(Recorded(), lambda job, step: job.agree(torch.Generator()))
