@@ -23,7 +23,12 @@ class StateMarks:
 
 def tensor_mark(tensor: torch.Tensor, full: bool) -> object:
     """Version and address, and with `full` the value sum."""
-    return (tensor._version, tensor.data_ptr(), value_sum(tensor) if full else 0)
+    return (version_of(tensor), tensor.data_ptr(), value_sum(tensor) if full else 0)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The tensor's version; 0 of one that was made in inference mode, where torch counts none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def value_sum(tensor: torch.Tensor) -> int:

@@ -25,7 +25,7 @@ from runtime.reduction.flat_pool import CPU
 from runtime.reduction.host_copies import host_copies
 from runtime.reduction.partial_sum import Json
 from runtime.state import encoding
-from runtime.state.change_detection import StateMarks, differences, tensor_mark, value_sum
+from runtime.state.change_detection import StateMarks, differences, tensor_mark, value_sum, version_of
 from runtime.state.registrable import check_registrable, sharded, unwrapped
 from runtime.state.script_state import Values, encode_value
 
@@ -494,7 +494,7 @@ class Carrier:
         marks: dict[str, object] = {
             name: (
                 parameter.requires_grad,
-                parameter._version,
+                version_of(parameter),
                 parameter.data_ptr(),
                 value_sum(parameter) if full else 0,
             )

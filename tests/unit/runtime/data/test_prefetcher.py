@@ -259,3 +259,11 @@ def test_a_change_of_an_entry_of_a_dict_is_seen() -> None:
         data.options["shift"][0] = plain.options["shift"][0] = float(step)
         x, _ = ahead.batch(wanted(step, 0), ALL[:1])
         assert torch.equal(x, loader(0, plain).batch(wanted(step, 0), ALL[:1])[0])
+
+
+def test_a_dataset_may_hold_tensors_of_inference_mode() -> None:
+    data = Staged()
+    with torch.inference_mode():
+        data.scales = [torch.full((), 3.0)]
+    x, _ = loader(1, data).batch(wanted(0, 0), ALL[:1])
+    assert torch.equal(x, loader(0, data).batch(wanted(0, 0), ALL[:1])[0])

@@ -945,6 +945,18 @@ def test_a_changed_parameter_is_named(change: Callable[[nn.Sequential], None], f
     assert carrier.changed(before) == (["parameter model.0.weight"] if noticed else [])
 
 
+def test_tensors_of_inference_mode_are_watched_without_a_version() -> None:
+    values = Values()
+    with torch.inference_mode():
+        values.best = torch.ones(3)
+    carrier = carried(values, model=network())
+    before = carrier.watch(full=True)
+    assert carrier.changed(before) == []
+    with torch.inference_mode():
+        values.best.add_(1.0)
+    assert carrier.changed(before) == ["job.state.best"]
+
+
 def test_a_pass_as_it_should_be_changes_nothing() -> None:
     model, _, carrier = trained()
     before = carrier.watch(full=True)
