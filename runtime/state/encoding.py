@@ -132,6 +132,8 @@ def _checked_tensor(value: torch.Tensor, path: str) -> torch.Tensor:
     dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
     if not dense or dtype_name(value) not in _DTYPES or type(value).__name__ == "DTensor":
         raise NotCarried(f"{path} is a tensor of {value.dtype}, {value.layout} on {value.device}: {_FIX}")
+    if value.is_conj():  # its bytes are not its values
+        raise NotCarried(f"{path} is a conjugate view; write x.resolve_conj() in the place of x")
     return value
 
 
