@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from elastic.errors import ElasticError
+from runtime.reduction.entries import MAX_HEADER_BYTES
 from runtime.reduction.flat_pool import room_for
 from runtime.reduction.partial_sum import Json
 from runtime.ring.dialer import Dial
@@ -29,7 +30,8 @@ from runtime.ring.ring import Peer
 from runtime.ring.tls import PLAIN, TlsContexts
 from runtime.transfer.checksum import checksum
 
-MAX_HEAD_BYTES = 16 << 20
+MAX_HEAD_BYTES = 4 * MAX_HEADER_BYTES
+"""A newcomer is told all values of job.shared at once, each of which the members' own headers have carried."""
 MAX_BLOBS = 1 << 20
 MAX_TOTAL_BYTES = 1 << 42
 ANSWER_S = 600.0

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.reduction.entries import MAX_HEADER_BYTES
 from runtime.reduction.partial_sum import Json
 from runtime.ring import listener
 from runtime.ring.handshake import Hello
@@ -175,6 +176,14 @@ def test_memory_of_another_size_is_a_mistake_of_the_caller() -> None:
 def test_only_flat_bytes_are_sent(blob: Tensor) -> None:
     with pair() as (left, _), pytest.raises(ValueError, match="uint8"):
         left.send({}, [blob])
+
+
+def test_a_newcomer_can_be_told_a_shared_value_as_large_as_members_exchange() -> None:
+    told: dict[str, Json] = {"shared": {"files": "x" * (MAX_HEADER_BYTES - 100)}}
+    with pair() as (left, right):
+        sending = in_thread(lambda: left.send(told))
+        assert right.receive()[0] == told
+        sending.result(GENEROUS_S)
 
 
 def test_a_header_out_of_bounds_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
