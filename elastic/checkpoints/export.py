@@ -50,10 +50,10 @@ def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
         for value in entry.get("nonpersistent", {}).values()
         if isinstance(value, dict)
     }
-    names = [tensor.name for tensor in described_tensors(manifest.header)]
+    names = unique_names([tensor.name for tensor in described_tensors(manifest.header)])
     targets = [_target(name, list(objects), number in left_out) for number, name in enumerate(names)]
     by_file: dict[str, list[tuple[str, list[TensorPiece]]]] = {}
-    for stored, target in zip(unique_names(names), targets, strict=True):
+    for stored, target in zip(names, targets, strict=True):
         by_file.setdefault(target.file, []).append((target.key, pieces[stored]))
     written = [_write(series, manifest, directory / name, tensors) for name, tensors in sorted(by_file.items())]
     written += [_copy(series, manifest, directory, file.name) for file in manifest.files if "/" in file.name]

@@ -33,6 +33,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pat
 
         setup.job.on_checkpoint(keep_notes)
         setup.job.state.mean = torch.arange(3.0)
+        setup.job.state.by_class = {1: torch.ones(2), "1": torch.zeros(3)}
 
         def body(setup: Setup) -> None:
             settle(setup)
@@ -100,7 +101,10 @@ def test_an_export_needs_nothing_of_this_project(
     assert document["step"] == 9
     assert document["state"]["seen"] == 144
     assert document["state"]["mean"] == {"__tensor__": ["job-state.safetensors", "mean"]}
-    assert torch.equal(load_file(out / "job-state.safetensors")["mean"], torch.arange(3.0))
+    values = load_file(out / "job-state.safetensors")
+    assert torch.equal(values["mean"], torch.arange(3.0))
+    keys = [told["__tensor__"][1] for _, told in document["state"]["by_class"]["__dict__"]]
+    assert [values[key].tolist() for key in keys] == [[1, 1], [0, 0, 0]]
     assert document["objects"]["scheduler"]["state"]["last_epoch"] == 9
     assert (out / "files" / "notes.txt").read_text() == "step 9"
     assert "is not empty" in said(
