@@ -55,10 +55,11 @@ class EntryReader(StorageReader):
         self._wanted = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        stored = self._series.pieces(self.manifest)
+        stored: dict[str, list[TensorPiece]] = {}
+        for piece in self._series.pieces(self.manifest):
+            stored.setdefault(piece.name, []).append(piece)
         tensors: dict[str, Any] = {}
-        for name in {piece.name for piece in stored}:
-            pieces = [piece for piece in stored if piece.name == name]
+        for name, pieces in stored.items():
             ends = [[o + s for o, s in zip(piece.offsets, piece.shape, strict=True)] for piece in pieces]
             tensors[name] = TensorStorageMetadata(
                 TensorProperties(dtype=dtype_of(pieces[0])),

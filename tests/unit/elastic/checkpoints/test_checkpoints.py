@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,6 +124,25 @@ def test_other_tools_read_the_files(configure: Configure, tmp_path: Path) -> Non
     theirs.set_up_storage_reader(metadata, is_coordinator=True)
     theirs.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
     assert all(torch.equal(wanted[f"model.{name}"], value) for name, value in weights.items())
+
+
+def test_the_time_to_read_grows_with_the_number_of_tensors_not_with_its_square(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series, compared = configure(), list[str]()
+    _, manifest = save_alone(series, many=[torch.zeros(1) for _ in range(200)])
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(self)
+            return str(self) == other
+
+    pieces = [replace(piece, name=Name(piece.name)) for piece in Series(series.storage, "best").pieces(manifest)]
+    monkeypatch.setattr(Series, "pieces", lambda self, manifest: pieces)
+    reader.EntryReader(Series(series.storage, "best"), manifest).read_metadata()
+    assert len(compared) < 4 * len(pieces)
 
 
 def test_saving_again_replaces_the_one_before(configure: Configure) -> None:
