@@ -7,6 +7,7 @@ never waits for any of this.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import queue
 import threading
@@ -120,6 +121,8 @@ class Saver:
         """Number of this member's parts that are not written yet."""
         self._unfinished: dict[str, SaverTask] = {}
         """Series -> the task whose own part is written, while parts of others are not."""
+        self._never: dict[EntryName, str] = {}
+        """Periodic entries that will never be complete, because this member could not write its part -> its note."""
         self.standing = EntryProgress()
         self._finishing = False
         self._thread: threading.Thread | None = None
@@ -201,8 +204,13 @@ class Saver:
     def _write(self, task: SaverTask) -> None:
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
         task.copied()
+        self._remove_never()
         try:
             size = self._tried(task, lambda: self._write_part(task, task.place.rank))
+        except Exception:
+            if task.series == PERIODIC:
+                self._never[task.name] = part_note(task.place.rank, task.place.world)
+            raise
         finally:
             if task.own_files is not None:
                 task.own_files.remove()
@@ -220,6 +228,16 @@ class Saver:
         )
         self._unfinished[task.series] = replace(task, shares={}) if task.series == PERIODIC else task
         self._complete(task)
+
+    def _remove_never(self) -> None:
+        """Remove what others wrote of entries that will never be complete: on a full disk it takes the room of the next
+        one. Not at once, because others may still be writing. A note that is there all the same keeps its entry."""
+        series = Series(self._storage)
+        for name, note in self._never.items():
+            with contextlib.suppress(OSError):  # the next complete entry removes it, too
+                if note not in self._storage.files(series.path(name)):
+                    series.remove(name)
+        self._never.clear()
 
     def _tried(self, task: SaverTask, act: Callable[[], T]) -> T:
         pause_s = PAUSE_S

@@ -28,6 +28,7 @@ from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from elastic.records import temp_dirs
 from elastic.records.resume import decide
 from runtime.checkpoint import coordinator, reader
+from runtime.checkpoint.saver import SaverTask
 from runtime.job.job import Job
 from tests.unit.jobs import Recorded, Setup, make_job, one_thread, set_up, train
 from tests.unit.worlds import FakeMember, World
@@ -626,6 +627,37 @@ def test_a_disk_that_has_room_again_gets_the_next_checkpoint(
         3,
     ]
     assert capfd.readouterr().err.count("checkpoint_failed") == 1
+
+
+def test_parts_of_checkpoints_that_one_member_could_not_write_do_not_fill_the_disk(configure: Configure) -> None:
+    """w1 has no room at the steps 3 and 6. At 9 it has, and what w0 wrote before is gone already."""
+    series, left = configure(every="3 steps"), dict[int, list[int]]()
+
+    def script(session: FakeMember) -> str:
+        job = make_job(session)
+        saver = job._training.checkpoints._saver
+        write = saver._write_part
+
+        def full(task: SaverTask, rank: int) -> int:
+            left[task.name.step] = [name.step for name in series.names() if str(name) != str(task.name)]
+            if task.name.step < 9:
+                raise OSError(28, "No space left on device")
+            return write(task, rank)
+
+        if session.worker_id == "w1":
+            saver._write_part = full  # type: ignore[method-assign]
+
+        def body(setup: Setup) -> None:
+            while saver.pending:
+                session.world.lock.wait(0.01)  # the other one runs meanwhile
+
+        return train(set_up(job), epochs=4, body=body)
+
+    world = World(2)
+    world.run(script)
+    assert world.errors == {}
+    assert left == {3: [], 6: [], 9: []}
+    assert [(entry.name.step, entry.problem) for entry in series.all()] == [(9, "")]
 
 
 def test_training_goes_on_while_a_slow_storage_takes_its_time(
