@@ -138,7 +138,12 @@ def _checked_tensor(value: torch.Tensor, path: str) -> torch.Tensor:
 
 
 def _checked_key(key: object, path: str) -> str | int:
-    if type(key) is str or type(key) is int:
+    if type(key) is int:
+        return key
+    if type(key) is str:
+        if not key.isascii() and any("\ud800" <= letter <= "\udfff" for letter in key):
+            # Names of tensors are made of keys, and go into files and digests.
+            raise NotCarried(f"{path} has the key {key!r}, which UTF-8 cannot encode; write repr(x) in the place of x")
         return key
     raise NotCarried(f"{path} has a key of type {type(key).__name__}: only strings and integers are carried as keys")
 

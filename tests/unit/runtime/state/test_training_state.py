@@ -1040,6 +1040,7 @@ def test_values_are_attributes_with_defaults() -> None:
         ("w", nn.Parameter(torch.ones(1)), NotCarried, r"job\.state\.w is a Parameter.*x\.detach\(\)"),
         ("w", {"a": torch.ones(1, requires_grad=True)}, NotCarried, r"job\.state\.w\.a is a tensor that requires a"),
         ("z", [torch.ones(1, dtype=torch.complex64).conj()], NotCarried, r"job\.state\.z\.0 is a conjugate view"),
+        ("files", {"\udcff.bin": torch.ones(1)}, NotCarried, r"job\.state\.files has the key '\\udcff"),
         ("keys", 1, ConfigError, r"job\.state\.keys cannot be used"),
         ("_private", 1, ConfigError, "cannot be used"),
     ],
