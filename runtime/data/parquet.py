@@ -58,9 +58,24 @@ class ParquetStream:
         self._columns = list(names) if columns is None else list(columns)
         if missing := [name for name in self._columns if name not in names]:
             raise ConfigError(f"ParquetStream: no column {missing[0]!r}; there are {', '.join(names) or 'none'}")
+        self._check_types()
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
+
+    def _check_types(self) -> None:
+        """Raise ConfigError if a file has another type in a column than the first file, or lacks the column: batches of
+        rows of both could not be made, which training would find only when it comes there."""
+        files = list({group.fragment.path: group.fragment for group in self._groups}.values())
+        wanted = {name: files[0].physical_schema.field(name).type for name in self._columns} if files else {}
+        for file in files[1:]:
+            schema = file.physical_schema
+            for name, kind in wanted.items():
+                if (here := schema.field(name).type if name in schema.names else "missing") != kind:
+                    raise ConfigError(
+                        f"ParquetStream: column {name!r} is {here} in {file.path}, and {kind} in {files[0].path}; "
+                        "write it with one type, or leave it out by columns="
+                    )
 
     def about(self) -> dict[str, Any]:
         """All that decides which rows a batch has, as JSON; members compare it."""
@@ -200,8 +215,10 @@ def _values(name: str, column: Any) -> torch.Tensor | list[Any]:
         if len(lengths) != 1 or None in lengths or shape:
             return list(column.to_pylist())
         shape = [lengths.pop()]
+    nulls = array.null_count
     while hasattr(array, "flatten") and (types.is_fixed_size_list(array.type) or is_list):
-        array, is_list = array.flatten(), False
-    if array.null_count:
+        array, is_list = array.flatten(), False  # without the lists that are null
+        nulls += array.null_count
+    if nulls:
         raise ConfigError(f"ParquetStream: column {name!r} has nulls among its numbers; write a number in their place")
     return torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False))).reshape(rows, *shape)

@@ -164,6 +164,22 @@ def epochs(steps: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [list(group) for _, group in itertools.groupby(steps, key=lambda line: line["epoch"])]
 
 
+def test_files_that_do_not_fit_together_are_refused_before_the_first_step(table: Path) -> None:
+    odd = pyarrow.table({"row": [0.5], "name": ["a"]})
+    parquet.write_table(odd, table / "part-9.parquet")
+    for columns, named in ((["name", "row"], "'row' is double in .*part-9"), (["x"], "'x' is missing in .*part-9")):
+        with pytest.raises(ConfigError, match=named):
+            elastic.ParquetStream(table, batch_size=2, columns=columns)
+    assert elastic.ParquetStream(table, batch_size=2, columns=["name"]).rows == ROWS + 1
+
+
+def test_a_list_that_is_null_is_named(tmp_path: Path) -> None:
+    lists = pyarrow.array([[1, 2], None, [3, 4], [5, 6]], pyarrow.list_(pyarrow.int64(), 2))
+    parquet.write_table(pyarrow.table({"x": lists}), tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match="column 'x' has nulls"):
+        list(elastic.ParquetStream(tmp_path, batch_size=2).open(1, 0, 0, 0))
+
+
 def test_a_run_that_goes_on_with_other_files_is_refused(tmp_path: Path, table: Path) -> None:
     with pytest.raises(LaunchFailed):
         launched(tmp_path, "job", 1, {"all": 30}, checkpoint_every="10 steps", max_restarts=0)
