@@ -79,6 +79,25 @@ def test_a_killed_worker_and_a_killed_leader_change_nothing(quiet: Quiet, tmp_pa
         assert job.left_behind() == {}
 
 
+def test_a_killed_etcd_is_started_again_with_its_data(quiet: Quiet, tmp_path: Path) -> None:
+    """A worker that dies meanwhile is replaced, and the job is closed in order."""
+    with Job(tmp_path, str(TRAINER)) as job:
+        job.pace(0.01)
+        job.shut("end")
+        _, victim = job.await_world(2)
+        os.kill(job.pid_of("--data-dir=data"), signal.SIGKILL)
+        job.send(victim)
+        job.until("a world without it", lambda: job.members() and victim not in job.members())
+        job.await_world(2)
+        job.pace(0)
+        job.open("end")
+        assert job.wait() == 0
+        assert job.output.count("etcd ended (SIGKILL); training goes on, and it is started again") == 1
+        assert ledger.compare(quiet.steps, job.steps()) is None
+        assert job.result["digest"] == quiet.digest
+        assert job.left_behind() == {}
+
+
 def test_status_while_it_runs_and_a_second_command_on_its_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

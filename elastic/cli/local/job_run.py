@@ -56,7 +56,8 @@ KEEPER_END_S = 2.0
 
 SHORT_LIFE_S = 10.0
 SHORT_LIVES = 5
-"""A rendezvous service that ends this often in a row within SHORT_LIFE_S of its start is not started again."""
+"""A rendezvous service, or an etcd, that ends this often in a row within SHORT_LIFE_S of its start is not started
+again."""
 
 NOTICES_S = 1.0
 """How late a person may hear of what has just happened."""
@@ -207,6 +208,8 @@ class _Children:
         """When they are to be looked for again."""
         self._restart_s = math.inf
         self._short_lives = 0
+        self._etcd_since_s = time.monotonic()
+        self._etcd_short_lives = 0
 
     def __enter__(self) -> Self:
         self._selector.register(self._signals.reader, selectors.EVENT_READ, self._signals.drain)
@@ -348,14 +351,24 @@ class _Children:
             continue
 
     def _etcd_ended(self) -> None:
-        if -self._etcd.process.returncode in stop_signals.HELD:  # somebody has signalled every process
+        """It goes on with its data. If it has lost some, as 3.5.0 to 3.5.2 may when they are killed, leader and agents
+        notice it, as after a restore from a backup; without etcd the job would never end."""
+        now_s, how = time.monotonic(), _how(self._etcd.process.returncode)
+        asked = -self._etcd.process.returncode in stop_signals.HELD  # somebody has signalled every process
+        if not asked:
+            short = now_s - self._etcd_since_s < SHORT_LIFE_S
+            self._etcd_short_lives = self._etcd_short_lives + 1 if short else 1
+        if self._etcd_short_lives < SHORT_LIVES:
             with contextlib.suppress(OSError):  # its directory was removed: then it is not there any more
                 self._etcd.restart()
+                self._etcd_since_s = now_s
                 self._watch_exit(self._etcd.process, self._etcd_ended)
+                if not asked:
+                    self._display.notice(f"etcd ended ({how}); training goes on, and it is started again")
                 return
         self._display.notice(
-            f"etcd ended ({_how(self._etcd.process.returncode)}): training goes on, but a lost worker cannot be "
-            "replaced any more, and the job cannot be closed in order; Ctrl-C stops it"
+            f"etcd ended ({how}): training goes on, but a lost worker cannot be replaced any more, and the job cannot "
+            "be closed in order; Ctrl-C stops it"
         )
 
     def _rendezvous_ended(self) -> None:
