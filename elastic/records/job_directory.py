@@ -151,11 +151,16 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A small document that its writer replaces as a whole; None if the file does not exist."""
+    """A small document that its writer replaces as a whole; None if the file does not exist. Raises ConfigError for a
+    file that no such writer has left."""
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
+        document: object = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {error}; remove it, or restore it from a copy") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is damaged: it holds no JSON object; remove it, or restore it from a copy")
     return document
 
 

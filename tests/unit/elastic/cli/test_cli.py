@@ -671,3 +671,14 @@ def test_the_fields_that_help_shows_make_a_job_file() -> None:
     plain = JobSpec(name="train", command=("python",), workers=2)
     assert spec == replace(plain, replace=False, fork=False, retain_results=False, restart=True)
     assert {line.partition(" =")[0] for line in shown} >= {"slow_factor", "checkpoint_keep", "pause_limit_s"}
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]"])
+@pytest.mark.parametrize("verb", [["status"], ["top", "--looks", "1"]])
+def test_a_damaged_file_of_a_job_is_named(
+    content: str, verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.json").write_text("{}")
+    (tmp_path / "result.json").write_text(content)
+    assert cli.main([*verb, "--job-dir", str(tmp_path)]) == ExitCode.BAD_INPUT
+    assert f"{tmp_path}/result.json is damaged: " in " ".join(capsys.readouterr().err.split())
