@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copyreg
 import ctypes
 import inspect
 import sys
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType, SimpleNamespace
@@ -25,6 +27,7 @@ GLOBALS = -2
 OBJECTS_MAX = 64
 """Objects that are looked into, for each frame, and entries of a dict that is looked into."""
 _COLLECTIONS: Any = (dict, list, tuple)
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class ScriptFrames:
             return
         seen.add(id(owner))
         objects[place.frame] = objects.get(place.frame, 0) + 1
-        for key, value in list((owner if isinstance(owner, dict) else vars(owner)).items()):
+        for key, value in list((owner if isinstance(owner, dict) else _attributes(owner)).items()):
             if type(key) is str:
                 yield place.under(key), value
                 if len(place.path) + 1 < DEPTH_MAX:
@@ -126,9 +129,9 @@ class ScriptFrames:
     def _is_scripts_own(self, value: object) -> bool:
         """Whether the class of a value is defined in a file of the script, and it has attributes; or the value is a
         namespace, or a short dict. A module of a network is none of these: see `add_model`."""
-        if type(value) is dict:
+        if isinstance(value, dict) and type(value) in _DICTS:
             return len(value) <= OBJECTS_MAX
-        if isinstance(value, type | torch.nn.Module | torch.Tensor) or not hasattr(value, "__dict__"):
+        if isinstance(value, type | torch.nn.Module | torch.Tensor):
             return False
         if isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders:
             return True
@@ -154,6 +157,12 @@ class ScriptFrames:
 def _is_defined_by_script(cls: type) -> bool:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return file is not None and not file.startswith((OURS, *LIBRARIES))
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Those of its dict and those of its slots."""
+    slots = [name for cls in type(owner).__mro__ for name in copyreg._slotnames(cls)]  # type: ignore[attr-defined]
+    return {**getattr(owner, "__dict__", {}), **{name: getattr(owner, name) for name in slots if hasattr(owner, name)}}
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:

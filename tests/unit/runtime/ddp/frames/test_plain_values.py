@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import weakref
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,16 @@ class Meter:
 @dataclass(frozen=True)
 class Frozen:
     step: int = 0
+
+
+@dataclass(slots=True)
+class Slotted:
+    step: int = 0
+
+
+@dataclass(slots=True)
+class SlottedBelow(Slotted):
+    best: float | None = None
 
 
 def unknown(value: object) -> Any:
@@ -153,6 +164,25 @@ def test_attributes_of_the_scripts_own_objects_are_put_back() -> None:
     meter.update(2.0)
     values.put_back(objects=True)
     assert (meter.count, meter.best, meter.seen, meter.sums.tolist()) == (1, 1.0, [1], [1.0, 1.0, 1.0])
+
+
+def test_slots_of_the_scripts_own_objects_are_put_back() -> None:
+    state = SlottedBelow()
+    values = FrameValues.read(HERE)
+    state.step, state.best = 1, 0.5
+    values.put_back(objects=True)
+    assert state == SlottedBelow()
+
+
+def test_dicts_of_collections_are_put_back() -> None:
+    sums, counts, order = defaultdict[str, float](float), Counter(batches=1), OrderedDict(step=0)
+    sums["loss"] += 1.0
+    values = FrameValues.read(HERE)
+    sums["loss"] += 0.5
+    counts["batches"] += 1
+    order["step"] += 1
+    values.put_back(objects=True)
+    assert (sums, counts, order) == ({"loss": 1.0}, {"batches": 1}, {"step": 0})
 
 
 def test_modules_and_objects_of_libraries_are_left_alone() -> None:
