@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
 from enum import StrEnum
 from types import CodeType, FrameType
 from typing import Any, ClassVar, cast
@@ -127,7 +128,14 @@ class RankScript:
         """The gradients at the beginning of a backward() that came behind the turn's, and of no model's output."""
         self._weight_versions: list[int] = []
         """The weights when the last result came."""
+        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """The optimizers' parameter groups, and what the script had set in them when the turn in progress came to its
+        model."""
+        self._trained: list[tuple[nn.Parameter, bool]] = []
+        """The weights, and whether each was trained then."""
         self._evaluations = 0
+        self._occasions = Counter[str]()
+        """How often each call for all ranks has come since the last training batch."""
         self._counting: CountingLoop | None = None
         """The loop that has asked for the first batch of an epoch, if it counts what it asks for."""
         self._passed: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -398,9 +406,12 @@ class RankScript:
     def _undo(self) -> None:
         """Undo what the turn that ends here has done to what the script keeps itself."""
         assert self._copies is not None
-        self.training.carrier.unsettle()  # a rate that the top of the turn has set is put back, too
         self._values.put_back(objects=True)
         self._copies.put_back()
+        for group, before in self._settings:
+            group.update(before)
+        for weight, trained in self._trained:
+            weight.requires_grad_(trained)
 
     def _more(self, turns: Turns, source: RankSource) -> Any:
         try:
@@ -461,6 +472,8 @@ class RankScript:
             self.turn = Turn.OPEN  # once more with the same batch
         if self.turn is Turn.OPEN and self._turns is not None and self._turns.fresh and self._reduces is None:
             self._turns.settle_rates()
+            self._settings = [(group, _settings(group)) for one in self.seen["optimizer"] for group in one.param_groups]
+            self._trained = [(weight, weight.requires_grad) for weight in self._weights()]
             self.training.carrier.settle()
             if self._position.copied and not self.training.session.joining:
                 self._take_over(FrameValues.read(self.frames))
@@ -504,6 +517,8 @@ class RankScript:
                 self._copies.done()
                 return
             self._copies.keep()
+        # What the script sets behind a silent turn is put back, and what it sets at the top of a turn comes once more.
+        self.training.carrier.unsettle()
         # What the script counts behind a silent turn must not end its loop: the step is not over.
         earlier = self._counters.earlier
         counters = would_leave(self.frames.standing()[::-1], self._values.predicted(self._at_forward, earlier))
@@ -610,6 +625,11 @@ class RankScript:
             raise mistakes.never_trained()
         self.leave()
         self.job.close()
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a script may set in a parameter group of an optimizer."""
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def watched_backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:

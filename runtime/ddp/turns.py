@@ -34,8 +34,9 @@ class Turns(Pass):
         source.before = source.used
         self.fresh = True
         """The turn in progress has had no backward()."""
-        self._gradients: list[torch.Tensor | None] = []
-        """Those that the pass has found: the script adds up those of several passes, or is still to drop them."""
+        self._gradients: list[tuple[nn.Parameter, torch.Tensor | None]] = []
+        """Those that the pass has found: the script adds up those of several passes, or is still to drop them. A copy
+        of the state, which comes in a turn, may say that others are trained."""
         self.over = False
         """The result of all is in place."""
         self.rank: int | None = None
@@ -56,13 +57,12 @@ class Turns(Pass):
     def _untried(self) -> int | None:
         return 0 if self._turns == 0 else None
 
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for _, parameter in self._training.carrier.parameters()]
+    def _found_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
+        return [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
 
     def begin(self) -> None:
         """Find out whose turn the first one is."""
-        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._gradients = self._found_gradients()
         self._next = self.next_shard()
 
     def following(self) -> Any:
@@ -104,19 +104,19 @@ class Turns(Pass):
     def set_gradients_aside(self) -> None:
         """Those that were there before the turn's first backward(), which the turn's are kept apart from. Raises
         StrayGradient for what the step before has left."""
-        self._gradients = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
+        self._gradients = self._found_gradients()
+        for parameter, _ in self._gradients:
             parameter.grad = None
         self.fresh = False
-        found = self._gradients
         if self._number == 0:
-            for (name, _), gradient in zip(self._training.carrier.parameters(), found, strict=True):
+            for (name, _), (_, gradient) in zip(self._training.carrier.parameters(), self._gradients, strict=True):
                 if gradient is not None and bool(gradient.any()):
                     raise mistakes.left_gradient(name, self._where)
-            self._gradients = [None] * len(found)  # zeros would turn -0.0 into 0.0, and a newcomer has none
+            # Zeros would turn -0.0 into 0.0, and a newcomer has none.
+            self._gradients = [(parameter, None) for parameter, _ in self._gradients]
 
     def _put_back(self) -> None:
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+        for parameter, gradient in self._gradients:
             parameter.grad = gradient
 
     def backward_ended(self) -> None:
@@ -126,7 +126,7 @@ class Turns(Pass):
         self._next = self.next_shard()
         if self._next is not None:
             return
-        for parameter, before in zip(self._parameters, self._gradients, strict=True):
+        for parameter, before in self._gradients:
             if before is not None:
                 parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
         self.over = True

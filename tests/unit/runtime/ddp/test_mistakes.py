@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections import defaultdict
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +42,9 @@ SAMPLES = 84
 BATCHES = 7
 """Of an epoch, of 3 samples."""
 
-SEEN: defaultdict[str, list[Any]] = defaultdict(list)
-"""What scripts tell the test: name -> what each worker, in each turn that counts, has told."""
+SEEN: UserDict[str, list[Any]] = UserDict()
+"""What scripts tell the test: name -> what each worker, in each turn that counts, has told. No dict, whose lists would
+become shorter with each silent turn."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def seams() -> Iterator[None]:
 
 def tell(name: str, value: object) -> None:
     if not RankScript.running().silent:
-        SEEN[name].append(value)
+        SEEN.setdefault(name, []).append(value)
 
 
 class Setup:
@@ -1091,6 +1092,48 @@ def scheduler_at_the_bottom() -> None:
 @pytest.mark.parametrize("main", [scheduler_at_the_top, scheduler_at_the_bottom])
 def test_a_scheduler_may_step_at_either_end_of_the_loop(main: Main) -> None:
     trains(main, BATCHES)
+
+
+def rates_set_at_the_bottom() -> None:
+    """By the step, relative to what they were, and by hand for the next one; other settings too."""
+    setup = Setup()
+    step = 0
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for x, y in setup.loader:
+            setup.step(x, y)
+            step += 1
+            for group in setup.optimizer.param_groups:
+                group["lr"] = 0.1 / step
+                group["weight_decay"] = 0.5 * group["weight_decay"] + 0.01
+                if step % 3 == 0:
+                    group["momentum"] += 0.1
+            tell("settings", [{k: v for k, v in g.items() if k != "params"} for g in setup.optimizer.param_groups])
+
+
+def layers_frozen_by_the_step() -> None:
+    setup = Setup()
+    step = 0
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for x, y in setup.loader:
+            setup.step(x, y)
+            step += 1
+            if step == 3:
+                setup.model.module[0].requires_grad_(False)
+            if step == 9:
+                setup.model.module[0].requires_grad_(True)
+                setup.model.module[2].requires_grad_(False)
+
+
+@pytest.mark.parametrize("main", [rates_set_at_the_bottom, layers_frozen_by_the_step])
+def test_what_a_script_sets_behind_its_step_is_set_once_a_step(main: Main) -> None:
+    trains(main, 2 * BATCHES, (2, 3, 4))
+    digest, _ = threads.alone(main)
+    for admit in (1, 5, BATCHES + 1, BATCHES + 3):
+        outcome = threads.together(2, main, newcomers=1, asked_at=admit - 1, admit_at=admit)
+        assert outcome.errors == {} and outcome.joined == {"n0": admit}
+        assert set(outcome.digests.values()) == {digest}
 
 
 class Moved(Recorded):
