@@ -141,3 +141,12 @@ def never_trained() -> errors.UnknownBatches:
         "A library's own loop (Trainer.fit) is not known here; write the loop with DataLoader(dataset, "
         f"sampler=DistributedSampler(dataset)). {ELSE}"
     )
+
+
+def over_before(epoch: int, entry: int) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"the script was over in epoch {epoch}, and the checkpoint from which it goes on is of epoch {entry}. A script "
+        "that goes on passes by the epochs which are over, with one batch of each. So start it with as many epochs as "
+        "before; and what ends its loop must come from an evaluation or from dist.all_reduce() between two epochs, "
+        "whose results are known, not from the losses of the epoch's own batches. Or start anew with --fresh."
+    )

@@ -36,6 +36,7 @@ from runtime.job.job import Job
 from runtime.job.loops import Extent, Steps
 from runtime.job.passes import PassWork
 from runtime.job.training import Loop, Training
+from runtime.reduction.partial_sum import Json
 from runtime.session import Op, OpKind
 
 ALLOW = OPTIONAL - {"StateChanged"}
@@ -358,6 +359,7 @@ class RankScript:
         """Raises StopIteration when the epoch is over; what the guards say of the turn before."""
         batch = self._next_batch()
         self.evaluated, self._reduces, self.calls = False, None, 0
+        self._occasions.clear()
         self.batches += 1
         return batch
 
@@ -562,6 +564,12 @@ class RankScript:
 
     # Evaluation
 
+    def occasion(self, call: str) -> str:
+        """A name for a call for all ranks, which a worker that passes by this epoch later gives it too."""
+        name = f"behind epoch {self._epoch} {call} {[frame.f_lineno for frame in self.frames.standing()]}"
+        self._occasions[name] += 1
+        return f"{name} {self._occasions[name]}"
+
     def evaluation(self, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Generator[Any, None, None]:
         """The batches of this worker's ranks, one rank after another; those of a lost worker's ranks by another one.
 
@@ -574,9 +582,13 @@ class RankScript:
         if self.evaluating:
             raise mistakes.in_evaluation("another evaluation")
         start = FrameValues.read(self.frames)
+        occasion = self.occasion("an evaluation")
         if self.passing or self.silent or (self.begun and self.training.session.joining):
-            yield source.fetch(0, 0)  # so that the names are bound which the loop binds
-            start.put_back(objects=False)
+            yield source.fetch(0, 0)  # so that the names are bound which the loop binds, and a count is not 0
+            if (told := self.training.remembered(occasion)) is not None:
+                start.added()
+                start.put_back(objects=False)
+                start.add(cast(dict[str, float], told), self.ranks)
             return
         self.evaluated = True
         found: list[dict[str, float]] = []
@@ -599,7 +611,10 @@ class RankScript:
             self.evaluating = False
             seed_all(training.seed, training.next_step, label)
         start.put_back(objects=False)
-        start.add(total(found), self.ranks)
+        totals = total(found)
+        start.add(totals, self.ranks)
+        if self.begun:
+            self.training.remember(occasion, cast(Json, totals))
 
     # The end
 
@@ -614,6 +629,8 @@ class RankScript:
             return
         if self.training.session.joining:
             raise JoinMissed(f"the script was over in epoch {self._epoch}, and the job is in epoch {self._entry}")
+        if self._epoch + 1 < self._entry:
+            raise mistakes.over_before(self._epoch, self._entry)
         if self.evaluating:
             raise mistakes.in_evaluation("the end of the script")
         self._end_epoch()

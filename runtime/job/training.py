@@ -44,6 +44,8 @@ from runtime.state.training_state import Carrier
 
 STRAYS_STEPS = 256
 """Every this many steps, values that are not registered are checked for changes."""
+REMEMBERED_MAX = 4096
+"""Values that newcomers are told, at most."""
 _SHOWN_CHARACTERS_MAX = 200
 _EXPONENTS = "exponents of --reduction fixed"
 """A name among the registered objects that no script can give to another one."""
@@ -237,6 +239,7 @@ class Training:
         self.checkpoints.load(manifest)
         self._replies, self._resuming = dict(moment.once), True
         self._epoch_values = dict(moment.values)
+        self._shared = {**moment.shared, **self._shared}
         self.data_elsewhere = moment.data
         return LoopEntry(moment.epoch, moment.step, moment.epoch_start)
 
@@ -457,6 +460,16 @@ class Training:
             self._shared[name] = reply(self.run(Op(kind, 1, label=label), {}, compute, own))
             self._leaders = None
         return deepcopy(self._shared[name])
+
+    def remember(self, name: str, value: Json) -> None:
+        """Newcomers, and runs that go on from a checkpoint, find this small value under its name, if there are not too
+        many."""
+        if name in self._shared or len(self._shared) < REMEMBERED_MAX:
+            self._shared[name] = value
+
+    def remembered(self, name: str) -> Json:
+        """The value of that name, or None."""
+        return self._shared.get(name)
 
     @property
     def elsewhere(self) -> bool:

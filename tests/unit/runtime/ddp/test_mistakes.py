@@ -1072,6 +1072,57 @@ def test_an_evaluation_behind_a_step_has_the_sum_of_all_batches() -> None:
     trains(evaluated_in_the_loop)
 
 
+def stopped_by_an_evaluation() -> None:
+    """Counts in plain numbers, whose number is divided by; and stops early, which a newcomer must not do earlier."""
+    setup = Setup()
+    best, bad, means = float("inf"), 0, []
+    for epoch in range(9):
+        setup.sampler.set_epoch(epoch)
+        for i, (x, y) in enumerate(setup.loader):
+            setup.step(x, y)
+            if i == 3:
+                tell("in the loop", plainly_evaluated(setup))
+        mean = plainly_evaluated(setup)
+        now = torch.tensor(float(abs(epoch - 4)))
+        dist.all_reduce(now)
+        means.append(mean)
+        if now.item() < best:
+            best, bad = now.item(), 0
+        else:
+            bad += 1
+        if bad == 2:
+            break
+    tell("end", (len(means), best, means))
+
+
+def plainly_evaluated(setup: Setup) -> float:
+    setup.model.eval()
+    total, number = 0.0, 0
+    with torch.no_grad():
+        for x, y in setup.test_loader:
+            total += setup.loss(x, y).item() * len(y)
+            number += len(y)
+    setup.model.train()
+    mean = total / number
+    both = torch.tensor([total, float(number)], dtype=torch.float64)
+    dist.all_reduce(both)
+    assert mean == both[0].item() / both[1].item() or RankScript.running().silent
+    return mean
+
+
+def test_a_newcomer_has_the_results_of_the_evaluations_before_it() -> None:
+    main = stopped_by_an_evaluation
+    trains(main, 7 * BATCHES, (2, 4))
+    digest, _ = threads.alone(main)
+    (end,) = SEEN["end"][:1]
+    for admit in (1, 3 * BATCHES + 1, 6 * BATCHES + 1):
+        SEEN.clear()
+        outcome = threads.together(2, main, newcomers=1, asked_at=admit - 1, admit_at=admit)
+        assert outcome.errors == {} and outcome.joined == {"n0": admit}
+        assert set(outcome.digests.values()) == {digest}
+        assert SEEN["end"] == [end] * 3
+
+
 def scheduler_at_the_top() -> None:
     setup = Setup()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.9)
