@@ -130,10 +130,12 @@ class RankScript:
         self._weight_versions: list[int] = []
         """The weights when the last result came."""
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """The optimizers' parameter groups, and what the script had set in them when the turn in progress came to its
-        model."""
+        """The optimizers' parameter groups, and what was set in them when the turn in progress came to its model; until
+        the first turn, when the job was entered."""
         self._trained: list[tuple[nn.Parameter, bool]] = []
         """The weights, and whether each was trained then."""
+        self._averages: dict[str, torch.Tensor] = {}
+        """What a run that goes on has found in the script's own averages of the weights, until its first turn."""
         self._evaluations = 0
         self._occasions = Counter[str]()
         """How often each call for all ranks has come since the last training batch."""
@@ -274,6 +276,13 @@ class RankScript:
                 return
         assert self._steps is not None and self._copies is not None
         self._copies.step(self.training.next_step)
+        # A run that goes on has set its rates by the values of its beginning, and sets them once more by those that it
+        # gets now. What it has set and averaged in the epochs that are over is in its checkpoint already.
+        resumed = self._position.copied and not self.training.session.joining
+        if resumed:
+            self._put_back_settings()
+            self._copies.load_state_dict(self._averages)
+        self._averages.clear()
         if not self._position.copied:
             self._position.values = self._counters.of(values, self._values)
         try:
@@ -284,9 +293,6 @@ class RankScript:
         self._turns.begin()
         self._turns.following()
         self.turn = Turn.OPEN
-        # A run that goes on has set its rates by the values of its beginning, and sets them once more by those that it
-        # gets now.
-        resumed = self._position.copied and not self.training.session.joining
         self._void = self._turns.rank is not None and (resumed or self._offered != (source.first, self._turns.rank))
         if self._void:
             self._copies.keep()
@@ -340,6 +346,19 @@ class RankScript:
         self.training.claim_shards(self.ranks)
         self.training.plan_steps(None, self.ranks)
         self._entry = self.training.enter_loop(Loop.EPOCHS).epoch
+        self._note_settings()
+        if self._position.copied:
+            self._averages = {name: tensor.clone() for name, tensor in self._copies.state_dict().items()}
+
+    def _note_settings(self) -> None:
+        self._settings = [(group, _settings(group)) for one in self.seen["optimizer"] for group in one.param_groups]
+        self._trained = [(weight, weight.requires_grad) for weight in self._weights()]
+
+    def _put_back_settings(self) -> None:
+        for group, before in self._settings:
+            group.update(before)
+        for weight, trained in self._trained:
+            weight.requires_grad_(trained)
 
     def _first_epoch(self, source: RankSource) -> int:
         """Which of the job's epochs the script begins with: the first, or, if it has found a snapshot of its own, the
@@ -410,10 +429,7 @@ class RankScript:
         assert self._copies is not None
         self._values.put_back(objects=True)
         self._copies.put_back()
-        for group, before in self._settings:
-            group.update(before)
-        for weight, trained in self._trained:
-            weight.requires_grad_(trained)
+        self._put_back_settings()
 
     def _more(self, turns: Turns, source: RankSource) -> Any:
         try:
@@ -474,8 +490,7 @@ class RankScript:
             self.turn = Turn.OPEN  # once more with the same batch
         if self.turn is Turn.OPEN and self._turns is not None and self._turns.fresh and self._reduces is None:
             self._turns.settle_rates()
-            self._settings = [(group, _settings(group)) for one in self.seen["optimizer"] for group in one.param_groups]
-            self._trained = [(weight, weight.requires_grad) for weight in self._weights()]
+            self._note_settings()
             self.training.carrier.settle()
             if self._position.copied and not self.training.session.joining:
                 self._take_over(FrameValues.read(self.frames))
@@ -512,6 +527,7 @@ class RankScript:
             self._copies.check_unchanged()
             self._turns.backward_ended()
             if self._position.copied:
+                self._note_settings()
                 self._take_over(self._at_forward)
             if self._turns.over:
                 self._stepped = False

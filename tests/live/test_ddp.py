@@ -79,6 +79,8 @@ def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
         pytest.param("evaluated.py", "2", "5 steps", marks=pytest.mark.long),
         pytest.param("evaluated.py", "1", "4 steps", marks=pytest.mark.long),  # behind an evaluation
         pytest.param("accumulation.py", "2", "5 steps", marks=pytest.mark.long),
+        pytest.param("early.py", "1", "3 steps", marks=pytest.mark.long),
+        pytest.param("early.py", "3", "5 steps", marks=pytest.mark.long),
     ],
 )
 def test_a_script_goes_on_from_a_checkpoint(script: str, workers: str, every: str, tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_script_goes_on_from_a_checkpoint(script: str, workers: str, every: st
     environment = {"SNAPSHOT": str(tmp_path / "snapshot.pt")} if script == "trainer.py" else {}
     words = ("--ranks", RANKS, "--workers", workers, "--checkpoint-every", every, str(SCRIPTS / script), "4")
     with Job(tmp_path, *words, environment=NAP | environment) as job:
-        job.await_steps(8)
+        job.await_steps(6 if script == "early.py" else 8)
         job.command.process.send_signal(signal.SIGINT)
         job.wait()
     with Job(tmp_path, *words, environment=environment) as job:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.runtime.ddp import threads
 from tests.unit.runtime.ddp.threads import Main
 
-SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4, "spawned": 2}
+SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4, "spawned": 2, "early": 2}
 """-> steps of an epoch."""
 
 LARGE_WORLDS = (6,) if "EXACT_EXAMPLES" in os.environ else ()
