@@ -31,6 +31,9 @@ class Turns(Pass):
         self._turns = 0
         self._batches = 0
         """How many batches the turn in progress has handed out."""
+        self._joined = False
+        """The first turn was a newcomer's, whose script did not know the values of the others yet: it may have taken
+        more or fewer batches than they, and have ended the step where they go on. So it has another one."""
         source.before = source.used
         self.fresh = True
         """The turn in progress has had no backward()."""
@@ -55,7 +58,11 @@ class Turns(Pass):
 
     @property
     def _untried(self) -> int | None:
-        return 0 if self._turns == 0 else None
+        return 0 if self._turns == int(self._joined) else None
+
+    def _end_rehearsal(self) -> None:
+        self._joined = self._training.session.joining
+        super()._end_rehearsal()
 
     def _found_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
         return [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]

@@ -254,7 +254,7 @@ class Pass(Iterator[Any]):
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
             if result is not None:
                 if not self._repeated(result):
-                    self._end(result)
+                    self._phase, self._result = "trying", result
                 return
         self._collect(place, self._fingerprint or training.fingerprint())
 
