@@ -1,5 +1,5 @@
-"""Stops when its evaluation gets no better; counts its batches itself to accumulate, with an average of its own, a weight
-decay that is halved in each epoch, and rates that are set for the next step."""
+"""Stops when its evaluation gets no better; counts its batches itself to accumulate, with an average of its own, a
+weight decay that is halved in each epoch, and rates that are set for the next step."""
 
 import os
 import sys

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -129,7 +129,7 @@ class ScriptFrames:
     def _is_scripts_own(self, value: object) -> bool:
         """Whether the class of a value is defined in a file of the script, and it has attributes; or the value is a
         namespace, or a short dict. A module of a network is none of these: see `add_model`."""
-        if isinstance(value, dict) and type(value) in _DICTS:
+        if is_dict(value):
             return len(value) <= OBJECTS_MAX
         if isinstance(value, type | torch.nn.Module | torch.Tensor):
             return False
@@ -152,6 +152,11 @@ class ScriptFrames:
         for place, value in values.items():
             if place.frame == MODELS:
                 setattr(self._modules[replace(place, path=())], str(place.path[0]), value)
+
+
+def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
+    """Whether it is a dict of Python itself."""
+    return type(value) in _DICTS
 
 
 def _is_defined_by_script(cls: type) -> bool:

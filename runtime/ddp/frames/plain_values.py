@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
-from runtime.ddp.frames.places import ScriptFrames, ValuePlace
+from runtime.ddp.frames.places import OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
 
 Plain: TypeAlias = int | float | bool | str | None
 Held: TypeAlias = Plain | torch.Tensor | list[Plain]
@@ -39,6 +39,8 @@ class FrameValues:
         self._plain: dict[ValuePlace, Plain] = {}
         self._lists: dict[ValuePlace, tuple[list[Any], int]] = {}
         self._tensors: dict[ValuePlace, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._dicts: dict[ValuePlace, tuple[dict[Any, Any], set[Any]]] = {}
+        """Short dicts, and the keys that they had."""
         self._other: set[ValuePlace] = set()
         """Where something else is."""
         self._grown: dict[str, torch.dtype] = {}
@@ -51,6 +53,8 @@ class FrameValues:
         for place, value in frames.values():
             if not _looked_at(value):
                 found._other.add(place)
+                if is_dict(value) and len(value) <= OBJECTS_MAX:
+                    found._dicts[place] = (value, set(value))
             elif isinstance(value, list):
                 found._lists[place] = (value, len(value))
             elif isinstance(value, torch.Tensor):
@@ -84,7 +88,7 @@ class FrameValues:
         return found
 
     def put_back(self, *, objects: bool) -> None:
-        """Put every value back as it was then. Names that have come since stay.
+        """Put every value back as it was then. Names that have come since stay, but for plain values in dicts.
 
         objects: also where an object has come in the place of a number, a string or None.
         """
@@ -97,6 +101,9 @@ class FrameValues:
         for place, (values, length) in self._lists.items():
             if now._lists.get(place, (None, 0))[0] is values:
                 del values[length:]
+        for owner, keys in self._dicts.values():
+            for key in [key for key, value in _born(owner, keys) if _looked_at(value)]:
+                del owner[key]
         with torch.no_grad():
             for place, (tensor, before) in self._tensors.items():
                 if not torch.equal(tensor, before):
@@ -114,6 +121,10 @@ class FrameValues:
         """
         now = FrameValues.read(self._frames)
         found: dict[str, float] = {}
+        for place, (owner, keys) in self._dicts.items():
+            for key in [key for key, value in _born(owner, keys) if _is_number(value)]:
+                self._plain[place.under(key)] = 0  # as if the dict had had it before
+                keys.add(key)
         for place, was in self._plain.items():
             here = now._at(place)
             if _is_number(was) and isinstance(here, torch.Tensor) and here.numel() == 1:
@@ -176,7 +187,8 @@ class FrameValues:
     def become(self, others: Mapping[str, Held]) -> None:
         """Take over the values that a member had when it was here. A whole number keeps what this worker has added to
         its own since then, and a list what was appended to it, as the member has done too; every other value that it
-        has changed since stays."""
+        has changed since stays. Dicts get keys that they had not."""
+        self._bear(others)
         now = FrameValues.read(self._frames)
         wanted: dict[ValuePlace, object] = {}
         for place, before in self._plain.items():
@@ -204,9 +216,24 @@ class FrameValues:
                 values[:length] = there
         self._frames.write(wanted)
 
+    def _bear(self, others: Mapping[str, Held]) -> None:
+        """A member's dicts have had keys here that those of this worker get later, or have got since."""
+        for place, (owner, keys) in self._dicts.items():
+            for name in others:
+                key, value = name.removeprefix(f"{place.text}."), others[name]
+                if key == name or "." in key or key in keys or isinstance(value, torch.Tensor):
+                    continue
+                keys.add(key)
+                if isinstance(value, list):
+                    self._lists[place.under(key)] = owner.setdefault(key, []), 0
+                else:
+                    self._plain[place.under(key)] = 0 if _is_number(value) else value
+                    owner.setdefault(key, self._plain[place.under(key)])
+
     def rebase(self, others: Mapping[str, Held], met: FrameValues) -> None:
         """These values become what they would have been if this worker had had those of a member from the beginning of
         the turn on. met: those of this worker where the member had its own, as in `become`."""
+        self._bear(others)
         for place, value in self._plain.items():
             there, met_here = others.get(place.text, value), met._plain.get(place, _ABSENT)
             if type(there) is int and type(value) is int and type(met_here) is int:
@@ -284,7 +311,9 @@ class FrameCounters:
         """The first batch of a step is handed out, and these are the values."""
         now, before = values.moment(), self._before
         if before is not None:
-            self._changing |= {name for name, value in now.items() if name in before and _changed(before[name], value)}
+            self._changing |= {
+                name for name, value in now.items() if name not in before or _changed(before[name], value)
+            }
         self.earlier = {
             name: value for name, value in (before or {}).items() if name in self._changing and type(value) is int
         }
@@ -293,6 +322,10 @@ class FrameCounters:
     def told(self, names: Mapping[str, Held]) -> None:
         """A member has seen the values of these places change."""
         self._changing |= names.keys()
+
+
+def _born(owner: dict[Any, Any], keys: set[Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in owner.items() if type(key) is str and key not in keys]
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -185,6 +185,48 @@ def test_dicts_of_collections_are_put_back() -> None:
     assert (sums, counts, order) == ({"loss": 1.0}, {"batches": 1}, {"step": 0})
 
 
+def test_plain_values_that_have_come_to_a_dict_are_taken_out() -> None:
+    counts, history, state = Counter[str](), defaultdict[str, list[int]](list), dict[str, Any](step=0)
+    values = FrameValues.read(HERE)
+    counts["batches"] += 1
+    history["loss"].append(1)
+    state["seen"], state["model"] = state.get("seen", 0) + 1, Meter()
+    values.put_back(objects=True)
+    assert (counts, history, list(state)) == ({}, {}, ["step", "model"])
+
+
+def test_what_an_evaluation_adds_to_an_empty_dict_is_shared_out() -> None:
+    sums: defaultdict[str, float] = defaultdict(float)
+    values = FrameValues.read(HERE)
+    found = []
+    for loss in (1.0, 2.5):
+        values.put_back(objects=False)
+        sums["loss"] += loss
+        found.append(values.added())
+    values.put_back(objects=False)
+    values.add(total(found), 2)
+    assert sums == {"loss": 1.75}
+
+
+def test_a_newcomer_gets_what_has_come_to_a_dict() -> None:
+    counts, history, others = Counter[str](), dict[str, list[int]](), dict[str, Any]()
+    handed_out = FrameValues.read(HERE)
+    counts["micro"] += 1
+    met = FrameValues.read(HERE)
+    for name in ("steps", "micro"):
+        others[f"0 {test_a_newcomer_gets_what_has_come_to_a_dict.__name__} counts.{name}"] = 7
+    others[f"0 {test_a_newcomer_gets_what_has_come_to_a_dict.__name__} history.loss"] = [5, 6]
+    number = next(place.frame for place in met._dicts if place.name == "counts")
+    others = {name.replace("0", str(number), 1): value for name, value in others.items()}
+    counts["micro"] += 1
+    history["loss"] = [8]
+    met.become(others)
+    handed_out.rebase(others, met)
+    assert (counts, history) == ({"steps": 7, "micro": 8}, {"loss": [5, 6, 8]})
+    handed_out.put_back(objects=True)
+    assert (counts, history) == ({"steps": 7, "micro": 6}, {"loss": [5, 6]})
+
+
 def test_modules_and_objects_of_libraries_are_left_alone() -> None:
     layer, path = torch.nn.Linear(2, 2), unknown(Path("a"))
     values = FrameValues.read(HERE)
