@@ -30,6 +30,7 @@ def install(seams: Seams) -> None:
     seams.wrap(torch.amp.GradScaler, "__init__", _seen(seams, "scaler", "step", "update", "unscale_"))
     seams.wrap(swa_utils.AveragedModel, "__init__", _seen(seams, "average", "update_parameters"))
     seams.wrap(torch, "save", _saved)
+    seams.wrap(torch, "load", _loaded)
 
 
 def _seen(seams: Seams, kind: str, *methods: str) -> Any:
@@ -71,3 +72,11 @@ def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> N
     """A newcomer that passes by old epochs would overwrite good files with weights that it has not got yet."""
     if not (script.silent or script.passing):
         original(*args, **kwargs)
+
+
+def _loaded(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A snapshot that the script still has in a variable is no average of the weights."""
+    found = original(*args, **kwargs)
+    if isinstance(found, dict) and not script.begun:
+        script.loaded.append(found)
+    return found

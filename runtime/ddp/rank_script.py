@@ -77,6 +77,8 @@ class RankScript:
         self.modules: list[nn.Module] = []
         """The script's DistributedDataParallel models, as it holds them."""
         self.turn = Turn.OUTSIDE
+        self.loaded: list[dict[Any, Any]] = []
+        """What torch.load() has given before the training loop."""
         self.batches = 0
         """Training batches that were handed out."""
         self.turned: list[int | None] = []
@@ -337,7 +339,8 @@ class RankScript:
             for number, thing in enumerate(things)
         }
         modules = [thing for thing in (*self.modules, *named.values()) if isinstance(thing, nn.Module)]
-        self._copies = ModelCopies(self.frames, modules)
+        self._copies = ModelCopies(self.frames, modules, self.loaded)
+        self.loaded.clear()
         if self._copies.found:
             named["averages"] = self._copies
         self.job.register(**named, position=self._position)

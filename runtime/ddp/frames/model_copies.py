@@ -7,6 +7,7 @@ have it, digests count it. What a silent turn does to a tensor, be it in a copy 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,11 +43,16 @@ class ModelCopies:
     """Registered under a name of its own where a script has such copies; used by the script's thread only, but for
     `state_dict`."""
 
-    def __init__(self, frames: ScriptFrames, modules: Iterable[nn.Module]) -> None:
-        """Find the copies that the script has made so far. modules: what is registered."""
+    def __init__(
+        self, frames: ScriptFrames, modules: Iterable[nn.Module], snapshots: Iterable[dict[Any, Any]] = ()
+    ) -> None:
+        """Find the copies that the script has made so far. modules: what is registered. snapshots: what the script has
+        loaded, which is no copy, but what it has taken out of it may be one."""
         self._frames = frames
         self._modules = list(modules)
-        self._closed = {id(module) for module in self._modules}
+        # What only `snapshots` holds, its variable and this question's argument, is of no use to the script any more.
+        self._snapshots = [snapshot for snapshot in snapshots if sys.getrefcount(snapshot) > 3]
+        self._closed = {id(thing) for thing in (*self._modules, *self._snapshots)}
         self._shapes = [
             Counter(parameter.shape for parameter in module.parameters() if parameter.requires_grad)
             for module in self._modules

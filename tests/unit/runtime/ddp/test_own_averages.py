@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +192,30 @@ def test_newcomers_copy_them(main: Main) -> None:
     for admitted in (1, 3):
         same(main, expected, 2, newcomers=1, asked_at=0, admit_at=admitted)
     same(main, expected, 2, kills={"w0": (4, 0)}, newcomers=1, asked_at=0, admit_at=1)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_snapshot_that_was_loaded_is_none_of_them(average: bool, tmp_path: Path) -> None:
+    """A newcomer has loaded one that was saved after the others began."""
+    file = tmp_path / "snapshot.pt"
+
+    def main() -> None:
+        setup = Setup()
+        model = unwrapped(setup)
+        shadow = Shadow(model)
+        snapshot = torch.load(file) if RankScript.running().training.session.joining else None
+        if snapshot is not None:
+            model.load_state_dict(snapshot["model"])
+            shadow.shadow = snapshot["shadow"] if average else shadow.shadow
+        for x, y in setup.loader:
+            setup.step(x, y)
+            if average:
+                shadow.update(model)
+        torch.save({"model": model.state_dict(), "shadow": shadow.shadow}, file)
+        tell(*model.parameters(), *shadow.shadow.values())
+
+    expected = quiet(main)
+    same(main, expected, 2, newcomers=1, asked_at=0, admit_at=1)
 
 
 @pytest.mark.parametrize("main", KEPT)
