@@ -1072,6 +1072,18 @@ def test_an_evaluation_behind_a_step_has_the_sum_of_all_batches() -> None:
     trains(evaluated_in_the_loop)
 
 
+def test_a_snapshot_of_a_later_epoch_than_the_checkpoint_is_named() -> None:
+    def main() -> None:
+        setup = Setup()
+        RankScript.running().training.data_elsewhere = {"sampler_epoch": 3, "began_with": 0}
+        setup.sampler.set_epoch(4)
+        for x, y in setup.loader:
+            setup.step(x, y)
+
+    with pytest.raises(ConfigError, match="begins with epoch 1, .* checkpoint, .* is of epoch 0.*Remove the snapshot"):
+        threads.alone(main)
+
+
 def stopped_by_an_evaluation() -> None:
     """Counts in plain numbers, whose number is divided by; and stops early, which a newcomer must not do earlier."""
     setup = Setup()
