@@ -75,8 +75,10 @@ class FrameValues:
 
     def held(self, names: Collection[str], earlier: FrameValues) -> dict[str, Held]:
         """What is at these places, for a newcomer. A tensor or a list that has come to its place since `earlier`, when
-        the batch was handed out, is the batch itself, or made of it: each worker has its own."""
-        found: dict[str, Held] = {name: value for name, value in self.plain().items() if name in names}
+        the batch was handed out, is the batch itself, or made of it: each worker has its own. Where a frame has stood
+        only then, as that of a generator has, which waits now, its numbers are those of then."""
+        known = {**earlier.plain(), **self.plain()}
+        found: dict[str, Held] = {name: value for name, value in known.items() if name in names}
         for place, (tensor, before) in self._tensors.items():
             if place.text in names and earlier._tensors.get(place, (None,))[0] is tensor:
                 found[place.text] = before
@@ -238,7 +240,7 @@ class FrameValues:
             there, met_here = others.get(place.text, value), met._plain.get(place, _ABSENT)
             if type(there) is int and type(value) is int and type(met_here) is int:
                 self._plain[place] = there + value - met_here
-            elif value == met_here and not isinstance(there, torch.Tensor | list):
+            elif met_here in (value, _ABSENT) and not isinstance(there, torch.Tensor | list):
                 self._plain[place] = there
         for place, (tensor, was) in self._tensors.items():
             copied, met_was = others.get(place.text), met._tensors.get(place, (tensor, was))[1]

@@ -1189,7 +1189,31 @@ def layers_frozen_by_the_step() -> None:
                 setup.model.module[2].requires_grad_(False)
 
 
-@pytest.mark.parametrize("main", [rates_set_at_the_bottom, layers_frozen_by_the_step])
+def rates_by_the_counter_of_a_generator() -> None:
+    setup = Setup()
+
+    def batches() -> Iterator[Any]:
+        number = 0
+        for epoch in range(2):
+            setup.sampler.set_epoch(epoch)
+            for batch in setup.loader:
+                number += 1
+                yield number, batch
+
+    for number, (x, y) in batches():
+        for group in setup.optimizer.param_groups:
+            group["lr"] = 0.1 / number
+        setup.step(x, y)
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        rates_set_at_the_bottom,
+        layers_frozen_by_the_step,
+        rates_by_the_counter_of_a_generator,
+    ],
+)
 def test_what_a_script_sets_behind_its_step_is_set_once_a_step(main: Main) -> None:
     trains(main, 2 * BATCHES, (2, 3, 4))
     digest, _ = threads.alone(main)
