@@ -155,6 +155,6 @@ def over_before(epoch: int, entry: int) -> errors.ConfigError:
 def snapshot_ahead(number: int, entry: int) -> errors.ConfigError:
     return errors.ConfigError(
         f"the script begins with epoch {number}, as after a snapshot of its own, and the newest checkpoint, from which "
-        f"this job goes on, is of epoch {entry}: the rest of that epoch would be left out. Remove the snapshot, and the "
-        "job goes on from its checkpoint; or begin anew from the snapshot with --fresh."
+        f"this job goes on, is of epoch {entry}: the rest of that epoch would be left out. Remove the snapshot, and "
+        "the job goes on from its checkpoint; or begin anew from the snapshot with --fresh."
     )

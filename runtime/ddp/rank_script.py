@@ -287,6 +287,8 @@ class RankScript:
         self._averages.clear()
         if not self._position.copied:
             self._position.values = self._counters.of(values, self._values)
+            weights = enumerate(self._weights())
+            self._position.stale = [n for n, weight in weights if not weight.requires_grad and weight.grad is not None]
         try:
             next(self._steps)
         except StopIteration:
@@ -576,6 +578,10 @@ class RankScript:
         """The state of others, or of an earlier run, has come. values: of this script when it was where they were."""
         others = self._position.values
         self._position.copied = False
+        assert self._turns is not None
+        for number, weight in enumerate(self._weights()):
+            if number in self._position.stale:
+                self._turns.go_on_with(weight, torch.zeros_like(weight))
         self._counters.told(others)
         values.become(others)
         # The turns that follow in this pass begin with the values of others, too.

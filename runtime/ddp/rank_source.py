@@ -22,16 +22,19 @@ class Position:
         """How many batches of this epoch each rank has had."""
         self.values: dict[str, Held] = {}
         """The values of the script's frames that change while it trains (see frames/plain_values.py)."""
+        self.stale: list[int] = []
+        """Numbers of the weights that are frozen and have a gradient, which an optimizer goes on with: it is zero, or
+        the script has still to drop it."""
         self.copied = False
         """It was, and the script has not got these values yet."""
 
     def state_dict(self) -> dict[str, Any]:
         # A tensor is packed, as tensors are part of each digest, and these may differ between workers.
         values = {name: _packed(name, value) for name, value in self.values.items()}
-        return {"batch": self.batch, "values": values}
+        return {"batch": self.batch, "values": values, "stale": self.stale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.batch, self.copied = state["batch"], True
+        self.batch, self.stale, self.copied = state["batch"], state.get("stale", []), True
         self.values = {name: _unpacked(value) for name, value in state["values"].items()}
 
 

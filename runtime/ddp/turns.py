@@ -126,6 +126,11 @@ class Turns(Pass):
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
 
+    def go_on_with(self, frozen: nn.Parameter, gradient: torch.Tensor) -> None:
+        """A weight that is not trained any more has this gradient, whatever the turns do."""
+        frozen.grad = gradient
+        self._gradients = [entry for entry in self._gradients if entry[0] is not frozen]
+
     def backward_ended(self) -> None:
         """The turn's gradients are complete. Computes nothing, but may wait for the others' turns."""
         self._turns += 1

@@ -1080,7 +1080,7 @@ def test_a_snapshot_of_a_later_epoch_than_the_checkpoint_is_named() -> None:
         for x, y in setup.loader:
             setup.step(x, y)
 
-    with pytest.raises(ConfigError, match="begins with epoch 1, .* checkpoint, .* is of epoch 0.*Remove the snapshot"):
+    with pytest.raises(ConfigError, match=r"begins with epoch 1, .* checkpoint, .* is of epoch 0.*Remove the snapshot"):
         threads.alone(main)
 
 
@@ -1206,12 +1206,28 @@ def rates_by_the_counter_of_a_generator() -> None:
         setup.step(x, y)
 
 
+def layers_frozen_with_gradients_of_zero() -> None:
+    """Which the momentum of a frozen layer goes on with."""
+    setup = Setup()
+    for group in setup.optimizer.param_groups:
+        group["momentum"] = 0.9
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for i, (x, y) in enumerate(setup.loader):
+            setup.loss(x, y).backward()
+            setup.optimizer.step()
+            setup.optimizer.zero_grad(set_to_none=False)
+            if i == 3:
+                setup.model.module[2].requires_grad_(False)
+
+
 @pytest.mark.parametrize(
     "main",
     [
         rates_set_at_the_bottom,
         layers_frozen_by_the_step,
         rates_by_the_counter_of_a_generator,
+        layers_frozen_with_gradients_of_zero,
     ],
 )
 def test_what_a_script_sets_behind_its_step_is_set_once_a_step(main: Main) -> None:
