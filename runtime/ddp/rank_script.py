@@ -139,6 +139,7 @@ class RankScript:
         self._averages: dict[str, torch.Tensor] = {}
         """What a run that goes on has found in the script's own averages of the weights, until its first turn."""
         self._evaluations = 0
+        """Since the last training batch, as a newcomer does not know the earlier ones of its epoch."""
         self._occasions = Counter[str]()
         """How often each call for all ranks has come since the last training batch."""
         self._counting: CountingLoop | None = None
@@ -311,7 +312,6 @@ class RankScript:
             self._epoch = self._first_epoch(source)
         else:
             self._epoch += 1
-        self._evaluations = 0
         if self.passing:
             return
         training = self.training
@@ -385,6 +385,7 @@ class RankScript:
         """Raises StopIteration when the epoch is over; what the guards say of the turn before."""
         batch = self._next_batch()
         self.evaluated, self._reduces, self.calls = False, None, 0
+        self._evaluations = 0
         self._occasions.clear()
         self.batches += 1
         return batch
