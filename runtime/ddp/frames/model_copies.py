@@ -8,6 +8,7 @@ have it, digests count it. What a silent turn does to a tensor, be it in a copy 
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class ModelCopies:
         """Tensor, its version, and its values of that version."""
         self._watched: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
         """Between `keep` and `put_back`: all tensors, and the version that each had."""
+        self._keeping = threading.Lock()
+        """While the values of copies are read: by another thread, before a silent turn changes them."""
         self._late: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
         copies = [group for group in self._groups() if self._is_copy(group)]
         self._names = {group.place for group in copies}
@@ -111,16 +114,18 @@ class ModelCopies:
         if self._watched:
             return
         kept: dict[ValuePlace, tuple[torch.Tensor, int, torch.Tensor]] = {}
+        watched: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
         for group in self._groups():
             whole = self._is_copy(group)
             for place, tensor in group.tensors.items():
-                self._watched[place] = (tensor, tensor._version)
+                watched[place] = (tensor, tensor._version)
                 if whole or tensor.numel() <= KEPT_MAX:
                     before = self._kept.get(place)
                     if before is None or before[0] is not tensor or before[1] != tensor._version:
                         before = (tensor, tensor._version, tensor.detach().clone())
                     kept[place] = before
-        self._kept = kept
+        with self._keeping:
+            self._kept, self._watched = kept, watched
 
     def check_unchanged(self) -> None:
         """Raise NotInPlace if the script has changed a copy of a model since `keep`."""
@@ -154,11 +159,13 @@ class ModelCopies:
         self._watched.clear()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The tensors of all copies by their place, as they were before the silent turn in progress."""
-        return {
-            place.text: self._kept[place][2] if place in self._watched else tensor
-            for place, tensor in self._tensors.items()
-        }
+        """The values of all copies by their place, as they were before the silent turn in progress. They stay the same
+        while a newcomer reads them, which takes as long as several turns."""
+        with self._keeping:
+            return {
+                place.text: self._kept[place][2] if place in self._watched else tensor.detach().clone()
+                for place, tensor in self._tensors.items()
+            }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Raises ValueError if this script's copies have other places."""

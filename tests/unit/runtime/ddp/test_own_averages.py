@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError, NotInPlace
+from runtime.ddp.frames.model_copies import ModelCopies
+from runtime.ddp.frames.places import ScriptFrames
 from runtime.ddp.rank_script import RankScript
 from tests.unit.runtime.ddp import threads
 from tests.unit.runtime.ddp.test_mistakes import Setup
@@ -194,6 +196,22 @@ def test_newcomers_copy_them(main: Main) -> None:
     same(main, expected, 2, kills={"w0": (4, 0)}, newcomers=1, asked_at=0, admit_at=1)
 
 
+def test_what_a_newcomer_reads_is_not_changed_by_a_silent_turn() -> None:
+    model = nn.Linear(2, 2)
+    average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    copies = ModelCopies(ScriptFrames(), [model])
+    copies.step(0)
+    before = [tensor.tolist() for tensor in average.values()]
+    read = copies.state_dict()
+    copies.keep()
+    for tensor in average.values():
+        tensor += 1.0
+    assert [tensor.tolist() for tensor in read.values()] == before
+    assert [tensor.tolist() for tensor in copies.state_dict().values()] == before
+    copies.put_back()
+    assert [tensor.tolist() for tensor in average.values()] == before
+
+
 @pytest.mark.parametrize("average", [False, True])
 def test_a_snapshot_that_was_loaded_is_none_of_them(average: bool, tmp_path: Path) -> None:
     """A newcomer has loaded one that was saved after the others began."""
@@ -228,7 +246,7 @@ def test_digests_count_them(main: Main) -> None:
             main()
             copies = RankScript.running()._copies
             assert copies is not None and copies.found
-            for tensor in copies.state_dict().values():
+            for tensor in copies._tensors.values():
                 tensor.data += int(start)
 
         digests.add(threads.alone(changed)[0])
