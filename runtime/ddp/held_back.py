@@ -69,9 +69,12 @@ def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, 
 
 
 def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
-    """A newcomer that passes by old epochs would overwrite good files with weights that it has not got yet."""
+    """A newcomer that passes by old epochs would overwrite good files with weights that it has not got yet. A script
+    that finds a snapshot of its own begins behind it, so a file that is saved between two epochs asks for a checkpoint
+    of the next epoch's beginning: the newest one must not be older than the snapshot."""
     if not (script.silent or script.passing):
         original(*args, **kwargs)
+        script.training.checkpoints.wish()
 
 
 def _loaded(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:

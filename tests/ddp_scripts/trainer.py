@@ -63,7 +63,8 @@ class Trainer:
             self._run_batch(source, targets)
 
     def _save_snapshot(self, epoch):
-        snapshot = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch}
+        behind = int(os.environ.get("AHEAD", "0"))  # it goes on behind this epoch, or with it once more
+        snapshot = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch + behind}
         torch.save(snapshot, self.snapshot_path)
         print(f"Epoch {epoch} | step {self.global_step} | Training snapshot saved at {self.snapshot_path}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.support.processes import Command
+from chaos_tests.support.processes import Command, kill_if_there, living
 from elastic.records import ledger, story
 from elastic.records.exactly_once import prove
 from elastic.records.journal import read_all
@@ -94,6 +94,27 @@ def test_a_script_goes_on_from_a_checkpoint(script: str, workers: str, every: st
     with Job(tmp_path, *words, environment=environment) as job:
         assert job.wait() == 0, job.output
         assert "it goes on from step" in job.output
+        assert digest(job) == wanted
+
+
+@pytest.mark.long
+def test_a_script_that_goes_on_behind_its_own_snapshot_finds_a_checkpoint_of_then(tmp_path: Path) -> None:
+    """All its processes are killed in the second epoch, before a checkpoint is due."""
+    wanted = quiet(tmp_path, "trainer.py", "4")
+    environment = {"SNAPSHOT": str(tmp_path / "snapshot.pt"), "AHEAD": "1"}
+    every = ("--checkpoint-every", "1000 steps", "--snapshot-every", "off")
+    words = ("--ranks", RANKS, "--workers", "2", *every, str(SCRIPTS / "trainer.py"), "4")
+    with Job(tmp_path, *words, environment=NAP | environment) as job:
+        job.await_steps(6)
+        job.until(
+            "a checkpoint of step 4", lambda: any(line["step"] == 4 for line in job.events("checkpoint_complete"))
+        )
+        for pid in living(job.command.mark):
+            kill_if_there(pid)
+        job.wait()
+    with Job(tmp_path, *words, environment=environment) as job:
+        assert job.wait() == 0, job.output
+        assert "it goes on from step 4" in job.output
         assert digest(job) == wanted
 
 
