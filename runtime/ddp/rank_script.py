@@ -372,7 +372,7 @@ class RankScript:
         self._began_with = source.epoch if there is None else cast("int | None", there.get("began_with"))
         # A script that begins as the job has begun comes to all epochs, however it numbers them: it may go through its
         # data twice under one number.
-        if there is None or not there.get("sampler_epoch") or source.epoch == self._began_with:
+        if there is None or there.get("sampler_epoch") is None or source.epoch == self._began_with:
             return 0
         number = self._entry - (cast(int, there["sampler_epoch"]) - source.epoch)
         if number > self._entry and not self.training.session.joining:

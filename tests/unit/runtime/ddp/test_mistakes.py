@@ -1072,11 +1072,12 @@ def test_an_evaluation_behind_a_step_has_the_sum_of_all_batches() -> None:
     trains(evaluated_in_the_loop)
 
 
-def test_a_snapshot_of_a_later_epoch_than_the_checkpoint_is_named() -> None:
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_snapshot_of_a_later_epoch_than_the_checkpoint_is_named(epoch: int) -> None:
     def main() -> None:
         setup = Setup()
-        RankScript.running().training.data_elsewhere = {"sampler_epoch": 3, "began_with": 0}
-        setup.sampler.set_epoch(4)
+        RankScript.running().training.data_elsewhere = {"sampler_epoch": epoch, "began_with": 0}
+        setup.sampler.set_epoch(epoch + 1)
         for x, y in setup.loader:
             setup.step(x, y)
 
