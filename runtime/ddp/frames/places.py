@@ -102,7 +102,8 @@ class ScriptFrames:
                     yield ValuePlace(GLOBALS, file, name), value
 
     def values(self) -> Iterator[tuple[ValuePlace, Any]]:
-        """Local names, and attributes and keys of the script's own objects, of namespaces and of short dicts."""
+        """Local names, and attributes and keys of the script's own objects and classes, of namespaces and of short
+        dicts."""
         for place, module in self._modules.items():
             for key, value in list(vars(module).items()):
                 if key != "training" and not key.startswith("_"):
@@ -116,6 +117,9 @@ class ScriptFrames:
     def _inside(
         self, place: ValuePlace, owner: Any, seen: set[int], objects: dict[int, int]
     ) -> Iterator[tuple[ValuePlace, Any]]:
+        if isinstance(owner, type) and _is_defined_by_script(owner) and id(owner) not in seen:
+            seen.add(id(owner))
+            yield from ((place.under(key), value) for key, value in list(vars(owner).items()) if key[:2] != "__")
         if not self._is_scripts_own(owner) or id(owner) in seen or objects.get(place.frame, 0) >= OBJECTS_MAX:
             return
         seen.add(id(owner))

@@ -166,6 +166,19 @@ def test_attributes_of_the_scripts_own_objects_are_put_back() -> None:
     assert (meter.count, meter.best, meter.seen, meter.sums.tolist()) == (1, 1.0, [1], [1.0, 1.0, 1.0])
 
 
+class Progress:
+    step = 0
+    best: float | None = None
+
+
+def test_attributes_of_the_scripts_own_classes_are_put_back() -> None:
+    known = Progress
+    values = FrameValues.read(HERE)
+    known.step, known.best = 1, 0.5
+    values.put_back(objects=True)
+    assert (Progress.step, Progress.best) == (0, None)
+
+
 def test_slots_of_the_scripts_own_objects_are_put_back() -> None:
     state = SlottedBelow()
     values = FrameValues.read(HERE)
