@@ -92,6 +92,17 @@ class Early(Recorded):
                 assert sums.out[group].view(torch.uint8).equal(flat.view(torch.uint8))
 
 
+def in_its_shard(model: torch.nn.Module) -> tuple[Harvest, EarlySums]:
+    """Of one shard, whose gradients go to sums of a world of one."""
+    harvest = Harvest(list(model.named_parameters()))
+    harvest.begin_pass(0, 0, 0)
+    harvest.before(0)
+    out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
+    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
+    harvest.early.expect(sums, lambda: 1.0)
+    return harvest, sums
+
+
 def alone(sums: EarlySums) -> None:
     """The sum over a world of one."""
     for number, cut in enumerate(sums.cuts):
@@ -153,12 +164,7 @@ def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(
 
 def test_a_closed_harvest_leaves_no_hook_on_a_parameter() -> None:
     model = torch.nn.Linear(4, 3)
-    harvest = Harvest(list(model.named_parameters()))
-    harvest.begin_pass(0, 0, 0)
-    harvest.before(0)
-    out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
-    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
-    harvest.early.expect(sums, lambda: 1.0)
+    harvest, sums = in_its_shard(model)
     assert all(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     harvest.early.close()
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
@@ -168,12 +174,7 @@ def test_a_closed_harvest_leaves_no_hook_on_a_parameter() -> None:
 def test_a_shard_that_is_over_sends_nothing() -> None:
     """Its part is worthless, and another operation may have begun to use its memory."""
     model = torch.nn.Linear(4, 3, bias=False)
-    harvest = Harvest(list(model.named_parameters()))
-    harvest.begin_pass(0, 0, 0)
-    harvest.before(0)
-    out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
-    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
-    harvest.early.expect(sums, lambda: 1.0)
+    harvest, sums = in_its_shard(model)
     leaf = harvest.leaf(0, 1.0, {})
     leaf.settle()
     model(torch.ones(2, 4)).sum().backward()
@@ -234,12 +235,7 @@ def test_gradients_of_several_streams_do_not_leave_early(monkeypatch: pytest.Mon
     streams = iter([1, 1, 2])
     monkeypatch.setattr(early_leaf, "_stream", lambda device: next(streams))
     model = torch.nn.Linear(4, 3)
-    harvest = Harvest(list(model.named_parameters()))
-    harvest.begin_pass(0, 0, 0)
-    harvest.before(0)
-    out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
-    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
-    harvest.early.expect(sums, lambda: 1.0)
+    harvest, sums = in_its_shard(model)
     model(torch.ones(2, 4)).sum().backward()
     assert next(streams, None) is None and sums.offered < len(sums.cuts)
     leaf = harvest.leaf(0, 1.0, {})
