@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from elastic.errors import ConfigError
 from runtime.ddp import mistakes
 from runtime.ddp.frames.places import DEPTH_MAX, ScriptFrames, ValuePlace
+from runtime.state.change_detection import version_of
 
 KEPT_MAX = 1 << 20
 """Elements of a tensor outside of a copy of the model. The values of a larger one are not kept: it is data."""
@@ -100,14 +101,14 @@ class ModelCopies:
             for place, tensor in group.tensors.items()
         }
         for place, tensor in late.items():
-            was, version = self._late.get(place, (tensor, tensor._version))
-            if was is tensor and tensor._version != version:
+            was, version = self._late.get(place, (tensor, version_of(tensor)))
+            if was is tensor and version_of(tensor) != version:
                 raise ConfigError(
                     f"{place.spelling}, an average of the weights, was made after the first training batch. What is "
                     "trained must be there before the loop, as a replacement that joins later copies it: make it "
                     "before the first epoch"
                 )
-        self._late = {place: (tensor, tensor._version) for place, tensor in late.items()}
+        self._late = {place: (tensor, version_of(tensor)) for place, tensor in late.items()}
 
     def keep(self) -> None:
         """Keep the values of all tensors for `put_back`; once more before that does nothing."""
@@ -118,11 +119,11 @@ class ModelCopies:
         for group in self._groups():
             whole = self._is_copy(group)
             for place, tensor in group.tensors.items():
-                watched[place] = (tensor, tensor._version)
+                watched[place] = (tensor, version_of(tensor))
                 if whole or tensor.numel() <= KEPT_MAX:
                     before = self._kept.get(place)
-                    if before is None or before[0] is not tensor or before[1] != tensor._version:
-                        before = (tensor, tensor._version, tensor.detach().clone())
+                    if before is None or before[0] is not tensor or before[1] != version_of(tensor):
+                        before = (tensor, version_of(tensor), tensor.detach().clone())
                     kept[place] = before
         with self._keeping:
             self._kept, self._watched = kept, watched
@@ -132,7 +133,7 @@ class ModelCopies:
         for group in self._groups() if self._watched and self._names else ():
             for place, tensor in group.tensors.items() if group.place in self._names else ():
                 was, version = self._watched.get(place, (None, 0))
-                if was is not tensor or version != tensor._version:
+                if was is not tensor or version != version_of(tensor):
                     raise mistakes.averaged_early(place.spelling)
 
     def put_back(self) -> None:
@@ -143,12 +144,12 @@ class ModelCopies:
         now = {place: tensor for group in self._groups() for place, tensor in group.tensors.items()}
         moved: dict[ValuePlace, object] = {}
         for place, (tensor, version) in self._watched.items():
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 if place not in self._kept:
                     raise mistakes.changed_data(place.spelling, tensor.numel())
                 with torch.no_grad():
                     tensor.copy_(self._kept[place][2])
-                self._kept[place] = (tensor, tensor._version, self._kept[place][2])
+                self._kept[place] = (tensor, version_of(tensor), self._kept[place][2])
             if place in self._kept and place in now and now[place] is not tensor:
                 moved[place] = tensor
         self._frames.write(moved)
@@ -176,8 +177,8 @@ class ModelCopies:
             with torch.no_grad():
                 tensor.copy_(state[name])
             if place in self._watched:
-                self._watched[place] = (tensor, tensor._version)
-                self._kept[place] = (tensor, tensor._version, tensor.detach().clone())
+                self._watched[place] = (tensor, version_of(tensor))
+                self._kept[place] = (tensor, version_of(tensor), tensor.detach().clone())
 
     def _is_copy(self, group: _Group) -> bool:
         shapes = Counter(tensor.shape for tensor in group.tensors.values())

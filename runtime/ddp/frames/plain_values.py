@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 
 from runtime.ddp.frames.places import OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
+from runtime.state.change_detection import version_of
 
 Plain: TypeAlias = int | float | bool | str | None
 Held: TypeAlias = Plain | torch.Tensor | list[Plain]
@@ -70,7 +71,7 @@ class FrameValues:
     def moment(self) -> dict[str, object]:
         """As `plain`; for each tensor itself and its version, which no device is asked for, and for each list its
         length. Called when the values are those of this moment."""
-        tensors = {place.text: (tensor, tensor._version) for place, (tensor, _) in self._tensors.items()}
+        tensors = {place.text: (tensor, version_of(tensor)) for place, (tensor, _) in self._tensors.items()}
         return {**self.plain(), **tensors, **{place.text: (length,) for place, (_, length) in self._lists.items()}}
 
     def held(self, names: Collection[str], earlier: FrameValues) -> dict[str, Held]:
@@ -106,13 +107,12 @@ class FrameValues:
         for owner, keys in self._dicts.values():
             for key in [key for key, value in _born(owner, keys) if _looked_at(value)]:
                 del owner[key]
-        with torch.no_grad():
-            for place, (tensor, before) in self._tensors.items():
-                if not torch.equal(tensor, before):
-                    tensor.copy_(before)
-                here = now._at(place)
-                if here is not tensor and here is not _ABSENT:
-                    wanted[place] = tensor
+        for place, (tensor, before) in self._tensors.items():
+            if not torch.equal(tensor, before):
+                _fill(tensor, before)
+            here = now._at(place)
+            if here is not tensor and here is not _ABSENT:
+                wanted[place] = tensor
         self._frames.write(wanted)
 
     def added(self) -> dict[str, float]:
@@ -208,8 +208,7 @@ class FrameValues:
             if there is tensor or now._at(place) is not tensor or not torch.equal(tensor, was):
                 continue
             if isinstance(there, torch.Tensor) and (there.shape, there.dtype) == (was.shape, was.dtype):
-                with torch.no_grad():
-                    tensor.copy_(there)
+                _fill(tensor, there)
             else:
                 wanted[place] = there
         for place, (values, length) in self._lists.items():
@@ -324,6 +323,11 @@ class FrameCounters:
     def told(self, names: Mapping[str, Held]) -> None:
         """A member has seen the values of these places change."""
         self._changing |= names.keys()
+
+
+def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # such a tensor cannot be changed outside
+        tensor.copy_(values)
 
 
 def _born(owner: dict[Any, Any], keys: set[Any]) -> list[tuple[str, Any]]:

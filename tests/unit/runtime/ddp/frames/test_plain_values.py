@@ -166,6 +166,19 @@ def test_attributes_of_the_scripts_own_objects_are_put_back() -> None:
     assert (meter.count, meter.best, meter.seen, meter.sums.tolist()) == (1, 1.0, [1], [1.0, 1.0, 1.0])
 
 
+def test_tensors_of_inference_mode_are_put_back() -> None:
+    """Torch counts no versions of what an evaluation has given, and lets nobody change it outside of that mode."""
+    with torch.inference_mode():
+        mean, total = unknown(torch.tensor(0.5)), unknown(torch.zeros(2))
+    values = FrameValues.read(HERE)
+    assert {"mean", "total"} <= {name.rpartition(" ")[2] for name in values.moment()}
+    with torch.inference_mode():
+        mean = unknown(torch.tensor(0.25))
+        total.add_(1.0)
+    values.put_back(objects=True)
+    assert (mean.item(), total.tolist()) == (0.5, [0.0, 0.0])
+
+
 class Progress:
     step = 0
     best: float | None = None
