@@ -375,10 +375,10 @@ class RankScript:
         if there is None or there.get("sampler_epoch") is None or source.epoch == self._began_with:
             return 0
         number = self._entry - (cast(int, there["sampler_epoch"]) - source.epoch)
-        if number > self._entry and not self.training.session.joining:
-            raise mistakes.snapshot_ahead(number, self._entry)
         if number > self._entry:
-            raise JoinMissed(f"this newcomer begins with epoch {number}, and the job is in epoch {self._entry}")
+            if self.training.session.joining:
+                raise JoinMissed(f"this newcomer begins with epoch {number}, and the job is in epoch {self._entry}")
+            raise mistakes.snapshot_ahead(number, self._entry)
         return max(0, number)
 
     def next_batch(self) -> Any:
