@@ -15,7 +15,6 @@ import torch
 
 from elastic.errors import DataWorkerDied
 from runtime.data.fetch_process import Fetcher, FetcherEnded, FetchOutcome
-from runtime.state.change_detection import version_of
 
 AHEAD = 2
 """The number of batches that each process may be ahead."""
@@ -163,7 +162,7 @@ def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
         if isinstance(thing, bool | int | float | str | None):
             found.append(thing)
         elif isinstance(thing, torch.Tensor):
-            found.append((id(thing), version_of(thing)))
+            found.append((id(thing), None if thing.is_inference() else thing._version))
         elif isinstance(thing, list | tuple | dict):
             entries = thing.values() if isinstance(thing, dict) else thing
             found += _mark_of(entries, depth - 1) if depth and len(thing) <= ENTRIES_MAX else [len(thing)]
