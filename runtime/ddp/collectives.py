@@ -48,7 +48,7 @@ def exchange(
         raise mistakes.in_evaluation(call)
     occasion = script.occasion(label)
     if script.passing or script.training.session.joining:
-        told = script.training.remembered(occasion)
+        told = script.training.replies.shared.get(occasion)
         return alone(script, value) if told is None else _unpacked(told, value.device)
     number, script.calls = script.calls, script.calls + 1
     if script.turn is Turn.ENDED and (rank := script.turned[-1]) is not None:
@@ -60,7 +60,7 @@ def exchange(
     note = script.training.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, lambda result: result.note, own)
     values = _unpacked(note, value.device)
     if value.numel() * value.element_size() <= REMEMBERED_MAX and call != "dist.barrier":
-        script.training.remember(occasion, note)
+        script.training.replies.remember(occasion, note)
     if script.turn is Turn.ENDED:
         script.results[number] = (label, values)
     return values

@@ -613,7 +613,7 @@ class RankScript:
         occasion = self.occasion("an evaluation")
         if self.passing or self.silent or (self.begun and self.training.session.joining):
             yield source.fetch(0, 0)  # so that the names are bound which the loop binds, and a count is not 0
-            if (told := self.training.remembered(occasion)) is not None:
+            if (told := self.training.replies.shared.get(occasion)) is not None:
                 start.added()
                 start.put_back(objects=False)
                 start.add(cast(dict[str, float], told), self.ranks)
@@ -642,7 +642,7 @@ class RankScript:
         totals = total(found)
         start.add(totals, self.ranks)
         if self.begun:
-            self.training.remember(occasion, cast(Json, totals))
+            self.training.replies.remember(occasion, cast(Json, totals))
 
     # The end
 

@@ -31,6 +31,7 @@ from runtime.fixed_point.exponents import BlockExponents
 from runtime.guards import checks
 from runtime.guards.module_attributes import Attributes
 from runtime.guards.unregistered import Strays, caller
+from runtime.job.call_replies import CallReplies
 from runtime.job.control_scalars import ControlScalars
 from runtime.job.exactness_probe import Examiner
 from runtime.job.leader_hooks import LeaderHooks
@@ -44,8 +45,6 @@ from runtime.state.training_state import Carrier
 
 STRAYS_STEPS = 256
 """Every this many steps, values that are not registered are checked for changes."""
-REMEMBERED_MAX = 4096
-"""Values that newcomers are told, at most."""
 _SHOWN_CHARACTERS_MAX = 200
 _EXPONENTS = "exponents of --reduction fixed"
 """A name among the registered objects that no script can give to another one."""
@@ -128,25 +127,18 @@ class Training:
         self._entry: LoopEntry | None = None
         self._resuming = False
         """Whether a resumed run has yet to reach the steps of its epoch; an earlier run has done what precedes them."""
-        self._replies: dict[str, Json] = {}
-        """Replies of this epoch's collective calls before its steps, for later newcomers."""
+        self.replies = CallReplies()
         self._epoch_values: dict[str, Json] = {}
         """job.state when this epoch was handed out."""
         self._later: dict[str, Any] | None = None
         """job.state in the step that this worker enters; until the steps of its epoch it is as at the epoch's start."""
-        self._calls = 0
         self._called = False
         """Whether the workers have made a collective call between passes."""
-        self._early: dict[str, list[Json]] = {}
-        """As JoinMeta.early."""
-        self._early_calls = 0
-        """Number of early calls in this step."""
         self._meta: JoinMeta | None = None
         self._left: StepRecord | None = None
         """The record of the step that was left last, until the next step is handed out."""
         self._logged: dict[str, float] = {}
         """Values of job.log() for that step, the step in progress, or the first."""
-        self._shared: dict[str, Json] = {}
         self.place_read = False
         """Whether the script has read which step it is in."""
         self.passes_tried: set[int] = set()
@@ -204,7 +196,8 @@ class Training:
         self.session.attach(self.carrier)
         if meta is not None:
             self.values.update_from_json(meta.state, self.carrier.place)
-            self._replies, self._shared, self._early = dict(meta.once), dict(meta.shared), dict(meta.early)
+            replies = self.replies
+            replies.of_epoch, replies.shared, replies.early = dict(meta.once), dict(meta.shared), dict(meta.early)
             self._epoch_values = dict(meta.values)
             self.data_elsewhere = meta.data
             self._entry = LoopEntry(meta.epoch, meta.step, meta.epoch_start)
@@ -237,9 +230,10 @@ class Training:
         if moment.shards:
             self.claim_shards(moment.shards)
         self.checkpoints.load(manifest)
-        self._replies, self._resuming = dict(moment.once), True
+        self._resuming = True
         self._epoch_values = dict(moment.values)
-        self._shared = {**moment.shared, **self._shared}
+        self.replies.of_epoch = dict(moment.once)
+        self.replies.shared = {**moment.shared, **self.replies.shared}
         self.data_elsewhere = moment.data
         return LoopEntry(moment.epoch, moment.step, moment.epoch_start)
 
@@ -261,12 +255,12 @@ class Training:
         if not last:
             # A stop() since the last step has met no reduction yet; without this one it would cost a step.
             self.run(Op(OpKind.ONCE, 1, self.epoch, self.next_step, label="epochs"), {}, empty_leaf)
-        self._replies.clear()
-        self._early.clear()
+        self.replies.end_epoch()
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out an epoch."""
-        self.epoch, self.looped, self._calls = epoch, False, 0
+        self.epoch, self.looped = epoch, False
+        self.replies.begin_epoch()
         seed_all(self.seed, epoch, "epoch")
         if self.elsewhere:
             self._later = self.values.as_dict()
@@ -369,12 +363,11 @@ class Training:
         before_steps = self.loop is Loop.EPOCHS and not self.looped
         if self.session.joining and not (before_steps or early):
             raise JoinMissed("the loop ended before this newcomer had copied the state")
-        key = f"{self._early_calls if early else self._calls} {label}"
-        self._calls += 1
+        key = self.replies.next_key(label, early)
         if early and (self.session.joining or self._copy is not None):
             return self._early_reply_of_others(key)
         if self.elsewhere:
-            return self._reply_of_others(key)
+            return self.replies.told(key, self.epoch)
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
         op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
         try:
@@ -386,7 +379,7 @@ class Training:
         if early:
             self._called_early(key, self.next_step, value)
         elif before_steps:
-            self._replies[key] = deepcopy(value)  # the script may change its own copy
+            self.replies.keep(key, value)
         return value
 
     @property
@@ -396,10 +389,9 @@ class Training:
 
     def _called_early(self, key: str, step: int, value: Json) -> None:
         """Note an early call, between the hand-out of a step and its first pass: newcomers may need its reply."""
-        self._early_calls += 1
-        self._early[key] = [step, deepcopy(value)]
+        self.replies.keep_early(key, step, value)
         assert self._meta is not None
-        self._meta = replace(self._meta, early=dict(self._early))
+        self._meta = replace(self._meta, early=dict(self.replies.early))
         self.session.publish(self._meta)
 
     def _early_reply_of_others(self, key: str) -> Json:
@@ -438,8 +430,9 @@ class Training:
         """A value that all workers share from before the loop; a newcomer gets it from a member, and a resumed run from
         the checkpoint. kind, own: as in `collective`."""
         label = f"shared({name})"
-        if name in self._shared:
-            return deepcopy(self._shared[name])
+        shared = self.replies.shared
+        if name in shared:
+            return deepcopy(shared[name])
         self._check_call(label)
         if self._entry is not None:
             raise UsageError(
@@ -447,43 +440,24 @@ class Training:
                 "the loop, or use job.once(fn), whose value is of its moment."
             )
         if self.session.joining:
-            self._shared = dict(self.session.meta().shared)
-            if name not in self._shared:
+            shared = self.replies.shared = dict(self.session.meta().shared)
+            if name not in shared:
                 raise Disagree(
-                    f"this newcomer called job.{label}, and the others have {sorted(self._shared)}. Make such calls "
+                    f"this newcomer called job.{label}, and the others have {sorted(shared)}. Make such calls "
                     "the same in every process: not under `if job.restarted` or `if job.is_leader`."
                 )
         elif (found := self.checkpoints.found) is not None and name in found.moment.shared:
-            self._shared[name] = found.moment.shared[name]
+            shared[name] = found.moment.shared[name]
         else:
             self._leaders = "job.shared()"
-            self._shared[name] = reply(self.run(Op(kind, 1, label=label), {}, compute, own))
+            shared[name] = reply(self.run(Op(kind, 1, label=label), {}, compute, own))
             self._leaders = None
-        return deepcopy(self._shared[name])
-
-    def remember(self, name: str, value: Json) -> None:
-        """Newcomers, and runs that go on from a checkpoint, find this small value under its name, if there are not too
-        many."""
-        if name in self._shared or len(self._shared) < REMEMBERED_MAX:
-            self._shared[name] = value
-
-    def remembered(self, name: str) -> Json:
-        """The value of that name, or None."""
-        return self._shared.get(name)
+        return deepcopy(shared[name])
 
     @property
     def elsewhere(self) -> bool:
         """Whether others, or an earlier run, have done what precedes this epoch's steps."""
         return self.session.joining or self._resuming
-
-    def _reply_of_others(self, key: str) -> Json:
-        """The reply to a call before this epoch's steps, for a newcomer or a resumed run."""
-        if key not in self._replies:
-            raise Disagree(
-                f"this newcomer called {key!r} (n-th call, name) before the steps of epoch {self.epoch}, the others "
-                f"{sorted(self._replies)}. Make such calls depend on the epoch and job.state only."
-            )
-        return deepcopy(self._replies[key])
 
     def fingerprint(self) -> dict[str, str]:
         """What all workers must have in common now: readable parts, and hashes over some weights and buffers. {}: there
@@ -528,18 +502,17 @@ class Training:
             if self.changes.take_wish() or (self.session.parting and not may_part):
                 self.checkpoints.wish()
             self.session.may_part = may_part
-        once = dict(self._replies)
-        state, shared = self.values.to_json(packed=True), dict(self._shared)
-        self._early_calls = 0
+        replies = self.replies
+        replies.early_calls = 0
         self._meta = JoinMeta(
             self.epoch_of_op,
             index,
             self.epoch_start,
-            state,
-            once,
-            shared,
+            self.values.to_json(packed=True),
+            dict(replies.of_epoch),
+            dict(replies.shared),
             self.data,
-            dict(self._early),
+            dict(replies.early),
             self._epoch_values,
         )
         self.session.publish(self._meta)
@@ -561,7 +534,7 @@ class Training:
         the members had made the same changes."""
         read = self.place_read or self.values.was_read
         enters = self._drawn_from is not None
-        self.bound = enters and (read or self._early_calls > 0 or self._drawn_from != drawn_from())
+        self.bound = enters and (read or self.replies.early_calls > 0 or self._drawn_from != drawn_from())
         if self._copy is not None:
             self.carrier.load(self._copy.header, self._copy.blobs)
             self._copy = None
@@ -575,7 +548,7 @@ class Training:
         self.carrier.load(self._copy.header, self._copy.blobs)
         self.values.rewind(self._copy.values, self.carrier.place)
         self.next_step, self.astray = self._copy.op.step, False
-        self._early |= {key: [self.next_step, value] for key, value in self._copy.early.items()}
+        self.replies.early |= {key: [self.next_step, value] for key, value in self._copy.early.items()}
 
     def lead(self) -> None:
         """Do the leader's tasks besides training, if this worker is the leader now."""
@@ -596,8 +569,8 @@ class Training:
             epoch_start=self.epoch_start,
             seed=self.seed,
             shards=self.shards or 0,
-            once=dict(self._replies),
-            shared=dict(self._shared),
+            once=dict(self.replies.of_epoch),
+            shared=dict(self.replies.shared),
             data=self.data,
             values=self._epoch_values,
             reduction=str(self.session.reduction),
@@ -609,7 +582,7 @@ class Training:
         place = self.session.place()
         return {
             "step": self.next_step,
-            "call": self._calls,
+            "call": self.replies.calls,
             "generation": place.generation,
             "members": list(place.members),
             "token": place.token,
@@ -657,7 +630,7 @@ class Training:
             raise UsageError(f"job.log: {', '.join(twice)} was logged twice for one step; log each name once a step")
         self._logged |= values
         if self.open_step is not None and self.open_step.handed_out:
-            self._called_early(f"{self._early_calls} log", self.next_step, None)
+            self._called_early(f"{self.replies.early_calls} log", self.next_step, None)
 
     def tell(self) -> None:
         """Send the record of the step that was left to the ledger and the sinks; nothing more can be logged for it.
