@@ -38,7 +38,7 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
     if sampler is None:
         found: Iterator[Any] = original(loader)
         return found
-    if not torch.is_grad_enabled() or not all(model.training for model in script.modules):
+    if not torch.is_grad_enabled() or not all(model.training for model in script.objects.wrapped):
         return script.evaluation(loader, sampler)
     return TrainingBatches(script, lambda position: SamplerSource(loader, sampler, script.ranks, position))
 

@@ -36,7 +36,7 @@ def install(seams: Seams) -> None:
 def _seen(seams: Seams, kind: str, *methods: str) -> Any:
     def made(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if any(thing is self for thing in script.seen.get(kind, ())):
+        if script.objects.has(kind, self):
             return
         if any(base.__name__ == _SHARDED for base in type(self).__mro__):
             raise mistakes.not_in_place(_SHARDED, "Use the optimizer that it wraps.")

@@ -1,4 +1,4 @@
-"""A script that was written for N ranks, in one worker: what it has made, and where it is.
+"""A script that was written for N ranks, in one worker: where it is.
 
 All seams end here. The script asks for batches, calls backward() and steps its optimizers; this hands out turns, ends
 passes and steps, and says what is silent.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator
 from enum import StrEnum
 from types import CodeType, FrameType
 from typing import Any, ClassVar, cast
@@ -30,6 +30,7 @@ from runtime.ddp.frames.plain_values import FrameCounters, FrameValues, total
 from runtime.ddp.rank_source import Position, RankSource
 from runtime.ddp.rank_values import RankValue
 from runtime.ddp.sampler_source import SamplerSource
+from runtime.ddp.script_objects import ScriptObjects
 from runtime.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
 from runtime.job.job import Job
@@ -72,10 +73,7 @@ class RankScript:
     def __init__(self, ranks: int, below: FrameType | None = None) -> None:
         """below: of the frames that stand when the script begins, the innermost one that is not the script's."""
         self.ranks = ranks
-        self.seen: dict[str, list[Any]] = {}
-        """What the script has made, by kind ("model", "optimizer", ...), in the order in which it was made."""
-        self.modules: list[nn.Module] = []
-        """The script's DistributedDataParallel models, as it holds them."""
+        self.objects = ScriptObjects()
         self.turn = Turn.OUTSIDE
         self.loaded: list[dict[Any, Any]] = []
         """What torch.load() has given before the training loop."""
@@ -131,11 +129,6 @@ class RankScript:
         """The gradients at the beginning of a backward() that came behind the turn's, and of no model's output."""
         self._weight_versions: list[int] = []
         """The weights when the last result came."""
-        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """The optimizers' parameter groups, and what was set in them when the turn in progress came to its model; until
-        the first turn, when the job was entered."""
-        self._trained: list[tuple[nn.Parameter, bool]] = []
-        """The weights, and whether each was trained then."""
         self._averages: dict[str, torch.Tensor] = {}
         """What a run that goes on has found in the script's own averages of the weights, until its first turn."""
         self._evaluations = 0
@@ -144,9 +137,6 @@ class RankScript:
         """How often each call for all ranks has come since the last training batch."""
         self._counting: CountingLoop | None = None
         """The loop that has asked for the first batch of an epoch, if it counts what it asks for."""
-        self._passed: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """The buffers of the models, and what was in them before a batch of an epoch that is over: what a run goes on
-        from is in them already."""
         self._counters = FrameCounters()
         self._values = FrameValues(self.frames)
         """Plain values as they were when the first batch of the pass in progress was handed out."""
@@ -188,7 +178,7 @@ class RankScript:
                 f"a {type(thing).__name__} was made after the first training batch. What is trained must be there "
                 "before the loop, as a replacement that joins later copies it: make it before the first epoch"
             )
-        self.seen.setdefault(kind, []).append(thing)
+        self.objects.add(kind, thing)
 
     @property
     def rank_now(self) -> int:
@@ -274,8 +264,7 @@ class RankScript:
             self._begin_epoch(source)
             if self.passing:
                 self.turn = Turn.PASSING
-                buffers = [buffer for model in self.seen["model"] for buffer in model.buffers()]
-                self._passed = [(buffer, buffer.clone()) for buffer in buffers]
+                self.objects.keep_buffers()  # what a run goes on from is in them already
                 return
         assert self._steps is not None and self._copies is not None
         self._copies.step(self.training.next_step)
@@ -283,13 +272,12 @@ class RankScript:
         # gets now. What it has set and averaged in the epochs that are over is in its checkpoint already.
         resumed = self._position.copied and not self.training.session.joining
         if resumed:
-            self._put_back_settings()
+            self.objects.put_back_settings()
             self._copies.load_state_dict(self._averages)
         self._averages.clear()
         if not self._position.copied:
             self._position.values = self._counters.of(values, self._values)
-            weights = enumerate(self._weights())
-            self._position.stale = [n for n, weight in weights if not weight.requires_grad and weight.grad is not None]
+            self._position.stale = self.objects.stale()
         try:
             next(self._steps)
         except StopIteration:
@@ -329,18 +317,8 @@ class RankScript:
 
     def _begin(self) -> None:
         self.begun = True
-        if not self.seen.get("model"):
-            raise ConfigError("the training loop began without a DistributedDataParallel model; wrap the model before")
-        if not self.seen.get("optimizer"):
-            raise mistakes.not_in_place(
-                "A script without an optimizer of torch.optim", "Weights are changed by its step()."
-            )
-        named = {
-            kind if number == 0 else f"{kind}{number + 1}": thing
-            for kind, things in self.seen.items()
-            for number, thing in enumerate(things)
-        }
-        modules = [thing for thing in (*self.modules, *named.values()) if isinstance(thing, nn.Module)]
+        named = self.objects.named()
+        modules = [thing for thing in (*self.objects.wrapped, *named.values()) if isinstance(thing, nn.Module)]
         self._copies = ModelCopies(self.frames, modules, self.loaded)
         self.loaded.clear()
         if self._copies.found:
@@ -351,19 +329,9 @@ class RankScript:
         self.training.claim_shards(self.ranks)
         self.training.plan_steps(None, self.ranks)
         self._entry = self.training.enter_loop(Loop.EPOCHS).epoch
-        self._note_settings()
+        self.objects.note_settings()
         if self._position.copied:
             self._averages = {name: tensor.clone() for name, tensor in self._copies.state_dict().items()}
-
-    def _note_settings(self) -> None:
-        self._settings = [(group, _settings(group)) for one in self.seen["optimizer"] for group in one.param_groups]
-        self._trained = [(weight, weight.requires_grad) for weight in self._weights()]
-
-    def _put_back_settings(self) -> None:
-        for group, before in self._settings:
-            group.update(before)
-        for weight, trained in self._trained:
-            weight.requires_grad_(trained)
 
     def _first_epoch(self, source: RankSource) -> int:
         """Which of the job's epochs the script begins with: the first, or, if it has found a snapshot of its own, the
@@ -400,12 +368,7 @@ class RankScript:
             case Turn.OFFERED | Turn.OPEN:
                 raise mistakes.read_ahead()
             case Turn.PASSING:
-                for model in self.seen["model"]:
-                    model.zero_grad()
-                with torch.no_grad():
-                    for buffer, before in self._passed:
-                        buffer.copy_(before)
-                self._passed.clear()
+                self.objects.undo_backward()
                 self._end_epoch()
                 raise StopIteration
         turns, source = self._turns, self._source
@@ -421,7 +384,7 @@ class RankScript:
                 self._void = False
                 self.turned.pop()
         elif not self._stepped and source.left:
-            if self._weight_versions != self._versions_of_weights():
+            if self._weight_versions != self.objects.versions_of_weights():
                 raise mistakes.changed_by_hand()
             self._values = FrameValues.read(self.frames)
             self._turns = turns = self._new_turns()
@@ -437,7 +400,7 @@ class RankScript:
         assert self._copies is not None
         self._values.put_back(objects=True)
         self._copies.put_back()
-        self._put_back_settings()
+        self.objects.put_back_settings()
 
     def _more(self, turns: Turns, source: RankSource) -> Any:
         try:
@@ -454,7 +417,7 @@ class RankScript:
 
     def _next_step(self, source: RankSource) -> Any:
         assert self._steps is not None and self._steps.running is not None
-        if not self._stepped and self._weight_versions != self._versions_of_weights():
+        if not self._stepped and self._weight_versions != self.objects.versions_of_weights():
             raise mistakes.changed_by_hand()
         source.end_step()
         if source.left:
@@ -498,7 +461,7 @@ class RankScript:
             self.turn = Turn.OPEN  # once more with the same batch
         if self.turn is Turn.OPEN and self._turns is not None and self._turns.fresh and self._reduces is None:
             self._turns.settle_rates()
-            self._note_settings()
+            self.objects.note_settings()
             self.training.carrier.settle()
             if self._position.copied and not self.training.session.joining:
                 self._take_over(FrameValues.read(self.frames))
@@ -512,7 +475,7 @@ class RankScript:
             if self._turns is not None and self._turns.fresh and self._reduces is not None:
                 self._turns.set_gradients_aside()
         elif self.turn is Turn.ENDED and self._reduces is None:
-            self._gradient_versions = self._versions_of_gradients()
+            self._gradient_versions = self.objects.versions_of_gradients()
         elif self._reduces is not None and self.turn is not Turn.PASSING:
             raise mistakes.two_backwards() if self.turn is Turn.ENDED else mistakes.unknown_batches()
 
@@ -520,7 +483,7 @@ class RankScript:
         """Ends the turn if it was asked for, and the pass if it was the last one."""
         if self._gradient_versions is not None:
             versions, self._gradient_versions = self._gradient_versions, None
-            if versions != self._versions_of_gradients():
+            if versions != self.objects.versions_of_gradients():
                 raise mistakes.two_backwards()
         if self._turns is None or self.turn is not Turn.OPEN or self._reduces is None:
             return
@@ -535,11 +498,11 @@ class RankScript:
             self._copies.check_unchanged()
             self._turns.backward_ended()
             if self._position.copied:
-                self._note_settings()
+                self.objects.note_settings()
                 self._take_over(self._at_forward)
             if self._turns.over:
                 self._stepped = False
-                self._weight_versions = self._versions_of_weights()
+                self._weight_versions = self.objects.versions_of_weights()
                 self._copies.done()
                 return
             self._copies.keep()
@@ -551,36 +514,12 @@ class RankScript:
         if counters is not None:
             self._values.become_earlier(earlier, counters)
 
-    def _versions_of_gradients(self) -> list[tuple[int, int] | None]:
-        """What differs when a backward() has added to a gradient of a model."""
-        return [
-            None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
-            for parameter in self._weights()
-        ]
-
-    def _versions_of_weights(self) -> list[int]:
-        """What differs when a weight of a model was changed in place."""
-        return [parameter._version for parameter in self._weights()]
-
-    def _versions_of_buffers(self) -> dict[str, int]:
-        """What differs when a buffer of what the script has made was changed in place."""
-        return {
-            f"{kind} {number}: {name}": buffer._version
-            for kind, things in self.seen.items()
-            for number, thing in enumerate(things)
-            if isinstance(thing, nn.Module)
-            for name, buffer in thing.named_buffers()
-        }
-
-    def _weights(self) -> Iterator[nn.Parameter]:
-        return (parameter for module in self.seen["model"] for parameter in module.parameters())
-
     def _take_over(self, values: FrameValues) -> None:
         """The state of others, or of an earlier run, has come. values: of this script when it was where they were."""
         others = self._position.values
         self._position.copied = False
         assert self._turns is not None
-        for number, weight in enumerate(self._weights()):
+        for number, weight in enumerate(self.objects.weights()):
             if number in self._position.stale:
                 self._turns.go_on_with(weight, torch.zeros_like(weight))
         self._counters.told(others)
@@ -630,11 +569,11 @@ class RankScript:
             self._evaluations += 1
             op = Op(OpKind.EVALUATE, self.ranks, training.epoch, training.next_step, label=label)
             self.evaluating = True
-            buffers = self._versions_of_buffers()
+            buffers = self.objects.versions_of_buffers()
             for rank in training.in_turns(op, training.fingerprint(), start.added, found):
                 start.put_back(objects=False)
                 yield from source.of_rank(rank)
-                if changed := sorted(buffers.items() ^ self._versions_of_buffers().items()):
+                if changed := sorted(buffers.items() ^ self.objects.versions_of_buffers().items()):
                     raise mistakes.buffer_in_evaluation(changed[0][0])
             self.evaluating = False
             seed_all(training.seed, training.next_step, label)
@@ -670,11 +609,6 @@ class RankScript:
             raise mistakes.never_trained()
         self.leave()
         self.job.close()
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a script may set in a parameter group of an optimizer."""
-    return {key: value for key, value in group.items() if key != "params"}
 
 
 def watched_backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:

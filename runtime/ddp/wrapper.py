@@ -54,7 +54,7 @@ def _init(
     self.require_backward_grad_sync = True
     self.device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     script.made("model", module)
-    script.modules.append(self)
+    script.objects.wrapped.append(self)
     script.frames.add_model(module)
 
 
