@@ -97,16 +97,17 @@ class Series:
         newest: EntryName | None = None,
         skipped: Collection[str] = (),
         thorough: bool = False,
+        steps: int | None = None,
     ) -> list[EntryName]:
         """Remove this job's entries that the rule does not keep; returns their names. Raises OSError if one cannot be
         removed, after all others were: on NFS a directory stays for as long as another process has a file of it open.
 
         newest: newer entries are ignored; the worker that has just completed this one knows nothing of them. skipped:
         names of entries that cannot be used: they replace no others, and are removed when there are newer ones.
-        thorough: read every byte first, so that a damaged entry replaces no other.
+        thorough: read every byte first, so that a damaged entry replaces no other. steps: as in `verify`, if thorough.
         """
         found = [entry for entry in self.all(job_id) if newest is None or entry.name <= newest]
-        found = [self.verify(entry) if thorough else entry for entry in found]
+        found = [self.verify(entry, steps) if thorough else entry for entry in found]
         complete = [entry.name for entry in found if not entry.problem and str(entry.name) not in skipped]
         unusable = [entry.name for entry in found if not entry.problem and str(entry.name) in skipped]
         unfinished = [entry.name for entry in found if entry.unfinished]

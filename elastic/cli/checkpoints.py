@@ -204,6 +204,13 @@ def _export(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
 
 
 def _prune(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
-    keep = Keep.parse(options.keep)
-    gone = [str(name) for name in Series(storage).prune(keep, job_id, thorough=True)]
+    from elastic.records.job_directory import read_settings
+    from elastic.records.resume import steps_on_file
+
+    keep, steps, skipped = Keep.parse(options.keep), None, ()
+    if options.job_dir is not None:  # from what the job does not go on replaces nothing from which it would
+        settings = read_settings(options.job_dir)
+        steps, skipped = steps_on_file(options.job_dir) if settings.ledger else None, settings.skipped
+    removed = Series(storage).prune(keep, job_id, skipped=skipped, thorough=True, steps=steps)
+    gone = [str(name) for name in removed]
     return answer(options, gone, "\n".join(f"removed {name}" for name in gone) or "nothing to remove")

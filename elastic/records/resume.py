@@ -93,7 +93,7 @@ def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) ->
     settings, resumption = settings_of(spec, job_dir, memory), None
     if again:
         snapshots = _snapshots(settings)
-        resumption = decide(Series(storage_at(settings.root)), settings.job_id, _steps_on_file(job_dir), snapshots)
+        resumption = decide(Series(storage_at(settings.root)), settings.job_id, steps_on_file(job_dir), snapshots)
         if snapshots is not None:
             snapshots.keep_only(resumption.checkpoint if resumption.memory else "")
         earlier = read_resumes(job_dir)
@@ -207,7 +207,8 @@ def redone(job_dir: Path) -> tuple[int, int] | None:
     return None if newest is None or newest["redone"] is None else (newest["redone"][0], newest["redone"][1])
 
 
-def _steps_on_file(job_dir: Path) -> int:
+def steps_on_file(job_dir: Path) -> int:
+    """How many steps the ledger has."""
     path = job_dir / "steps.jsonl"
     return len(ledger.read(path)) if path.exists() else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ def test_prune_does_not_take_a_damaged_one_for_one_that_may_replace_others(
     flip(next(directory.glob("_periodic/step-000000000008*/*.safetensors")), 0.99)
     assert json.loads(said(capsys, "prune", "--keep", "last 1", "--dir", str(directory), "--json")) == []
     assert "its SHA-256" in said(capsys, "verify", "--dir", str(directory), code=1)
+
+
+@pytest.mark.parametrize(("steps", "skips"), [(6, False), (9, True)])
+def test_prune_keeps_that_from_which_the_job_would_go_on(
+    saved: tuple[Path, Setup], capsys: pytest.CaptureFixture[str], steps: int, skips: bool
+) -> None:
+    """The ledger ends before the newest, or an earlier start has skipped it: the one before is the job's only one."""
+    directory, _ = saved
+    newest = next(directory.glob("_periodic/step-000000000008*")).name
+    ledger = directory.parent / "steps.jsonl"
+    ledger.write_text("".join(f'{{"step": {step}, "generation": 1, "world": 1}}\n' for step in range(steps)))
+    told = Settings(
+        root=str(directory), job="train", job_id="feed", ledger=str(ledger), skipped=(newest,) if skips else ()
+    )
+    (directory.parent / "checkpoints.json").write_text(json.dumps(asdict(told)))
+    (directory.parent / "job.json").write_text("{}")
+    assert json.loads(said(capsys, "prune", "--keep", "last 1", "--job-dir", str(directory.parent), "--json")) == []
 
 
 @pytest.mark.parametrize(
