@@ -121,8 +121,8 @@ class Saver:
         """Number of this member's parts that are not written yet."""
         self._unfinished: dict[str, SaverTask] = {}
         """Series -> the task whose own part is written, while parts of others are not."""
-        self._never: dict[EntryName, str] = {}
-        """Periodic entries that will never be complete, because this member could not write its part -> its note."""
+        self._never: dict[tuple[str, EntryName], str] = {}
+        """Series and entry that will never be complete, because this member could not write its part -> its note."""
         self.standing = EntryProgress()
         self._finishing = False
         self._thread: threading.Thread | None = None
@@ -208,8 +208,7 @@ class Saver:
         try:
             size = self._tried(task, lambda: self._write_part(task, task.place.rank))
         except Exception:
-            if task.series == PERIODIC:
-                self._never[task.name] = part_note(task.place.rank, task.place.world)
+            self._never[task.series, task.name] = part_note(task.place.rank, task.place.world)
             raise
         finally:
             if task.own_files is not None:
@@ -232,8 +231,8 @@ class Saver:
     def _remove_never(self) -> None:
         """Remove what others wrote of entries that will never be complete: on a full disk it takes the room of the next
         one. Not at once, because others may still be writing. A note that is there all the same keeps its entry."""
-        series = Series(self._storage)
-        for name, note in self._never.items():
+        for (directory, name), note in self._never.items():
+            series = Series(self._storage, directory)
             with contextlib.suppress(OSError):  # the next complete entry removes it, too
                 if note not in self._storage.files(series.path(name)):
                     series.remove(name)

@@ -629,9 +629,13 @@ def test_a_disk_that_has_room_again_gets_the_next_checkpoint(
     assert capfd.readouterr().err.count("checkpoint_failed") == 1
 
 
-def test_parts_of_checkpoints_that_one_member_could_not_write_do_not_fill_the_disk(configure: Configure) -> None:
+@pytest.mark.parametrize("saves", [False, True])
+def test_parts_of_checkpoints_that_one_member_could_not_write_do_not_fill_the_disk(
+    configure: Configure, saves: bool
+) -> None:
     """w1 has no room at the steps 3 and 6. At 9 it has, and what w0 wrote before is gone already."""
-    series, left = configure(every="3 steps"), dict[int, list[int]]()
+    series, left = configure(every="off" if saves else "3 steps"), dict[int, list[int]]()
+    series = Series(series.storage, "best") if saves else series
 
     def script(session: FakeMember) -> str:
         job = make_job(session)
@@ -648,6 +652,8 @@ def test_parts_of_checkpoints_that_one_member_could_not_write_do_not_fill_the_di
             saver._write_part = full  # type: ignore[method-assign]
 
         def body(setup: Setup) -> None:
+            if saves and setup.job._training.next_step in (3, 6, 9):
+                setup.job.save("best")
             while saver.pending:
                 session.world.lock.wait(0.01)  # the other one runs meanwhile
 
