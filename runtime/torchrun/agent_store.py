@@ -38,8 +38,9 @@ class AgentStore(Store):
             value, revision = self._read(key)
             total = int(value or b"0") + amount
             with _asking():
-                if self._keys.write(self._name(key), str(total).encode(), if_revision=revision) is not None:
-                    return total
+                written = self._keys.write(self._name(key), b"%d" % total, if_revision=revision, overwritten=True)
+            if written is not None:
+                return total
 
     def check(self, keys: Sequence[str]) -> bool:
         with _asking():

@@ -72,19 +72,27 @@ class RunKeys:
         item = self._tried(lambda: self._store.get(self.path(name), timeout_s=ATTEMPT_S))
         return None if item is None else Entry(_payload(item), item.mod_revision, item.create_revision)
 
-    def write(self, name: str, payload: bytes, *, if_revision: int | None = None) -> int | None:
+    def write(
+        self, name: str, payload: bytes, *, if_revision: int | None = None, overwritten: bool = False
+    ) -> int | None:
         """if_revision: only if the key was last written then; 0: only if it does not exist; None: in any case. Returns
-        the new revision; None: it was another."""
+        the new revision; None: it was another.
+
+        overwritten: the write is recognised also if another one has followed before the answer to it was lost. For that
+        it leaves a second key.
+        """
         key = self.path(name)
         nonce = secrets.token_bytes(NONCE_BYTES)
         value = MAGIC + zlib.crc32(nonce + payload).to_bytes(4, "big") + nonce + payload
         compares = () if if_revision is None else (ModRevision(key, if_revision),)
+        proof = f"{key}/{nonce.hex()}" if overwritten else key
 
         def attempt() -> int | None:
-            done = self._store.txn(compares, (Put(key, value, self._current_lease()),), timeout_s=ATTEMPT_S)
+            puts = [Put(written, value, self._current_lease()) for written in dict.fromkeys((key, proof))]
+            done = self._store.txn(compares, puts, timeout_s=ATTEMPT_S)
             if done.succeeded:
                 return done.revision
-            there = self._store.get(key, timeout_s=ATTEMPT_S)
+            there = self._store.get(proof, timeout_s=ATTEMPT_S)
             return there.mod_revision if there is not None and there.value == value else None
 
         return self._tried(attempt)

@@ -92,6 +92,21 @@ def test_who_was_overtaken_while_etcd_did_not_answer_is_told_so(store: Shared, k
     assert there is not None and there[0] == b"other" and not there[2]
 
 
+def test_what_was_added_is_added_once_though_others_add_before_the_lost_answer_is_asked_for(store: Shared) -> None:
+    first, second = (agent_store(RunKeys(store, "run")) for _ in range(2))
+    real = store.txn
+
+    def overtaken(*args: Any, **kwargs: Any) -> TxnResult:
+        store.txn = real  # type: ignore[method-assign]
+        real(*args, **kwargs)
+        assert second.add("n", 10) == 11
+        raise StoreUnavailable("cut off", ambiguous=True)
+
+    store.txn = overtaken  # type: ignore[method-assign]
+    assert first.add("n", 1) == 1
+    assert first.add("n", 1) == 12
+
+
 def test_a_lease_that_etcd_has_lost_is_replaced(store: Shared, keys: RunKeys) -> None:
     backend = StateBackend(keys)
     first = backend.set_state(b"x")
