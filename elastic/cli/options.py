@@ -177,7 +177,8 @@ def command(words: Sequence[str], module: bool, verb: str = "run") -> tuple[str,
         raise ConfigError(f"{program} is no script but a directory; give the file, or a module with -m")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"the script {program} cannot be read; check its permissions")
-    return program, (sys.executable, program, *arguments)
+    # Python would take a name with a dash for an option.
+    return program, (sys.executable, f"./{program}" if program.startswith("-") else program, *arguments)
 
 
 def _check_module(name: str) -> None:

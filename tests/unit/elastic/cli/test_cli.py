@@ -124,6 +124,7 @@ def test_help_says_how_to_go_on(arguments: list[str], capsys: pytest.CaptureFixt
         (["train.py", "--workers", "9"], ("train.py", "--workers", "9")),
         (["--", "train.py", "--", "-x"], ("train.py", "--", "-x")),
         (["--workers", "2", "--", "train.py", "-m"], ("train.py", "-m")),
+        (["--", "-t.py", "-m"], ("./-t.py", "-m")),
         (["-m", "json.tool", "--json"], ("-m", "json.tool", "--json")),
         (["--workers", "2", "-m", "json.tool"], ("-m", "json.tool")),
     ],
@@ -131,6 +132,7 @@ def test_help_says_how_to_go_on(arguments: list[str], capsys: pytest.CaptureFixt
 def test_what_follows_the_script_is_the_scripts(
     words: list[str], command: tuple[str, ...], here: Path, started: list[tuple[JobSpec, Path]]
 ) -> None:
+    (here / "-t.py").write_text("")
     assert cli.main(["run", *words]) == 0
     ((spec, _),) = started
     assert spec.command == (sys.executable, *command)
