@@ -152,6 +152,11 @@ def client_of(options: argparse.Namespace) -> FleetClient:
     from elastic.fleet.client import FleetClient
     from elastic.security.channels import ChannelFactory
 
+    for word in vars(options).values():
+        if isinstance(word, str) and word.encode(errors="replace").decode() != word:
+            raise ConfigError(f"{word!r} is no text in UTF-8, so no job, node or owner is called so")
+        if isinstance(word, int) and abs(word) >= 1 << 63:
+            raise ConfigError(f"{word} is too large a number")
     replicas = parse("--rendezvous", options.rendezvous)
     keyring = keyring_of(certs_of(options), Role.OPERATOR, Role.VIEWER)
     check_plain("--rendezvous", replicas, allowed=options.insecure or keyring is not None)
