@@ -81,8 +81,9 @@ def storage_at(url: str) -> Storage:
     """The storage at a path or URL. Raises ConfigError for a scheme that is not available here."""
     if "://" not in url:
         return LocalStorage(os.path.abspath(url))
-    if url.startswith("file://"):
-        return LocalStorage(os.path.abspath(url.removeprefix("file://")))
+    scheme, _, path = url.partition("://")
+    if scheme in ("file", "local"):
+        return LocalStorage(os.path.abspath(path))
     return RemoteStorage(url)
 
 

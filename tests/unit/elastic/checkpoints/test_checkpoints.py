@@ -23,7 +23,7 @@ from elastic.checkpoints.manifest import Manifest
 from elastic.checkpoints.naming import MANIFEST, OWN_FILES_PREFIX, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import FileSink, LocalStorage, storage_at
+from elastic.checkpoints.storage import FileSink, LocalStorage, put, storage_at
 from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from elastic.records import temp_dirs
 from elastic.records.resume import decide
@@ -722,6 +722,12 @@ def test_memory_and_other_file_systems_serve_too(configure: Configure) -> None:
     assert resumable(make_job()) == quiet
     series.remove(found.name)
     assert [entry.name.step for entry in series.all()] == [4]
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_directory_of_this_machine_may_be_given_as_a_url_and_is_made(tmp_path: Path, scheme: str) -> None:
+    put(storage_at(f"{scheme}://{tmp_path}/run/checkpoints"), "a/b", b"x")
+    assert (tmp_path / "run" / "checkpoints" / "a" / "b").read_bytes() == b"x"
 
 
 def test_what_an_object_store_raises_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
