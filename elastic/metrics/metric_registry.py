@@ -61,5 +61,8 @@ class MetricRegistry:
 
     def shown(self, accept: str) -> tuple[bytes, str]:
         """The text for a scraper, and its content type. accept: the scraper's header of that name."""
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # prometheus_client, of a version that is no number
+            encoder, content_type = choose_encoder("")
         return encoder(self._registry), content_type

@@ -60,6 +60,9 @@ def test_metrics_health_and_readiness_have_a_path_each_and_nothing_else_is_there
         line.request("POST", "/metrics", b"x")
         assert line.getresponse().status == 501
         line.close()
+        line.request("GET", "/metrics", headers={"Accept": "text/plain;version=abc"})
+        assert line.getresponse().headers["Content-Type"].startswith("text/plain; version=")
+        line.close()
 
 
 def test_callers_who_say_nothing_lose_their_places_to_a_scraper() -> None:
