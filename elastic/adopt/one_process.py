@@ -12,14 +12,15 @@ from elastic.adopt.training_loop import TrainingLoop
 
 def check_mean(script: Script, loop: TrainingLoop) -> None:
     """Refuse a loss that is seen to be a sum over the samples: its gradient would be that of a smaller batch."""
-    for node in (node for statement in loop.shard for node in ast.walk(statement)):
+    for node in script.run_by(loop.shard):
         match node:
             case ast.Call(func, _, keywords):
                 made = script.origin(func)
                 given = [*keywords, *(made.keywords if isinstance(made, ast.Call) else [])]
                 sums = any(one.arg == "reduction" and ast.unparse(one.value) == "'sum'" for one in given)
-            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="sum"))):
-                sums = loop.loss is not None and name == loop.loss.id
+            case ast.Assign([ast.Name(name)], ast.Call() as made) if loop.loss is not None and name == loop.loss.id:
+                value = script.returned(made) or made
+                sums = isinstance(value, ast.Call) and getattr(value.func, "attr", "") == "sum"
             case _:
                 sums = False
         if sums:

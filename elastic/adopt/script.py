@@ -281,6 +281,17 @@ class Script:
     def calls_of(self, function: ast.FunctionDef) -> list[ast.Call]:
         return self._calls.get(function, [])
 
+    def run_by(self, statements: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+        """All that is in them, and in the functions of the script that they call, directly or not."""
+        bodies, seen = [list(statements)], set[ast.FunctionDef]()
+        while bodies:
+            for node in (node for statement in bodies.pop() for node in ast.walk(statement)):
+                yield node
+                function = self.function_of(node) if isinstance(node, ast.Call) else None
+                if function is not None and function not in seen:
+                    seen.add(function)
+                    bodies.append(function.body)
+
     @staticmethod
     def _parameters(function: ast.FunctionDef) -> list[str]:
         given = function.args

@@ -936,6 +936,17 @@ REFUSED_PLAIN: Cases = {
     "a sum": (
         [("cost(model(x), y)", "(model(x) - y).square().sum()")], [(".sum()", "is a sum over the samples")],
     ),
+    "a sum that a function returns": (
+        [("import DataLoader\n", "import DataLoader\n\n\ndef square(out, y):\n    return ((out - y) ** 2).sum()\n"),
+         ("cost(model", "square(model")],
+        [("square(model", "is a sum over the samples")],
+    ),
+    "a sum in a function": (
+        [("import DataLoader\n", "import DataLoader\nimport torch.nn.functional as F\n\n\ndef both(out, y):\n"
+          "    near = F.mse_loss(out, y, reduction='sum')\n    return near + out.abs().mean()\n"),
+         ("cost(model", "both(model")],
+        [("near =", "is a sum over the samples")],
+    ),
     "a count": ([("print(epoch, loss.item())", "print(len(x))")], [("len(x)", "the mean or the sum is not known")]),
 }
 # fmt: on
