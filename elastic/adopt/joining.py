@@ -68,14 +68,15 @@ def write_join(script: Script, edits: Edits, loop: TrainingLoop, group: Distribu
         script.refuse(other, "there is a second process group", "start one")
     at = script.statement(group.starts[0]) if group.starts else loop.epochs if loop.epochs is not None else loop.batches
     body, scope = script.block(at), script.scope(at)
-    while not (group.starts or _is_outermost(script, body)):
+    uses = [script.innermost(line) for line in edits.places_of(f"{job}.")]
+    calls = [node for node in ast.walk(script.tree) if isinstance(node, ast.Call)]
+    seeds = [script.statement(call) for call in calls if _seeds(script, call, scope)]
+    mine = [node for node in (*uses, *seeds) if script.scope(node) is scope]
+    while not (group.starts or (_is_outermost(script, body) and all(_is_in(script, node, body) for node in mine))):
         body = script.block(script.statement(script.parents[body[0]]))
     if not _is_outermost(script, body):
         script.end(at, "the process group is started under a condition", "take it out of there")
     place = at if group.starts else _behind_arguments(body)
-    uses = [script.innermost(line) for line in edits.places_of(f"{job}.")]
-    calls = [node for node in ast.walk(script.tree) if isinstance(node, ast.Call)]
-    seeds = [script.statement(call) for call in calls if _seeds(script, call, scope)]
     for needs in (*uses, *seeds):
         around = [one for one in body if needs is one or one in (*script.around(needs),)]
         if script.scope(needs) is scope and around and around[0].lineno < place.lineno:
@@ -110,6 +111,10 @@ def _is_outermost(script: Script, body: list[ast.stmt]) -> bool:
     """Whether this is all of a function or of the script, or of its `if __name__`."""
     parent = script.parents[body[0]]
     return isinstance(parent, ast.Module | ast.FunctionDef) or is_main(parent)
+
+
+def _is_in(script: Script, node: ast.stmt, body: list[ast.stmt]) -> bool:
+    return any(one is node or one in script.around(node) for one in body)
 
 
 def _behind_arguments(body: list[ast.stmt]) -> ast.stmt:

@@ -927,6 +927,14 @@ def test_a_script_of_one_process() -> None:
     assert taken(PLAIN) == ADOPTED_PLAIN
 
 
+def test_loops_under_the_name_of_the_script_have_their_job_where_the_loader_is() -> None:
+    def guarded(script: str, first: str) -> str:
+        head, begin, rest = script.partition(first)
+        return f'{head}if __name__ == "__main__":\n' + textwrap.indent(begin + rest, "    ")
+
+    assert taken(guarded(PLAIN, "for epoch")) == guarded(ADOPTED_PLAIN, "job.register")
+
+
 # fmt: off
 REFUSED_PLAIN: Cases = {
     "a sum by the criterion": (
