@@ -18,8 +18,12 @@ def check_mean(script: Script, loop: TrainingLoop) -> None:
                 made = script.origin(func)
                 given = [*keywords, *(made.keywords if isinstance(made, ast.Call) else [])]
                 sums = any(one.arg == "reduction" and ast.unparse(one.value) == "'sum'" for one in given)
-            case ast.Assign([ast.Name(name)], ast.Call() as made) if loop.loss is not None and name == loop.loss.id:
-                value = script.returned(made) or made
+            case ast.Assign([ast.Name(name)], value) if loop.loss is not None and name == loop.loss.id:
+                if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):  # by the size of the batch?
+                    ofs = {one.id for one in ast.walk(value.right) if isinstance(one, ast.Name)}
+                    value = value.left if not ofs & loop.bound else value
+                if isinstance(value, ast.Call):
+                    value = script.returned(value) or value
                 sums = isinstance(value, ast.Call) and getattr(value.func, "attr", "") == "sum"
             case _:
                 sums = False

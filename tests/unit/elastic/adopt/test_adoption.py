@@ -927,6 +927,10 @@ def test_a_script_of_one_process() -> None:
     assert taken(PLAIN) == ADOPTED_PLAIN
 
 
+def test_a_sum_by_the_size_of_the_shard_is_a_mean() -> None:
+    taken(changed(("cost(model(x), y)", "(model(x) - y).square().sum() / len(y)"), script=PLAIN))
+
+
 def test_loops_under_the_name_of_the_script_have_their_job_where_the_loader_is() -> None:
     def guarded(script: str, first: str) -> str:
         head, begin, rest = script.partition(first)
@@ -943,6 +947,9 @@ REFUSED_PLAIN: Cases = {
     ),
     "a sum": (
         [("cost(model(x), y)", "(model(x) - y).square().sum()")], [(".sum()", "is a sum over the samples")],
+    ),
+    "a sum by the size of the batch": (
+        [("cost(model(x), y)", "(model(x) - y).square().sum() / 8")], [(".sum() / 8", "is a sum over the samples")],
     ),
     "a sum that a function returns": (
         [("import DataLoader\n", "import DataLoader\n\n\ndef square(out, y):\n    return ((out - y) ** 2).sum()\n"),
