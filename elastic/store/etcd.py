@@ -64,27 +64,42 @@ class EtcdStore:
         self._tls, self._keepalive_s = tls, keepalive_s
         self._connecting = threading.Lock()
         self._files = tls.state() if tls else ()
-        self._newest = connected(self._target, tls, keepalive_s)
+        self._proven = connected(self._target, tls, keepalive_s)
+        self._renewal: tuple[Any, grpc.Future[None]] | None = None
+        """A connection with newer certificates, until etcd has accepted it."""
         self._watches: set[EtcdWatch] = set()
         self._closed = False
 
     @property
     def _client(self) -> Any:
-        """With the certificates that are there now. Calls and watches under way keep the connection that they have."""
+        """With the newest certificates that etcd has accepted: it reads its authorities when it starts, and may not
+        believe new certificates yet. Calls and watches under way keep the connection that they have."""
         if self._tls is not None:
             with self._connecting:
                 files = self._tls.state()
                 if files != self._files:
                     with contextlib.suppress(OSError):  # being replaced at this moment: the next call looks again
-                        self._newest, self._files = connected(self._target, self._tls, self._keepalive_s), files
-        return self._newest
+                        newer, self._files = connected(self._target, self._tls, self._keepalive_s), files
+                        self._drop_renewal()
+                        self._renewal = newer, grpc.channel_ready_future(newer.channel)
+                if self._renewal is not None and self._renewal[1].done():
+                    self._proven, self._renewal = self._renewal[0], None
+        return self._proven
+
+    def _drop_renewal(self) -> None:
+        if self._renewal is not None:
+            self._renewal[1].cancel()
+            self._renewal[0].close()
+            self._renewal = None
 
     def close(self) -> None:
         """End all watches and the connection. Calls under way raise StoreUnavailable."""
         self._closed = True
         for watch in list(self._watches):
             watch.cancel()
-        self._newest.close()
+        with self._connecting:
+            self._drop_renewal()
+        self._proven.close()
 
     def __enter__(self) -> EtcdStore:
         return self

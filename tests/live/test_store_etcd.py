@@ -274,7 +274,8 @@ def test_a_member_without_quorum_ends_its_watches_instead_of_keeping_them_silent
 
 
 def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
-    """Also with a certificate that came while the store was in use; one of the fleet is none for etcd."""
+    """Also with a certificate that came while the store was in use, once etcd accepts it; one of the fleet is none for
+    etcd."""
     certificate_authority.create(tmp_path / "ca")
     ours, others = tmp_path / "ours", tmp_path / "others"
     issuer = certificate_authority.Authority(tmp_path / "ca")
@@ -293,15 +294,23 @@ def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
         shutil.copy(client, changing)
         with EtcdStore(cluster.endpoints, tls=replace(tls, cert=str(changing), key=str(changing))) as store:
             retried(lambda: write_key(store, "k", b"1", timeout_s=PATIENCE_S))
+            first = store._proven
             shutil.copy(foreign, changing)
-            with pytest.raises(StoreUnavailable):
-                store.get("k", timeout_s=0.5)
+            for _ in range(4):
+                assert store.get("k", timeout_s=PATIENCE_S) is not None, "the one before is used"
+                time.sleep(0.25)
+            assert store._proven is first
             shutil.copy(client, changing)
-            retried(lambda: write_key(store, "k", b"2", timeout_s=PATIENCE_S))
+            deadline_s = time.monotonic() + PATIENCE_S
+            while store._proven is first and time.monotonic() < deadline_s:
+                write_key(store, "k", b"2", timeout_s=PATIENCE_S)
+            assert store._proven is not first
+            write_key(store, "k", b"3", timeout_s=PATIENCE_S)
         without_certificate = replace(tls, cert=None, key=None)
         of_the_fleet = replace(tls, cert=str(ours / "agent.pem"), key=str(ours / "agent.pem"))
+        of_another = replace(tls, cert=foreign, key=foreign)
         other_name = replace(tls, server_name="other.test")
-        for refused in (without_certificate, of_the_fleet, other_name):
+        for refused in (without_certificate, of_the_fleet, of_another, other_name):
             with EtcdStore(cluster.endpoints, tls=refused) as store, pytest.raises(StoreUnavailable):
                 store.get("k", timeout_s=0.5)
     finally:
