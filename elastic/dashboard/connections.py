@@ -1,7 +1,8 @@
 """Connections to the dashboard.
 
-Any user of this machine may open some, without the key. They are bounded in number, and one that asks nothing is
-closed: else they would take all descriptors of the process, and each refused one would be a traceback in its log.
+Any user of this machine may open some, without the key. They are bounded in number, and one that asks nothing, or takes
+nothing of an answer, is closed: else they would take all descriptors of the process, and each refused one would be a
+traceback in its log.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BACKLOG = 64
 """asyncio accepts so many before it looks at any of them."""
 
 REQUEST_S = 15.0
-"""Seconds in which a connection has to make its next request."""
+"""Seconds in which a connection has to make its next request, or to take a part of its answer."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -31,14 +32,16 @@ class BoundedProtocol(H11Protocol):
         else:
             self.loop.call_later(REQUEST_S, self._look, None)
 
-    def _look(self, before: Any) -> None:
-        """before: the request that it had answered, or was answering, at the last look."""
+    def _look(self, before: Any, untaken: int = 0) -> None:
+        """before: the request that it had answered, or was answering, at the last look. untaken: bytes of the answer
+        that it had not taken then."""
         if self.transport.is_closing():
             return
-        if self.cycle is before and (before is None or before.response_complete):
+        waits = self.transport.get_write_buffer_size()
+        if self.cycle is before and (before is None or before.response_complete or 0 < waits == untaken):
             self.transport.abort()
         else:
-            self.loop.call_later(REQUEST_S, self._look, self.cycle)
+            self.loop.call_later(REQUEST_S, self._look, self.cycle, waits)
 
 
 def config(app: ASGIApp, close_s: float) -> uvicorn.Config:

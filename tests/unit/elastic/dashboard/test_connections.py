@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -54,5 +55,30 @@ def test_who_asks_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> N
         await task
         for _, writer in held:
             writer.close()
+
+    asyncio.run(main())
+
+
+def test_who_asks_much_and_takes_no_answer_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS", 1)
+    monkeypatch.setattr(connections, "REQUEST_S", 0.3)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("x" * (1 << 20))(scope, receive, send)
+
+    async def main() -> None:
+        listening = server.listen("0")
+        port = listening.getsockname()[1]
+        serving = uvicorn.Server(connections.config(app, 2.0))
+        task = asyncio.create_task(serving.serve(sockets=[listening]))
+        while not serving.started:
+            await asyncio.sleep(0.01)
+        with socket.create_connection(("127.0.0.1", port)) as held:
+            held.sendall(REQUEST * 100)
+            async with asyncio.timeout(30):
+                while not await answered(port):
+                    await asyncio.sleep(0.05)
+        serving.should_exit = True
+        await task
 
     asyncio.run(main())
