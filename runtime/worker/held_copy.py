@@ -125,16 +125,17 @@ class CopyHolder:
 
         A first window tells how much memory the copy takes.
         """
-        room = Room([])
+        room: Room | None = None
         while True:
             seen = self._window.opened
 
-            def ready(seen: int = seen, room: Room = room) -> bool:
-                good = not room.sizes or seen < self._window.opened
-                return wanted() and (good or self._window.lasts_from_now(room.nbytes / HOLD_BYTES_PER_S))
+            def ready(seen: int = seen, room: Room | None = room) -> bool:
+                if room is None or seen < self._window.opened:
+                    return wanted()
+                return wanted() and self._window.lasts_from_now(room.nbytes / HOLD_BYTES_PER_S)
 
-            def begin(number: int, room: Room = room) -> None:
-                if room.sizes:
+            def begin(number: int, room: Room | None = room) -> None:
+                if room is not None:
                     self._log.follow(reader, number, room.log_bytes)
 
             with self._window.reading(ready, begin) as number:
@@ -143,7 +144,7 @@ class CopyHolder:
                 begun_s = time.monotonic()
                 about, header, blobs = capture()
                 sizes = [blob.numel() for blob in blobs]
-                if room.sizes and room.sizes == sizes:  # else the state has grown since
+                if room is not None and room.sizes == sizes:  # else the state has grown since
                     held = HeldCopy(number, about, header, room.fill(blobs))
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)

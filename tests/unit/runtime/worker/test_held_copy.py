@@ -21,6 +21,24 @@ from runtime.worker.state_owner import SharedWorkerState
 from tests.unit.rings import GENEROUS_S
 
 
+def test_a_state_without_tensors_is_held_like_any_other() -> None:
+    """A job that keeps numbers alone may have steps that are too short for a copy."""
+    position = SimpleNamespace(donor=True, reduced=3, record=None)
+    shared = cast(SharedWorkerState, SimpleNamespace(changed=threading.Condition(threading.RLock()), position=position))
+    window = CopyWindow(shared)
+    window.open(Op(OpKind.PASS, 2), GENEROUS_S)
+    journal = cast(Journal, SimpleNamespace(write=lambda event, **fields: None))
+    holder, captures = CopyHolder(shared, window, ResultLog(), journal), list[int]()
+
+    def capture() -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
+        captures.append(len(captures))
+        assert len(captures) <= 2
+        return {}, {"state": {"n": 1}}, []
+
+    with holder.copy(cast(CopyConnection, "reader"), lambda: True, capture) as held:
+        assert held is not None and (held.number, held.header, held.blobs) == (3, {"state": {"n": 1}}, [])
+
+
 def test_newcomers_that_have_waited_in_vain_for_a_copy_in_the_making_do_not_have_another_one_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
