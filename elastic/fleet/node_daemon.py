@@ -216,6 +216,7 @@ class Daemon:
     async def _hand_over(self) -> None:
         """Become another program, after the agents of all jobs, if a request is there and nothing is in the way."""
         if self._hands_over:
+            handover.refuse_another(self._place, self._journal)
             return
         self._hands_over = True
         try:

@@ -16,7 +16,7 @@ old one, reads what it would be handed and checks its own options: a program tha
 """
 
 from elastic.agent.handover.exec_in_place import OPTION, Handed, begin, go, hear, without_option
-from elastic.agent.handover.prepare import CALM_POLL_S, prepared, refuse, until
+from elastic.agent.handover.prepare import CALM_POLL_S, prepared, refuse, refuse_another, until
 from elastic.agent.handover.request_files import (
     SIGNAL,
     RunningProgram,
@@ -44,6 +44,7 @@ __all__ = [
     "of_this_program",
     "prepared",
     "refuse",
+    "refuse_another",
     "until",
     "without_option",
 ]

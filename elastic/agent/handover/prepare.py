@@ -59,6 +59,14 @@ def refuse(place: UpgradeRequestFiles, journal: Journal, request: UpgradeRequest
         journal.write("handover_not_answered", because=str(error))
 
 
+def refuse_another(place: UpgradeRequestFiles, journal: Journal) -> None:
+    """Answer a request that comes while a takeover is under way."""
+    try:
+        refuse(place, journal, place.request(), "another program is taking over at this moment; ask again after that")
+    except UpgradeRefused as refused:
+        journal.write("handover_refused", because=str(refused))
+
+
 async def until(reached: Callable[[], bool], within_s: float) -> bool:
     """Poll until `reached` is true, or the time is over: other processes' files cannot be waited for."""
     deadline_s = time.monotonic() + within_s

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -689,6 +689,24 @@ def test_a_daemon_that_cannot_read_what_is_asked_goes_on(tmp_path: Path) -> None
         assert "handover_refused" in said and "a.upgrade.json cannot be read" in said
         node.daemon._signalled(signal.SIGTERM)
         assert node.daemon._status == 128 + signal.SIGTERM
+
+    play(tmp_path, story)
+
+
+def test_a_second_request_during_a_handover_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(node: Node) -> None:
+        place, second = node.daemon._place, handover.of_this_program()
+        node.site.jobs_dir.mkdir(exist_ok=True)
+
+        async def prepared(*_: object) -> None:
+            place._write("upgrade", asdict(second))
+            await node.daemon._hand_over()
+            answer = place.answer(second)
+            assert answer is not None and "another program is taking over" in answer["refused"]
+
+        monkeypatch.setattr(handover, "prepared", prepared)
+        await node.daemon._hand_over()
+        node.daemon._signalled(signal.SIGTERM)
 
     play(tmp_path, story)
 
