@@ -174,7 +174,7 @@ def ports(survey: ProbeAnswers) -> Iterator[Finding]:
         through = f"let {', '.join(sources)} through to TCP ports {low} to {high} of {host}"
         advice = f"{through}, or start its agent with an --address under which they reach it"
         yield Finding("ports", f"node {name}", said, advice)
-    if not cut and all("reached" in document for document in found.values()):
+    if found and not cut and all("reached" in document for document in found.values()):
         most = max(len(document["reached"]) for document in found.values())
         whom = "all others" if most == len(found) - 1 else f"the {most} others that it has tried"
         yield Finding("ports", "fleet", f"each node reaches {whom} where workers listen")

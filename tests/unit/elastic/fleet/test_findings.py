@@ -140,6 +140,10 @@ def test_ports_that_are_reached_are_one_line_and_a_fleet_of_one_node_has_none() 
     assert "ports" not in [finding.about for finding in findings(survey())]
 
 
+def test_nodes_that_have_left_before_their_ports_were_tried_are_no_finding() -> None:
+    assert to_do(survey(crossings=ProbeAnswer({}))) == []
+
+
 def test_a_port_that_is_not_reached_is_named_with_whom_it_does_not_let_through() -> None:
     cut = {"reached": {"c": "no answer within 2 s", "a": ""}}
     [finding] = to_do(crossed(a={"reached": {"b": "", "c": "no answer within 2 s"}}, b=cut))
