@@ -2,12 +2,14 @@
 
 A script counts turns where it means steps. So what a silent turn has done to plain values is undone before the next
 turn of the same pass, and a newcomer gets those that change from a member. Plain values are numbers, strings, None,
-short tensors and the length of lists. A newcomer gets short tensors and lists of plain values too.
+short tensors, and the entries of lists and deques. A newcomer gets short tensors and lists of plain values too.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections import deque
 from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any, TypeAlias, TypeGuard
@@ -26,10 +28,47 @@ TEXT_MAX = 200
 TENSOR_MAX = 64
 """Elements of a tensor; a larger one is data, or an average of the weights."""
 LIST_MAX = 4096
-"""Entries of a list that a newcomer gets; a longer one is data."""
+"""Entries of a list that are kept, and that a newcomer gets; a longer one is data, and only made as short as it was."""
 _ABSENT = object()
 _KINDS = (int, float, bool, str, type(None))
 _LOWEST, _HIGHEST = "lowest ", "highest "
+
+
+class _Listed:
+    """What was in a list or a deque at one moment. Equal to one with the same entries."""
+
+    def __init__(self, values: list[Any] | deque[Any], length: int | None = None) -> None:
+        """length: how many of the entries were there then; None: all."""
+        self.values = values
+        self.length = len(values) if length is None else length
+        self.entries = list(values)[: self.length] if self.length <= LIST_MAX else None
+        """None: too many."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Listed) and self.length == other.length and _same(self.entries, other.entries)
+
+    def put_back(self) -> None:
+        if self.entries is None:
+            while len(self.values) > self.length:
+                self.values.pop()
+        elif not _same(self.entries, list(self.values)):
+            self.values.clear()
+            self.values.extend(self.entries)
+
+    def rebase(self, others: list[Any], met: _Listed) -> None:
+        """Become what this would be if the list had had these entries when it had those of `met`: it has what was
+        appended to it since then, and lacks what was not there yet. A list that was changed otherwise stays."""
+        mine, there = self.entries, met.entries
+        if mine is not None and there is not None and _same(mine[: len(there)], there[: len(mine)]):
+            self.entries = others[: max(0, len(others) + len(mine) - len(there))] + mine[len(there) :]
+            self.length = len(self.entries)
+
+
+def _same(one: list[Any] | None, other: list[Any] | None) -> bool:
+    """Whether the entries are the same objects; what they are is not looked at."""
+    if one is None or other is None:
+        return one is other
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 class FrameValues:
@@ -38,7 +77,7 @@ class FrameValues:
     def __init__(self, frames: ScriptFrames) -> None:
         self._frames = frames
         self._plain: dict[ValuePlace, Plain] = {}
-        self._lists: dict[ValuePlace, tuple[list[Any], int]] = {}
+        self._lists: dict[ValuePlace, _Listed] = {}
         self._tensors: dict[ValuePlace, tuple[torch.Tensor, torch.Tensor]] = {}
         self._dicts: dict[ValuePlace, tuple[dict[Any, Any], set[Any]]] = {}
         """Short dicts, and the keys that they had."""
@@ -56,8 +95,8 @@ class FrameValues:
                 found._other.add(place)
                 if is_dict(value) and len(value) <= OBJECTS_MAX:
                     found._dicts[place] = (value, set(value))
-            elif isinstance(value, list):
-                found._lists[place] = (value, len(value))
+            elif isinstance(value, list | deque):
+                found._lists[place] = _Listed(value)
             elif isinstance(value, torch.Tensor):
                 found._tensors[place] = (value, value.detach().clone())
             else:
@@ -70,9 +109,9 @@ class FrameValues:
 
     def moment(self) -> dict[str, object]:
         """As `plain`; for each tensor itself and its version, which no device is asked for, and for each list its
-        length. Called when the values are those of this moment."""
+        entries. Called when the values are those of this moment."""
         tensors = {place.text: (tensor, version_of(tensor)) for place, (tensor, _) in self._tensors.items()}
-        return {**self.plain(), **tensors, **{place.text: (length,) for place, (_, length) in self._lists.items()}}
+        return {**self.plain(), **tensors, **{place.text: listed for place, listed in self._lists.items()}}
 
     def held(self, names: Collection[str], earlier: FrameValues) -> dict[str, Held]:
         """What is at these places, for a newcomer. A tensor or a list that has come to its place since `earlier`, when
@@ -83,11 +122,11 @@ class FrameValues:
         for place, (tensor, before) in self._tensors.items():
             if place.text in names and earlier._tensors.get(place, (None,))[0] is tensor:
                 found[place.text] = before
-        for place, (values, length) in self._lists.items():
-            if place.text in names and earlier._lists.get(place, (None,))[0] is values and length <= LIST_MAX:
-                copy = values[:length]
-                if all(type(value) in _KINDS for value in copy):
-                    found[place.text] = copy
+        for place, listed in self._lists.items():
+            entries, met = listed.entries, earlier._lists.get(place)
+            same = met is not None and met.values is listed.values
+            if place.text in names and same and entries is not None and all(type(one) in _KINDS for one in entries):
+                found[place.text] = entries
         return found
 
     def put_back(self, *, objects: bool) -> None:
@@ -101,9 +140,12 @@ class FrameValues:
             for place, value in self._plain.items()
             if (objects and place in now._other) or _differs(now._at(place), value)
         }
-        for place, (values, length) in self._lists.items():
-            if now._lists.get(place, (None, 0))[0] is values:
-                del values[length:]
+        for place, listed in self._lists.items():
+            if objects:
+                listed.put_back()
+                here = now._at(place)
+                if place in now._other or (here is not listed.values and here is not _ABSENT):
+                    wanted[place] = listed.values
         for owner, keys in self._dicts.values():
             for key in [key for key, value in _born(owner, keys) if _looked_at(value)]:
                 del owner[key]
@@ -184,6 +226,8 @@ class FrameValues:
         """The value there, or _ABSENT."""
         if place in self._plain:
             return self._plain[place]
+        if place in self._lists:
+            return self._lists[place].values
         return self._tensors[place][0] if place in self._tensors else _ABSENT
 
     def become(self, others: Mapping[str, Held]) -> None:
@@ -211,10 +255,11 @@ class FrameValues:
                 _fill(tensor, there)
             else:
                 wanted[place] = there
-        for place, (values, length) in self._lists.items():
+        for place, listed in self._lists.items():
             there = others.get(place.text)
-            if isinstance(there, list) and now._lists.get(place, (None,))[0] is values and len(values) >= length:
-                values[:length] = there
+            if isinstance(there, list) and now._at(place) is listed.values and len(listed.values) >= listed.length:
+                now._lists[place].rebase(there, listed)
+                now._lists[place].put_back()
         self._frames.write(wanted)
 
     def _bear(self, others: Mapping[str, Held]) -> None:
@@ -226,7 +271,7 @@ class FrameValues:
                     continue
                 keys.add(key)
                 if isinstance(value, list):
-                    self._lists[place.under(key)] = owner.setdefault(key, []), 0
+                    self._lists[place.under(key)] = _Listed(owner.setdefault(key, []), 0)
                 else:
                     self._plain[place.under(key)] = 0 if _is_number(value) else value
                     owner.setdefault(key, self._plain[place.under(key)])
@@ -247,10 +292,9 @@ class FrameValues:
                 continue
             if torch.equal(was, met_was):
                 self._tensors[place] = tensor, copied.to(was.device)
-        for place, (values, length) in self._lists.items():
-            met_length = met._lists.get(place, (values, length))[1]
+        for place, listed in self._lists.items():
             if isinstance(entries := others.get(place.text), list):
-                self._lists[place] = values, len(entries) + length - met_length
+                listed.rebase(entries, met._lists.get(place, listed))
 
     def predicted(self, at_forward: FrameValues, earlier: Mapping[str, int]) -> dict[tuple[FrameType, str], object]:
         """The whole numbers of local names as they will be at the end of the turn: those that the script had changed
@@ -344,8 +388,8 @@ def _differs(here: object, value: Plain) -> bool:
 
 def _changed(one: object, other: object) -> bool:
     """Whether what `moment` has of a place differs."""
-    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-        return one[0] is not other[0] or one[1] != other[1] if len(one) == 2 else one != other
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return one[0] is not other[0] or one[1] != other[1]
     return isinstance(one, tuple) or isinstance(other, tuple) or one != other
 
 
@@ -354,4 +398,4 @@ def _looked_at(value: object) -> bool:
         return not isinstance(value, str) or len(value) <= TEXT_MAX
     if type(value) is torch.Tensor:
         return value.numel() <= TENSOR_MAX and not value.requires_grad and value.layout == torch.strided
-    return type(value) is list
+    return type(value) in (list, deque)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -1207,6 +1207,24 @@ def rates_by_the_counter_of_a_generator() -> None:
         setup.step(x, y)
 
 
+def losses_weighed_by_sliding_windows() -> None:
+    setup = Setup()
+    popped, sliced, ring, counts = [0.0], [0.0], deque([0.0], maxlen=4), [0]
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for x, y in setup.loader:
+            setup.optimizer.zero_grad()
+            (setup.loss(x, y) * (1 + sum(popped) + sum(sliced) + sum(ring) + counts[0])).backward()
+            setup.optimizer.step()
+            counts[0] += 1
+            popped.append(counts[0] / 10)
+            if len(popped) > 2:
+                popped.pop(0)
+            sliced.append(counts[0] / 10)
+            sliced = sliced[-3:]
+            ring.append(counts[0] / 10)
+
+
 def layers_frozen_with_gradients_of_zero() -> None:
     """Which the momentum of a frozen layer goes on with."""
     setup = Setup()
@@ -1228,6 +1246,7 @@ def layers_frozen_with_gradients_of_zero() -> None:
         rates_set_at_the_bottom,
         layers_frozen_by_the_step,
         rates_by_the_counter_of_a_generator,
+        losses_weighed_by_sliding_windows,
         layers_frozen_with_gradients_of_zero,
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import weakref
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from runtime.ddp.frames.places import ScriptFrames
-from runtime.ddp.frames.plain_values import FrameCounters, FrameValues, total
+from runtime.ddp.frames.plain_values import LIST_MAX, FrameCounters, FrameValues, total
 from runtime.ddp.rank_source import Position
 
 HERE = ScriptFrames()
@@ -261,22 +261,69 @@ def test_modules_and_objects_of_libraries_are_left_alone() -> None:
     assert (layer.training, layer.in_features, path) == (False, 3, Path("a"))
 
 
-def test_lists_lose_what_was_appended_and_another_list_stays() -> None:
-    kept, other = [1, 2], unknown([1])
+def test_lists_and_deques_have_again_the_entries_that_they_had() -> None:
+    grown, counts, window, bound = [1, 2], [0, 0], deque([1, 2], maxlen=2), unknown([1])
+    alias = bound
     values = FrameValues.read(HERE)
-    kept.append(3)
-    kept[0] = 7
-    other = [4, 5, 6]
+    grown.append(3)
+    counts[0] += 1
+    window.append(3)
+    bound = [*bound[-10:], 2]
     values.put_back(objects=True)
-    assert (kept, other) == ([7, 2], [4, 5, 6])
+    assert (grown, counts, list(window), window.maxlen) == ([1, 2], [0, 0], [1, 2], 2)
+    assert bound is alias == [1]
 
 
-def test_a_list_that_became_shorter_stays() -> None:
-    kept = [1, 2, 3]
+def test_a_sliding_window_is_put_back() -> None:
+    window, tensors = [1, 2, 3], [torch.zeros(2), torch.zeros(2)]
     values = FrameValues.read(HERE)
-    kept.pop()
+    window.append(4)
+    window.pop(0)
+    tensors[:] = [torch.ones(2)]
     values.put_back(objects=True)
-    assert kept == [1, 2]
+    assert (window, [tensor.sum().item() for tensor in tensors]) == ([1, 2, 3], [0.0, 0.0])
+
+
+def test_a_list_of_too_many_entries_loses_only_what_was_appended() -> None:
+    long, ring = list(range(LIST_MAX + 1)), deque(range(LIST_MAX + 1))
+    values = FrameValues.read(HERE)
+    long[0] = ring[0] = 7
+    long.append(1)
+    ring.append(1)
+    values.put_back(objects=True)
+    assert (len(long), len(ring), long[0], ring[0]) == (LIST_MAX + 1, LIST_MAX + 1, 7, 7)
+
+
+def test_a_newcomer_gets_a_window_whose_length_stays() -> None:
+    counters, window, counts = FrameCounters(), deque([1, 2], maxlen=2), [0]
+    counters.step(FrameValues.read(HERE))
+    window.append(3)
+    counts[0] += 1
+    counters.step(handed_out := FrameValues.read(HERE))
+    there = counters.of(handed_out, handed_out)
+    assert {"window": [2, 3], "counts": [1]}.items() <= {n.rpartition(" ")[2]: v for n, v in there.items()}.items()
+
+    window, counts = deque([8, 9], maxlen=2), [9]
+    values = FrameValues.read(HERE)
+    values.become(there)
+    assert (list(window), counts) == ([2, 3], [1])
+
+
+def test_what_is_undone_of_a_list_after_a_newcomer_has_taken_over() -> None:
+    """It has what the script has appended since, and lacks what the script had not appended yet."""
+    seen = unknown([1])
+    handed_out = FrameValues.read(HERE)
+    seen.append(2)  # at the top of the turn
+    met = FrameValues.read(HERE)
+    there: dict[str, Any] = {name: [5, 6, 7] for name in met.moment() if name.endswith(" seen")}
+    seen.append(3)
+    behind = FrameValues.read(HERE)
+    for values in (handed_out, behind):
+        values.rebase(there, met)
+    behind.put_back(objects=True)
+    assert seen == [5, 6, 7, 3]
+    handed_out.put_back(objects=True)
+    assert seen == [5, 6]
 
 
 def test_short_tensors_are_put_back_in_place_and_long_ones_are_data() -> None:
