@@ -207,7 +207,7 @@ def _prune(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
     from elastic.records.job_directory import read_settings
     from elastic.records.resume import steps_on_file
 
-    keep, steps, skipped = Keep.parse(options.keep), None, ()
+    keep, steps, skipped = Keep.parse(options.keep), None, tuple[str, ...]()
     if options.job_dir is not None:  # from what the job does not go on replaces nothing from which it would
         settings = read_settings(options.job_dir)
         steps, skipped = steps_on_file(options.job_dir) if settings.ledger else None, settings.skipped

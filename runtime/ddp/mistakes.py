@@ -116,6 +116,13 @@ def changed_data(name: str, elements: int) -> errors.NotInPlace:
     )
 
 
+def long_list(name: str, numbers: int, most: int) -> errors.NotInPlace:
+    return not_in_place(
+        f"An evaluation that appends {numbers} numbers to {name}, one for each batch,",
+        f"Newcomers are told the averages over the ranks of at most {most} of them: add up the numbers instead.",
+    )
+
+
 def averaged_early(name: str) -> errors.NotInPlace:
     return not_in_place(
         f"Changing {name}, an average of the weights, behind a backward() under no_sync()",

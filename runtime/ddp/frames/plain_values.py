@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections import deque
 from collections.abc import Collection, Mapping
 from types import FrameType
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
+from runtime.ddp import mistakes
 from runtime.ddp.frames.places import OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.state.change_detection import version_of
 
@@ -32,6 +34,9 @@ LIST_MAX = 4096
 _ABSENT = object()
 _KINDS = (int, float, bool, str, type(None))
 _LOWEST, _HIGHEST = "lowest ", "highest "
+APPENDED_MAX = 256
+"""Numbers, at most, that an evaluation may append to a list, one for each batch: newcomers are told all of them."""
+_APPENDED = re.compile(r"(\d+)-th (\S+) in (.*)", re.DOTALL)
 
 
 class _Listed:
@@ -43,14 +48,24 @@ class _Listed:
         self.length = len(values) if length is None else length
         self.entries = list(values)[: self.length] if self.length <= LIST_MAX else None
         """None: too many."""
+        self._seen = self.length
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Listed) and self.length == other.length and _same(self.entries, other.entries)
 
+    def appended(self) -> list[Any]:
+        """What was appended since then, or since the last call."""
+        found, self._seen = list(self.values)[self._seen :], len(self.values)
+        return found
+
+    def shorten(self) -> None:
+        """Take out what was appended since then."""
+        while len(self.values) > self.length:
+            self.values.pop()
+
     def put_back(self) -> None:
         if self.entries is None:
-            while len(self.values) > self.length:
-                self.values.pop()
+            self.shorten()
         elif not _same(self.entries, list(self.values)):
             self.values.clear()
             self.values.extend(self.entries)
@@ -157,17 +172,24 @@ class FrameValues:
                 wanted[place] = tensor
         self._frames.write(wanted)
 
-    def added(self) -> dict[str, float]:
-        """What has been added since to the numbers and to the elements of the tensors: place -> difference; and what
-        numbers have become that were infinite, under the same with `lowest` or `highest` before it.
+    def added(self, batches: int) -> dict[str, float]:
+        """What an evaluation of this many batches has added to the numbers and to the elements of the tensors: place ->
+        difference; what numbers have become that were infinite, under the same with `lowest` or `highest` before it;
+        and what it has appended to lists that have got one number for each batch, under number, kind and place.
 
-        A number may have become a tensor. What is true or false is no sum.
+        A number may have become a tensor. What is true or false is no sum. Raises NotInPlace for a list that has got
+        too many numbers.
         """
         now = FrameValues.read(self._frames)
         found: dict[str, float] = {}
         for place, (owner, keys) in self._dicts.items():
-            for key in [key for key, value in _born(owner, keys) if _is_number(value)]:
-                self._plain[place.under(key)] = 0  # as if the dict had had it before
+            for key, value in _born(owner, keys):  # as if the dict had had it before
+                if _is_number(value):
+                    self._plain[place.under(key)] = 0
+                elif type(value) is list:
+                    self._lists[place.under(key)] = _Listed(value, 0)
+                else:
+                    continue
                 keys.add(key)
         for place, was in self._plain.items():
             here = now._at(place)
@@ -178,7 +200,7 @@ class FrameValues:
                 continue
             if math.isinf(was) and math.isfinite(here):
                 found[(_LOWEST if was > 0 else _HIGHEST) + place.text] = float(here)
-            elif math.isfinite(here - was):
+            elif math.isfinite(was) or (math.isinf(was) and math.isnan(here)):
                 found[place.text] = float(here - was)
         seen: set[int] = set()
         for place, (tensor, before) in self._tensors.items():
@@ -186,15 +208,20 @@ class FrameValues:
             if not isinstance(here, torch.Tensor) or here.shape != before.shape or before.dtype == torch.bool:
                 continue
             if id(tensor) not in seen and not torch.equal(here, before):
-                for number, value in enumerate((here.double() - before.double()).reshape(-1).tolist()):
-                    if math.isfinite(value):
+                differences = (here.double() - before.double()).reshape(-1).tolist()
+                for number, (was, value) in enumerate(zip(before.reshape(-1).tolist(), differences, strict=True)):
+                    if math.isfinite(was):
                         found[f"{place.text} {number}"] = value
             seen.add(id(tensor))
+        for place, listed in self._lists.items():
+            if now._at(place) is listed.values:
+                found |= _numbers(place, listed.appended(), batches)
         return found
 
     def add(self, totals: Mapping[str, float], ranks: int) -> None:
         """Add to each number and tensor what all ranks have added to it, divided by the number of ranks; a number that
-        was infinite becomes the lowest or highest of the ranks. Called when the values are those of this moment.
+        was infinite becomes the lowest or highest of the ranks. Called when the values are those of this moment, but
+        for lists: one with a number for each batch gets those of all ranks, divided in the same way.
 
         A whole number becomes a fraction if need be; a tensor of whole numbers is rounded.
         """
@@ -209,10 +236,9 @@ class FrameValues:
                     value = found if kind is None else torch.tensor(found, dtype=kind)
             if place.text in totals:
                 total = totals[place.text]
-                whole = total % ranks == 0
-                value = here + (int(total) // ranks if whole and type(here) is int else total / ranks)
+                value = here + (_share(total, ranks) if type(here) is int else total / ranks)
                 if kind is not None:
-                    value = torch.tensor(value, dtype=kind if whole else torch.float64)
+                    value = torch.tensor(value, dtype=kind if total % ranks == 0 else torch.float64)
             if value is not here:
                 wanted[place] = value
         self._frames.write(wanted)
@@ -221,6 +247,17 @@ class FrameValues:
                 values = [totals.get(f"{place.text} {number}", 0.0) / ranks for number in range(tensor.numel())]
                 with torch.no_grad():
                     tensor += torch.tensor(values, dtype=torch.float64).reshape(tensor.shape).to(tensor)
+        appended: dict[str, dict[int, Any]] = {}
+        for name, total in totals.items():
+            if (parts := _APPENDED.fullmatch(name)) is not None:
+                kind = getattr(torch, parts[2], None)
+                mean = _share(total, ranks) if parts[2] == "int" else total / ranks
+                entries = appended.setdefault(parts[3], {})
+                entries[int(parts[1])] = torch.tensor(mean, dtype=kind) if isinstance(kind, torch.dtype) else mean
+        for place, listed in self._lists.items():
+            if (means := appended.get(place.text)) is not None:
+                listed.shorten()
+                listed.values.extend(means[number] for number in sorted(means))
 
     def _at(self, place: ValuePlace) -> object:
         """The value there, or _ABSENT."""
@@ -367,6 +404,26 @@ class FrameCounters:
     def told(self, names: Mapping[str, Held]) -> None:
         """A member has seen the values of these places change."""
         self._changing |= names.keys()
+
+
+def _share(total: float, ranks: int) -> float:
+    """A rank's part of a sum of whole numbers: a whole number, if that is what it is."""
+    return int(total) // ranks if total % ranks == 0 else total / ranks
+
+
+def _numbers(place: ValuePlace, appended: list[Any], batches: int) -> dict[str, float]:
+    """What was appended to a list, if it is one number for each batch. Raises NotInPlace if these are too many."""
+    if len(appended) != batches or not all(map(_is_one_number, appended)):
+        return {}
+    if batches > APPENDED_MAX:
+        raise mistakes.long_list(place.spelling, batches, APPENDED_MAX)
+    kinds = (str(one.dtype)[6:] if isinstance(one, torch.Tensor) else type(one).__name__ for one in appended)
+    named = zip(kinds, appended, strict=True)
+    return {f"{number}-th {kind} in {place.text}": float(one) for number, (kind, one) in enumerate(named)}
+
+
+def _is_one_number(entry: object) -> bool:
+    return _is_number(entry) or (type(entry) is torch.Tensor and entry.dim() == 0 and entry.dtype != torch.bool)
 
 
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:

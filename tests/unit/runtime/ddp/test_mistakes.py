@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections import UserDict, deque
+from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -1225,6 +1225,24 @@ def losses_weighed_by_sliding_windows() -> None:
             ring.append(counts[0] / 10)
 
 
+def a_rate_by_what_an_evaluation_has_listed() -> None:
+    setup = Setup()
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for x, y in setup.loader:
+            setup.step(x, y)
+        setup.model.eval()
+        losses, by_name = [], defaultdict(list)
+        for x, y in setup.test_loader:
+            with torch.no_grad():
+                losses.append(setup.loss(x, y))
+            by_name["loss"].append(losses[-1].item())
+        setup.model.train()
+        mean = torch.stack(losses).mean()
+        dist.all_reduce(mean)
+        setup.optimizer.param_groups[0]["lr"] = 0.1 / (1 + float(mean) + max(by_name["loss"]) + len(losses))
+
+
 def layers_frozen_with_gradients_of_zero() -> None:
     """Which the momentum of a frozen layer goes on with."""
     setup = Setup()
@@ -1247,6 +1265,7 @@ def layers_frozen_with_gradients_of_zero() -> None:
         layers_frozen_by_the_step,
         rates_by_the_counter_of_a_generator,
         losses_weighed_by_sliding_windows,
+        a_rate_by_what_an_evaluation_has_listed,
         layers_frozen_with_gradients_of_zero,
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -11,10 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from elastic.errors import NotInPlace
 from runtime.ddp.frames.places import ScriptFrames
-from runtime.ddp.frames.plain_values import LIST_MAX, FrameCounters, FrameValues, total
+from runtime.ddp.frames.plain_values import APPENDED_MAX, LIST_MAX, FrameCounters, FrameValues, total
 from runtime.ddp.rank_source import Position
 
 HERE = ScriptFrames()
@@ -228,7 +231,7 @@ def test_what_an_evaluation_adds_to_an_empty_dict_is_shared_out() -> None:
     for loss in (1.0, 2.5):
         values.put_back(objects=False)
         sums["loss"] += loss
-        found.append(values.added())
+        found.append(values.added(1))
     values.put_back(objects=False)
     values.add(total(found), 2)
     assert sums == {"loss": 1.75}
@@ -384,10 +387,53 @@ def test_what_was_added_is_told_of_numbers_and_elements_and_not_of_flags() -> No
     count, part, flag, text, same = count + 2, part - 0.25, False, "b", same + 0
     sums[1] += 3
     added = {
-        name.rpartition(" ")[2] if "sums" not in name else name[-6:]: value for name, value in values.added().items()
+        name.rpartition(" ")[2] if "sums" not in name else name[-6:]: value for name, value in values.added(1).items()
     }
     assert added == {"count": 2.0, "part": -0.25, "sums 0": 0.0, "sums 1": 3.0}
     assert (flag, text) == (False, "b")
+
+
+def test_an_evaluation_without_a_number_is_seen() -> None:
+    loss, best, sums = 0.0, math.inf, torch.zeros(2)
+    values = FrameValues.read(HERE)
+    loss += math.nan
+    best = min(math.nan, best)
+    sums += torch.tensor([math.inf, 1.0])
+    found = [values.added(1)]
+    values.put_back(objects=False)
+    assert (loss, best, sums.tolist()) == (0.0, math.inf, [0.0, 0.0])
+    values.add(total(found), 2)
+    assert math.isnan(loss) and math.isnan(best) and sums.tolist() == [math.inf, 0.5]
+
+
+def test_a_number_for_each_batch_becomes_the_average_over_the_ranks() -> None:
+    losses, counts, tensors = [9.0], list[int](), list[torch.Tensor]()
+    outputs, by_name = list[float](), defaultdict[str, list[float]](list)
+    values = FrameValues.read(HERE)
+    found = []
+    for rank in (0, 1):
+        values.put_back(objects=False)
+        for batch in range(3):
+            losses.append(batch + rank / 2)
+            counts.append(batch + 2 * rank)
+            tensors.append(torch.tensor(batch + rank, dtype=torch.float16))
+            by_name["loss"].append(batch + rank / 2)
+            outputs.extend([rank, batch])
+        found.append(values.added(3))
+    values.put_back(objects=False)
+    values.add(total(found), 2)
+    assert (losses, counts) == ([9.0, 0.25, 1.25, 2.25], [1, 2, 3])
+    assert [(entry.item(), entry.dtype) for entry in tensors] == [(number + 0.5, torch.float16) for number in range(3)]
+    assert by_name == {"loss": [0.25, 1.25, 2.25]}
+    assert outputs == [0, 0, 0, 1, 0, 2, 1, 0, 1, 1, 1, 2], "those of this worker"
+
+
+def test_too_many_numbers_in_a_list_are_refused() -> None:
+    losses: list[float] = []
+    values = FrameValues.read(HERE)
+    losses.extend(0.5 for _ in range(APPENDED_MAX + 1))
+    with pytest.raises(NotInPlace, match="257 numbers to losses"):
+        values.added(APPENDED_MAX + 1)
 
 
 def test_what_all_have_added_is_shared_out() -> None:
@@ -402,7 +448,7 @@ def test_what_all_have_added_is_shared_out() -> None:
     even, odd, part = even + 8, odd + 2, part + 1.0
     sums += 2
     whole += 8
-    added = values.added()
+    added = values.added(1)
     values.put_back(objects=True)
     values.add(added, 4)
     assert (even, type(even), odd, part) == (3, int, 1.5, 0.75)
@@ -414,7 +460,7 @@ def test_a_tensor_with_two_names_is_added_to_once() -> None:
     again = sums
     values = FrameValues.read(HERE)
     sums += 4
-    added = values.added()
+    added = values.added(1)
     values.put_back(objects=True)
     values.add(added, 4)
     assert again.item() == 1.0
@@ -424,7 +470,7 @@ def test_a_tensor_of_flags_may_change_in_an_evaluation() -> None:
     seen = torch.zeros(3, dtype=torch.bool)
     values = FrameValues.read(HERE)
     seen[0] = True
-    assert not any("seen" in name for name in values.added())
+    assert not any("seen" in name for name in values.added(1))
 
 
 def test_a_number_that_began_at_infinity_becomes_the_lowest_or_highest_of_all_ranks() -> None:
@@ -433,7 +479,7 @@ def test_a_number_that_began_at_infinity_becomes_the_lowest_or_highest_of_all_ra
     found = []
     for value in (3.0, 2.0, 4.0):
         lowest, highest, tensor = min(lowest, value), max(highest, value), torch.tensor(min(tensor, value))
-        found.append(values.added())
+        found.append(values.added(1))
         values.put_back(objects=False)
     values.add(total(found), 3)
     assert (lowest, highest, tensor.item()) == (2.0, 4.0, 2.0)
