@@ -26,7 +26,7 @@ from runtime.ddp.frames.loop_shape import CountingLoop, counting_loop, inside, l
 from runtime.ddp.frames.loop_shape import Loop as LoopText
 from runtime.ddp.frames.model_copies import ModelCopies
 from runtime.ddp.frames.places import ScriptFrames
-from runtime.ddp.frames.plain_values import FrameCounters, FrameValues, total
+from runtime.ddp.frames.plain_values import SUM_MAX, FrameCounters, FrameValues, total
 from runtime.ddp.rank_source import Position, RankSource
 from runtime.ddp.rank_values import RankValue
 from runtime.ddp.sampler_source import SamplerSource
@@ -43,6 +43,10 @@ from runtime.session import Op, OpKind
 ALLOW = OPTIONAL - {"StateChanged"}
 """Guards that logical ranks do without: everything that is trained is seen when it is made, accumulation divides its
 losses, and zero_grad() may stand at the top of a turn."""
+
+
+REMEMBERED_MAX = 1024
+"""Numbers of an evaluation's result that newcomers are told."""
 
 
 class Turn(StrEnum):
@@ -89,6 +93,8 @@ class RankScript:
         """What the n-th collective of the last real turn gave: n -> (call, value)."""
         self.evaluated = False
         """An evaluation has come since the last training batch: what it has collected in lists is not of one rank."""
+        self.summed: set[int] = set()
+        """Addresses of tensors in which that evaluation has added up: they are no rank's own."""
         self.evaluating = False
         """An evaluation is in progress, or was left before its end."""
         self.asked_for_rank_0 = False
@@ -548,7 +554,8 @@ class RankScript:
             raise mistakes.in_turn("an evaluation")
         if self.evaluating:
             raise mistakes.in_evaluation("another evaluation")
-        start = FrameValues.read(self.frames)
+        start = FrameValues.read(self.frames, SUM_MAX)
+        self.summed = start.summed
         occasion = self.occasion("an evaluation")
         if self.passing or self.silent or (self.begun and self.training.session.joining):
             yield source.fetch(0, 0)  # so that the names are bound which the loop binds, and a count is not 0
@@ -580,7 +587,7 @@ class RankScript:
         start.put_back(objects=False)
         totals = total(found)
         start.add(totals, self.ranks)
-        if self.begun:
+        if self.begun and len(totals) <= REMEMBERED_MAX:
             self.training.replies.remember(occasion, cast(Json, totals))
 
     # The end

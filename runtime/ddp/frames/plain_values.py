@@ -29,6 +29,8 @@ TEXT_MAX = 200
 """Characters of a string; a longer one is data."""
 TENSOR_MAX = 64
 """Elements of a tensor; a larger one is data, or an average of the weights."""
+SUM_MAX = 1 << 14
+"""Elements of a tensor in which an evaluation adds up: as many as dist.all_reduce takes."""
 LIST_MAX = 4096
 """Entries of a list that are kept, and that a newcomer gets; a longer one is data, and only made as short as it was."""
 _ABSENT = object()
@@ -100,13 +102,15 @@ class FrameValues:
         """Where something else is."""
         self._grown: dict[str, torch.dtype] = {}
         """Numbers that have become tensors: place -> dtype."""
+        self.summed: set[int] = set()
+        """Addresses of the tensors to which an evaluation has added something."""
 
     @classmethod
-    def read(cls, frames: ScriptFrames) -> FrameValues:
-        """The plain values in the frames that stand around this call."""
+    def read(cls, frames: ScriptFrames, tensor_max: int = TENSOR_MAX) -> FrameValues:
+        """The plain values in the frames that stand around this call. tensor_max: elements of a short tensor."""
         found = cls(frames)
         for place, value in frames.values():
-            if not _looked_at(value):
+            if not _looked_at(value, tensor_max):
                 found._other.add(place)
                 if is_dict(value) and len(value) <= OBJECTS_MAX:
                     found._dicts[place] = (value, set(value))
@@ -204,14 +208,16 @@ class FrameValues:
                 found[place.text] = float(here - was)
         seen: set[int] = set()
         for place, (tensor, before) in self._tensors.items():
-            here = now._at(place)
+            # A longer one under the same name is a batch, or made of it.
+            here = now._at(place) if tensor.numel() <= TENSOR_MAX else tensor
             if not isinstance(here, torch.Tensor) or here.shape != before.shape or before.dtype == torch.bool:
                 continue
             if id(tensor) not in seen and not torch.equal(here, before):
                 differences = (here.double() - before.double()).reshape(-1).tolist()
                 for number, (was, value) in enumerate(zip(before.reshape(-1).tolist(), differences, strict=True)):
-                    if math.isfinite(was):
+                    if math.isfinite(was) and value != 0:
                         found[f"{place.text} {number}"] = value
+                self.summed.add(here.data_ptr())
             seen.add(id(tensor))
         for place, listed in self._lists.items():
             if now._at(place) is listed.values:
@@ -223,7 +229,7 @@ class FrameValues:
         was infinite becomes the lowest or highest of the ranks. Called when the values are those of this moment, but
         for lists: one with a number for each batch gets those of all ranks, divided in the same way.
 
-        A whole number becomes a fraction if need be; a tensor of whole numbers is rounded.
+        A whole number becomes a fraction if need be, and a tensor of whole numbers another tensor.
         """
         wanted: dict[ValuePlace, object] = {}
         for place, here in self._plain.items():
@@ -232,8 +238,8 @@ class FrameValues:
             value: object = here
             kind = self._grown.get(place.text)
             for extreme in (_LOWEST, _HIGHEST):
-                if (found := totals.get(extreme + place.text)) is not None:
-                    value = found if kind is None else torch.tensor(found, dtype=kind)
+                if (limit := totals.get(extreme + place.text)) is not None:
+                    value = limit if kind is None else torch.tensor(limit, dtype=kind)
             if place.text in totals:
                 total = totals[place.text]
                 value = here + (_share(total, ranks) if type(here) is int else total / ranks)
@@ -241,12 +247,19 @@ class FrameValues:
                     value = torch.tensor(value, dtype=kind if total % ranks == 0 else torch.float64)
             if value is not here:
                 wanted[place] = value
-        self._frames.write(wanted)
+        fractions: dict[int, torch.Tensor] = {}
         for place, (tensor, _) in self._tensors.items():
-            if any(f"{place.text} {number}" in totals for number in range(tensor.numel())):
-                values = [totals.get(f"{place.text} {number}", 0.0) / ranks for number in range(tensor.numel())]
+            found = [totals.get(f"{place.text} {number}", 0.0) for number in range(tensor.numel())]
+            shares = (torch.tensor(found, dtype=torch.float64) / ranks).reshape(tensor.shape).to(tensor.device)
+            if shares.any() and not tensor.is_floating_point() and (shares != shares.round()).any():
+                fractions[id(tensor)] = tensor + shares
+            elif shares.any():
                 with torch.no_grad():
-                    tensor += torch.tensor(values, dtype=torch.float64).reshape(tensor.shape).to(tensor)
+                    tensor += shares.to(tensor.dtype)
+        wanted |= {
+            place: fractions[id(tensor)] for place, (tensor, _) in self._tensors.items() if id(tensor) in fractions
+        }
+        self._frames.write(wanted)
         appended: dict[str, dict[int, Any]] = {}
         for name, total in totals.items():
             if (parts := _APPENDED.fullmatch(name)) is not None:
@@ -450,9 +463,9 @@ def _changed(one: object, other: object) -> bool:
     return isinstance(one, tuple) or isinstance(other, tuple) or one != other
 
 
-def _looked_at(value: object) -> bool:
+def _looked_at(value: object, tensor_max: int = TENSOR_MAX) -> bool:
     if type(value) in _KINDS:
         return not isinstance(value, str) or len(value) <= TEXT_MAX
     if type(value) is torch.Tensor:
-        return value.numel() <= TENSOR_MAX and not value.requires_grad and value.layout == torch.strided
+        return value.numel() <= tensor_max and not value.requires_grad and value.layout == torch.strided
     return type(value) in (list, deque)

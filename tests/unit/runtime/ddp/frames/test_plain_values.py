@@ -17,7 +17,7 @@ import torch
 
 from elastic.errors import NotInPlace
 from runtime.ddp.frames.places import ScriptFrames
-from runtime.ddp.frames.plain_values import APPENDED_MAX, LIST_MAX, FrameCounters, FrameValues, total
+from runtime.ddp.frames.plain_values import APPENDED_MAX, LIST_MAX, SUM_MAX, FrameCounters, FrameValues, total
 from runtime.ddp.rank_source import Position
 
 HERE = ScriptFrames()
@@ -389,7 +389,7 @@ def test_what_was_added_is_told_of_numbers_and_elements_and_not_of_flags() -> No
     added = {
         name.rpartition(" ")[2] if "sums" not in name else name[-6:]: value for name, value in values.added(1).items()
     }
-    assert added == {"count": 2.0, "part": -0.25, "sums 0": 0.0, "sums 1": 3.0}
+    assert added == {"count": 2.0, "part": -0.25, "sums 1": 3.0}
     assert (flag, text) == (False, "b")
 
 
@@ -453,6 +453,35 @@ def test_what_all_have_added_is_shared_out() -> None:
     values.add(added, 4)
     assert (even, type(even), odd, part) == (3, int, 1.5, 0.75)
     assert (sums.tolist(), whole.tolist(), whole.dtype) == ([0.5, 0.5], [2], torch.int64)
+
+
+def test_tensors_of_whole_numbers_become_fractions_if_need_be() -> None:
+    """Under each of their names. All that the ranks have added together is in N times the value."""
+    right = torch.zeros(2, dtype=torch.int64)
+    again = right
+    values = FrameValues.read(HERE)
+    right += torch.tensor([7, 8])
+    found = total([values.added(1)])
+    values.put_back(objects=False)
+    values.add(found, 4)
+    assert right.tolist() == [1.75, 2.0] and again is right
+
+
+def test_an_evaluation_adds_up_in_longer_tensors() -> None:
+    confusion, outputs = torch.zeros(10, 10, dtype=torch.int64), torch.zeros(100)
+    batch = torch.zeros(100)
+    values = FrameValues.read(HERE, SUM_MAX)
+    found = []
+    for rank in (0, 1):
+        values.put_back(objects=False)
+        batch = torch.full((100,), 3.0 + rank)
+        confusion[rank, 9] += 4
+        found.append(values.added(1))
+    values.put_back(objects=False)
+    values.add(total(found), 2)
+    assert confusion.sum() == 4 and confusion[0, 9] == confusion[1, 9] == 2
+    assert values.summed == {confusion.data_ptr()}
+    assert batch.tolist() == [4.0] * 100 and not outputs.any(), "a batch is no sum"
 
 
 def test_a_tensor_with_two_names_is_added_to_once() -> None:
