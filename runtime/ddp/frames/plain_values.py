@@ -192,6 +192,8 @@ class FrameValues:
                     self._plain[place.under(key)] = 0
                 elif type(value) is list:
                     self._lists[place.under(key)] = _Listed(value, 0)
+                elif isinstance(value, torch.Tensor) and _looked_at(value):
+                    self._tensors[place.under(key)] = value, torch.zeros_like(value)
                 else:
                     continue
                 keys.add(key)

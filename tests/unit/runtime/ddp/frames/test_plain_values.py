@@ -409,6 +409,7 @@ def test_an_evaluation_without_a_number_is_seen() -> None:
 def test_a_number_for_each_batch_becomes_the_average_over_the_ranks() -> None:
     losses, counts, tensors = [9.0], list[int](), list[torch.Tensor]()
     outputs, by_name = list[float](), defaultdict[str, list[float]](list)
+    sums = defaultdict[str, torch.Tensor](lambda: torch.zeros(2))
     values = FrameValues.read(HERE)
     found = []
     for rank in (0, 1):
@@ -419,12 +420,14 @@ def test_a_number_for_each_batch_becomes_the_average_over_the_ranks() -> None:
             tensors.append(torch.tensor(batch + rank, dtype=torch.float16))
             by_name["loss"].append(batch + rank / 2)
             outputs.extend([rank, batch])
+            sums["loss"] += torch.tensor([1.0, rank])
         found.append(values.added(3))
     values.put_back(objects=False)
     values.add(total(found), 2)
     assert (losses, counts) == ([9.0, 0.25, 1.25, 2.25], [1, 2, 3])
     assert [(entry.item(), entry.dtype) for entry in tensors] == [(number + 0.5, torch.float16) for number in range(3)]
     assert by_name == {"loss": [0.25, 1.25, 2.25]}
+    assert sums["loss"].tolist() == [3.0, 1.5]
     assert outputs == [0, 0, 0, 1, 0, 2, 1, 0, 1, 1, 1, 2], "those of this worker"
 
 
