@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any, TypeAlias, TypeGuard
 
+import numpy as np
 import torch
 
 from runtime.ddp import mistakes
@@ -100,8 +101,8 @@ class FrameValues:
         """Short dicts, and the keys that they had."""
         self._other: set[ValuePlace] = set()
         """Where something else is."""
-        self._grown: dict[str, torch.dtype] = {}
-        """Numbers that have become tensors: place -> dtype."""
+        self._grown: dict[str, torch.dtype | np.dtype[Any]] = {}
+        """Numbers that have become tensors, or numbers of numpy: place -> dtype."""
         self.summed: set[int] = set()
         """Addresses of the tensors to which an evaluation has added something."""
 
@@ -137,7 +138,7 @@ class FrameValues:
         the batch was handed out, is the batch itself, or made of it: each worker has its own. Where a frame has stood
         only then, as that of a generator has, which waits now, its numbers are those of then."""
         known = {**earlier.plain(), **self.plain()}
-        found: dict[str, Held] = {name: value for name, value in known.items() if name in names}
+        found: dict[str, Held] = {name: _item(value) for name, value in known.items() if name in names}
         for place, (tensor, before) in self._tensors.items():
             if place.text in names and earlier._tensors.get(place, (None,))[0] is tensor:
                 found[place.text] = before
@@ -199,9 +200,11 @@ class FrameValues:
                 keys.add(key)
         for place, was in self._plain.items():
             here = now._at(place)
-            if _is_number(was) and isinstance(here, torch.Tensor) and here.numel() == 1:
+            scalar = isinstance(here, torch.Tensor) and here.numel() == 1
+            if _is_number(was) and isinstance(here, torch.Tensor | np.number) and (scalar or _is_number(here)):
                 self._grown[place.text] = here.dtype
                 here = here.item()
+            was = _item(was)
             if not (_is_number(was) and _is_number(here)) or here == was:
                 continue
             if math.isinf(was) and math.isfinite(here):
@@ -235,18 +238,20 @@ class FrameValues:
         """
         wanted: dict[ValuePlace, object] = {}
         for place, here in self._plain.items():
+            if isinstance(here, np.number):
+                self._grown.setdefault(place.text, here.dtype)
+                here = here.item()
             if not isinstance(here, int | float):
                 continue
             value: object = here
             kind = self._grown.get(place.text)
             for extreme in (_LOWEST, _HIGHEST):
                 if (limit := totals.get(extreme + place.text)) is not None:
-                    value = limit if kind is None else torch.tensor(limit, dtype=kind)
+                    value = _as(kind, limit)
             if place.text in totals:
                 total = totals[place.text]
                 value = here + (_share(total, ranks) if type(here) is int else total / ranks)
-                if kind is not None:
-                    value = torch.tensor(value, dtype=kind if total % ranks == 0 else torch.float64)
+                value = _as(kind, value, whole=total % ranks == 0)
             if value is not here:
                 wanted[place] = value
         fractions: dict[int, torch.Tensor] = {}
@@ -297,6 +302,8 @@ class FrameValues:
                 there = there + here - before
             elif type(here) is not type(before) or here != before:
                 continue
+            if isinstance(here, np.number) and _is_number(there):
+                there = here.dtype.type(there)
             if isinstance(there, torch.Tensor | list) or _differs(here, there):
                 wanted[place] = there
         for place, (tensor, was) in self._tensors.items():
@@ -432,7 +439,7 @@ def _numbers(place: ValuePlace, appended: list[Any], batches: int) -> dict[str, 
         return {}
     if batches > APPENDED_MAX:
         raise mistakes.long_list(place.spelling, batches, APPENDED_MAX)
-    kinds = (str(one.dtype)[6:] if isinstance(one, torch.Tensor) else type(one).__name__ for one in appended)
+    kinds = (str(one.dtype)[6:] if isinstance(one, torch.Tensor) else type(_item(one)).__name__ for one in appended)
     named = zip(kinds, appended, strict=True)
     return {f"{number}-th {kind} in {place.text}": float(one) for number, (kind, one) in enumerate(named)}
 
@@ -451,7 +458,19 @@ def _born(owner: dict[Any, Any], keys: set[Any]) -> list[tuple[str, Any]]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return type(value) in (int, float)
+    return type(value) in (int, float) or isinstance(value, np.floating | np.integer)
+
+
+def _item(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    return value.item() if isinstance(value, np.number) else value
+
+
+def _as(kind: torch.dtype | np.dtype[Any] | None, value: Any, *, whole: bool = True) -> Any:
+    """A number as what it was in the script. whole: what was a whole number has not become a fraction."""
+    if isinstance(kind, torch.dtype):
+        return torch.tensor(value, dtype=kind if whole else torch.float64)
+    return value if kind is None else (kind if whole else np.dtype(float)).type(value)
 
 
 def _differs(here: object, value: Plain) -> bool:
@@ -466,7 +485,7 @@ def _changed(one: object, other: object) -> bool:
 
 
 def _looked_at(value: object, tensor_max: int = TENSOR_MAX) -> bool:
-    if type(value) in _KINDS:
+    if type(value) in _KINDS or isinstance(value, np.number):
         return not isinstance(value, str) or len(value) <= TEXT_MAX
     if type(value) is torch.Tensor:
         return value.numel() <= tensor_max and not value.requires_grad and value.layout == torch.strided

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -1004,6 +1005,22 @@ def evaluated_in_a_tensor_of_the_caller() -> None:
     assert totals.item() == 32.0
 
 
+def evaluated_in_numpy() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    count, total = 0, 0.0
+    with torch.no_grad():
+        for _x, y in setup.test_loader:
+            count += (y.numpy() >= 0).sum()
+            total += np.mean(y.numpy())
+    found = torch.tensor([count, total], dtype=torch.float64)
+    dist.all_reduce(found)
+    tell("found", found.tolist())
+    assert found.tolist() == [32.0, sum(range(32)) / 4]
+
+
 def evaluated_in_part() -> None:
     setup = Setup()
     for x, y in setup.loader:
@@ -1034,6 +1051,10 @@ def test_an_evaluation_may_count_in_a_tensor_that_was_a_number() -> None:
 
 def test_an_evaluation_may_add_to_a_tensor_of_its_caller() -> None:
     trains(evaluated_in_a_tensor_of_the_caller)
+
+
+def test_an_evaluation_may_count_in_numbers_of_numpy() -> None:
+    trains(evaluated_in_numpy)
 
 
 def test_an_evaluation_that_is_left_early_is_named() -> None:

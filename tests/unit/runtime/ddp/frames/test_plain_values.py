@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -523,6 +524,33 @@ def test_a_number_that_became_a_tensor_is_put_back() -> None:
     total += torch.tensor(2.0)
     values.put_back(objects=True)
     assert total == 0.0
+
+
+def test_numbers_of_numpy_are_put_back_and_given_to_newcomers() -> None:
+    counters, mean, steps, best = FrameCounters(), unknown(np.float64(1.0)), unknown(np.int64(0)), unknown(0.0)
+    counters.step(values := FrameValues.read(HERE))
+    mean, steps, best = mean * 0.5, steps + 1, unknown(np.float32(0.25))
+    values.put_back(objects=True)
+    assert (mean, steps, best) == (1.0, 0, 0.0)
+    mean, steps, best = mean * 0.5, steps + 1, np.float32(0.25)
+    counters.step(offered := FrameValues.read(HERE))
+    there = json.loads(json.dumps(counters.of(offered, offered)))
+    mean, steps, best = unknown(np.float64(1.0)), unknown(np.int64(0)), 0.0
+    FrameValues.read(HERE).become(there)
+    assert (mean, steps, best, type(mean), type(steps)) == (0.5, 1, 0.25, np.float64, np.int64)
+
+
+def test_what_an_evaluation_adds_in_numpy_is_shared_out() -> None:
+    correct, count, mean = unknown(0), unknown(np.int64(2)), unknown(0.0)
+    values = FrameValues.read(HERE)
+    found = []
+    for rank in range(2):
+        correct, count, mean = correct + np.int64(2 + rank), count + np.int64(4), mean + np.float32(0.5)
+        found.append(json.loads(json.dumps(values.added(1))))
+        values.put_back(objects=False)
+    values.add(total(found), 2)
+    assert (correct, count, mean) == (2.5, 6, 0.5)
+    assert (type(correct), type(count), type(mean)) == (np.float64, np.int64, np.float64)
 
 
 def test_a_sum_of_tensors_that_is_bound_anew_is_put_back() -> None:
