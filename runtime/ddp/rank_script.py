@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Generator
 from enum import StrEnum
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, ClassVar, cast
 
@@ -560,7 +561,7 @@ class RankScript:
         if self.passing or self.silent or (self.begun and self.training.session.joining):
             yield source.fetch(0, 0)  # so that the names are bound which the loop binds, and a count is not 0
             if (told := self.training.replies.shared.get(occasion)) is not None:
-                start.added(1)
+                start.added(0, 1)
                 start.put_back(objects=False)
                 start.add(cast(dict[str, float], told), self.ranks)
             return
@@ -570,14 +571,15 @@ class RankScript:
             for rank in range(self.ranks):
                 start.put_back(objects=False)
                 yield from source.of_rank(rank)
-                found.append(start.added(len(source)))
+                found.append(start.added(rank, len(source)))
         else:
             training, label = self.training, f"evaluation {self._evaluations}"
             self._evaluations += 1
             op = Op(OpKind.EVALUATE, self.ranks, training.epoch, training.next_step, label=label)
             self.evaluating = True
             buffers = self.objects.versions_of_buffers()
-            for rank in training.in_turns(op, training.fingerprint(), lambda: start.added(len(source)), found):
+            said = partial(start.added, batches=len(source))
+            for rank in training.in_turns(op, training.fingerprint(), said, found):
                 start.put_back(objects=False)
                 yield from source.of_rank(rank)
                 if changed := sorted(buffers.items() ^ self.objects.versions_of_buffers().items()):

@@ -324,11 +324,15 @@ class Training:
                 return result
 
     def in_turns(
-        self, op: Op, fingerprint: dict[str, str], said: Callable[[], dict[str, float]], totals: list[dict[str, float]]
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        said: Callable[[int], dict[str, float]],
+        totals: list[dict[str, float]],
     ) -> Iterator[int]:
         """As `run`, but the caller computes each unit that it gets before it asks for the next one.
 
-        said: returns the scalars of the computed unit. totals: gets their sums over all units.
+        said: returns the scalars of the unit, which is computed. totals: gets their sums over all units.
         """
         self.session.begin(op, fingerprint)
         while True:
@@ -336,7 +340,7 @@ class Training:
                 self.running = unit
                 yield unit
                 leaf = empty_leaf(unit)
-                leaf.scalars = self.riders.travel({name: ("sum", value, 0.0) for name, value in said().items()})
+                leaf.scalars = self.riders.travel({name: ("sum", value, 0.0) for name, value in said(unit).items()})
                 self.session.unit_done(leaf)
                 self.running = None
             if (result := self.session.finish()) is not None:

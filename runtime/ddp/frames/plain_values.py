@@ -177,10 +177,11 @@ class FrameValues:
                 wanted[place] = tensor
         self._frames.write(wanted)
 
-    def added(self, batches: int) -> dict[str, float]:
-        """What an evaluation of this many batches has added to the numbers and to the elements of the tensors: place ->
-        difference; what numbers have become that were infinite, under the same with `lowest` or `highest` before it;
-        and what it has appended to lists that have got one number for each batch, under number, kind and place.
+    def added(self, rank: int, batches: int) -> dict[str, float]:
+        """What a rank's evaluation of this many batches has added to the numbers and to the elements of the tensors:
+        place -> difference; what numbers have become that were infinite, under the same with `lowest` or `highest` and
+        the rank before it, as all that has one name is added up on its way; and what it has appended to lists that have
+        got one number for each batch, under number, kind and place.
 
         A number may have become a tensor. What is true or false is no sum. Raises NotInPlace for a list that has got
         too many numbers.
@@ -208,7 +209,7 @@ class FrameValues:
             if not (_is_number(was) and _is_number(here)) or here == was:
                 continue
             if math.isinf(was) and math.isfinite(here):
-                found[(_LOWEST if was > 0 else _HIGHEST) + place.text] = float(here)
+                found[f"{_LOWEST if was > 0 else _HIGHEST}{rank} {place.text}"] = float(here)
             elif math.isfinite(was) or (math.isinf(was) and math.isnan(here)):
                 found[place.text] = float(here - was)
         seen: set[int] = set()
@@ -387,14 +388,13 @@ def total(found: list[dict[str, float]]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for added in found:
         for name, value in added.items():
-            if name not in totals:
-                totals[name] = value
-            elif name.startswith(_LOWEST):
-                totals[name] = min(totals[name], value)
-            elif name.startswith(_HIGHEST):
-                totals[name] = max(totals[name], value)
+            if name.startswith((_LOWEST, _HIGHEST)):
+                extreme, _, text = name.split(" ", 2)
+                name = f"{extreme} {text}"
+                value = (min if name.startswith(_LOWEST) else max)(value, totals.get(name, value))
             else:
-                totals[name] += value
+                value += totals.get(name, 0)
+            totals[name] = value
     return totals
 
 

@@ -1021,6 +1021,19 @@ def evaluated_in_numpy() -> None:
     assert found.tolist() == [32.0, sum(range(32)) / 4]
 
 
+def evaluated_by_extremes() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    lowest, highest = float("inf"), -float("inf")
+    with torch.no_grad():
+        for _x, y in setup.test_loader:
+            lowest, highest = min(lowest, y.min().item() + 5), max(highest, y.max().item() - 50)
+    tell("extremes", (lowest, highest))
+    assert (lowest, highest) == (5.0, -19.0)
+
+
 def evaluated_in_part() -> None:
     setup = Setup()
     for x, y in setup.loader:
@@ -1055,6 +1068,10 @@ def test_an_evaluation_may_add_to_a_tensor_of_its_caller() -> None:
 
 def test_an_evaluation_may_count_in_numbers_of_numpy() -> None:
     trains(evaluated_in_numpy)
+
+
+def test_an_evaluation_behind_a_step_has_the_lowest_and_the_highest_of_all_ranks() -> None:
+    trains(evaluated_by_extremes)
 
 
 def test_an_evaluation_that_is_left_early_is_named() -> None:

@@ -232,7 +232,7 @@ def test_what_an_evaluation_adds_to_an_empty_dict_is_shared_out() -> None:
     for loss in (1.0, 2.5):
         values.put_back(objects=False)
         sums["loss"] += loss
-        found.append(values.added(1))
+        found.append(values.added(0, 1))
     values.put_back(objects=False)
     values.add(total(found), 2)
     assert sums == {"loss": 1.75}
@@ -387,9 +387,8 @@ def test_what_was_added_is_told_of_numbers_and_elements_and_not_of_flags() -> No
     values = FrameValues.read(HERE)
     count, part, flag, text, same = count + 2, part - 0.25, False, "b", same + 0
     sums[1] += 3
-    added = {
-        name.rpartition(" ")[2] if "sums" not in name else name[-6:]: value for name, value in values.added(1).items()
-    }
+    told = values.added(0, 1)
+    added = {name.rpartition(" ")[2] if "sums" not in name else name[-6:]: value for name, value in told.items()}
     assert added == {"count": 2.0, "part": -0.25, "sums 1": 3.0}
     assert (flag, text) == (False, "b")
 
@@ -400,7 +399,7 @@ def test_an_evaluation_without_a_number_is_seen() -> None:
     loss += math.nan
     best = min(math.nan, best)
     sums += torch.tensor([math.inf, 1.0])
-    found = [values.added(1)]
+    found = [values.added(0, 1)]
     values.put_back(objects=False)
     assert (loss, best, sums.tolist()) == (0.0, math.inf, [0.0, 0.0])
     values.add(total(found), 2)
@@ -422,7 +421,7 @@ def test_a_number_for_each_batch_becomes_the_average_over_the_ranks() -> None:
             by_name["loss"].append(batch + rank / 2)
             outputs.extend([rank, batch])
             sums["loss"] += torch.tensor([1.0, rank])
-        found.append(values.added(3))
+        found.append(values.added(0, 3))
     values.put_back(objects=False)
     values.add(total(found), 2)
     assert (losses, counts) == ([9.0, 0.25, 1.25, 2.25], [1, 2, 3])
@@ -437,7 +436,7 @@ def test_too_many_numbers_in_a_list_are_refused() -> None:
     values = FrameValues.read(HERE)
     losses.extend(0.5 for _ in range(APPENDED_MAX + 1))
     with pytest.raises(NotInPlace, match="257 numbers to losses"):
-        values.added(APPENDED_MAX + 1)
+        values.added(0, APPENDED_MAX + 1)
 
 
 def test_what_all_have_added_is_shared_out() -> None:
@@ -452,7 +451,7 @@ def test_what_all_have_added_is_shared_out() -> None:
     even, odd, part = even + 8, odd + 2, part + 1.0
     sums += 2
     whole += 8
-    added = values.added(1)
+    added = values.added(0, 1)
     values.put_back(objects=True)
     values.add(added, 4)
     assert (even, type(even), odd, part) == (3, int, 1.5, 0.75)
@@ -465,7 +464,7 @@ def test_tensors_of_whole_numbers_become_fractions_if_need_be() -> None:
     again = right
     values = FrameValues.read(HERE)
     right += torch.tensor([7, 8])
-    found = total([values.added(1)])
+    found = total([values.added(0, 1)])
     values.put_back(objects=False)
     values.add(found, 4)
     assert right.tolist() == [1.75, 2.0] and again is right
@@ -480,7 +479,7 @@ def test_an_evaluation_adds_up_in_longer_tensors() -> None:
         values.put_back(objects=False)
         batch = torch.full((100,), 3.0 + rank)
         confusion[rank, 9] += 4
-        found.append(values.added(1))
+        found.append(values.added(0, 1))
     values.put_back(objects=False)
     values.add(total(found), 2)
     assert confusion.sum() == 4 and confusion[0, 9] == confusion[1, 9] == 2
@@ -493,7 +492,7 @@ def test_a_tensor_with_two_names_is_added_to_once() -> None:
     again = sums
     values = FrameValues.read(HERE)
     sums += 4
-    added = values.added(1)
+    added = values.added(0, 1)
     values.put_back(objects=True)
     values.add(added, 4)
     assert again.item() == 1.0
@@ -503,16 +502,16 @@ def test_a_tensor_of_flags_may_change_in_an_evaluation() -> None:
     seen = torch.zeros(3, dtype=torch.bool)
     values = FrameValues.read(HERE)
     seen[0] = True
-    assert not any("seen" in name for name in values.added(1))
+    assert not any("seen" in name for name in values.added(0, 1))
 
 
 def test_a_number_that_began_at_infinity_becomes_the_lowest_or_highest_of_all_ranks() -> None:
     lowest, highest, tensor = unknown(float("inf")), unknown(-float("inf")), unknown(float("inf"))
     values = FrameValues.read(HERE)
     found = []
-    for value in (3.0, 2.0, 4.0):
+    for rank, value in enumerate((3.0, 2.0, 4.0)):
         lowest, highest, tensor = min(lowest, value), max(highest, value), torch.tensor(min(tensor, value))
-        found.append(values.added(1))
+        found.append(values.added(rank, 1))
         values.put_back(objects=False)
     values.add(total(found), 3)
     assert (lowest, highest, tensor.item()) == (2.0, 4.0, 2.0)
@@ -546,7 +545,7 @@ def test_what_an_evaluation_adds_in_numpy_is_shared_out() -> None:
     found = []
     for rank in range(2):
         correct, count, mean = correct + np.int64(2 + rank), count + np.int64(4), mean + np.float32(0.5)
-        found.append(json.loads(json.dumps(values.added(1))))
+        found.append(json.loads(json.dumps(values.added(0, 1))))
         values.put_back(objects=False)
     values.add(total(found), 2)
     assert (correct, count, mean) == (2.5, 6, 0.5)
