@@ -250,8 +250,9 @@ class JobLock:
             holder = os.pread(self._file, 64, 0).decode(errors="replace").strip()
             os.close(self._file)
             raise ConfigError(f"{path.parent} is in use by a running agent ({holder}); {otherwise}") from None
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"pid {os.getpid()}".encode(), 0)
+        with suppress(OSError):  # a full disk has no room for the name of the holder, and the lock holds all the same
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"pid {os.getpid()}".encode(), 0)
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -66,6 +67,17 @@ def test_a_second_agent_of_a_node_is_told_its_own_options(
         assert cli.main(words) == ExitCode.BAD_INPUT
     said = " ".join(capsys.readouterr().err.split())
     assert f"is in use by a running agent (pid {os.getpid()}); give another --node, another --jobs-dir" in said
+
+
+def test_a_lock_needs_no_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with JobLock(tmp_path / "lock", ""), pytest.raises(ConfigError, match="in use by a running agent"):
+        JobLock(tmp_path / "lock", "")
+    with JobLock(tmp_path / "lock", ""):
+        pass
 
 
 @pytest.mark.parametrize(
