@@ -110,7 +110,12 @@ def ask_leader(
 
 def plainly(code: grpc.StatusCode, details: str) -> str:
     """The text of a gRPC error; if nothing listens, only the cause, such as "Connection refused"."""
-    return details.rpartition(": ")[2] if details.startswith(NOBODY_THERE) else f"{code.name}: {details}"
+    if not details.startswith(NOBODY_THERE):
+        return f"{code.name}: {details}"
+    cause = details.removesuffix(": OK").rpartition(": ")[2]
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return f"its certificate is not believed here: {cause}"
+    return "it listens without certificates" if "WRONG_VERSION_NUMBER" in details else cause
 
 
 def said_by(error: grpc.RpcError) -> str:

@@ -23,6 +23,7 @@ from elastic.errors import ConfigError
 from elastic.fleet.service import FleetService
 from elastic.records.journal import Journal
 from elastic.rendezvous import service as service_module
+from elastic.rendezvous.operator_client import plainly
 from elastic.rendezvous.service import RendezvousService
 from elastic.security import certificate_authority, expiry, keyring, rejection_log, roles
 from elastic.security.certificate_authority import Authority
@@ -384,6 +385,27 @@ def test_a_flood_of_refusals_is_a_few_lines(tmp_path: Path) -> None:
 )
 def test_grpcs_words_about_a_handshake_become_a_reason(line: bytes, because: str) -> None:
     assert rejection_log.reason(line) == because
+
+
+@pytest.mark.parametrize(
+    ("cause", "because"),
+    [
+        ("UNKNOWN: ipv4:127.0.0.1:7: Failed to connect to remote host: Connection refused", "Connection refused"),
+        (
+            "UNKNOWN: ipv4:127.0.0.1:7: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL "
+            "routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate: OK",
+            "its certificate is not believed here: unable to get local issuer certificate",
+        ),
+        (
+            "UNKNOWN: ipv4:127.0.0.1:7: Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:100000f7:SSL "
+            "routines:OPENSSL_internal:WRONG_VERSION_NUMBER: Invalid certificate verification context: OK",
+            "it listens without certificates",
+        ),
+    ],
+)
+def test_a_caller_is_told_why_there_is_no_connection(cause: str, because: str) -> None:
+    details = f"failed to connect to all addresses; last error: {cause}"
+    assert plainly(grpc.StatusCode.UNAVAILABLE, details) == because
 
 
 def test_what_a_process_says_on_stderr_still_comes_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
