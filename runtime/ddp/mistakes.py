@@ -35,6 +35,15 @@ def in_evaluation(call: str) -> errors.MidShardCollective:
     )
 
 
+def collected(what: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{what}, over the batches of a DistributedSampler in an evaluation,",
+        "Each worker has the batches of its own ranks there. Numbers, short tensors, and lists that get one number a "
+        "batch become what all ranks have together, behind a `for` loop: add up in it. Or evaluate all batches in each "
+        "worker, with a DataLoader without a DistributedSampler.",
+    )
+
+
 def two_backwards() -> errors.TwoBackwards:
     return errors.TwoBackwards(
         "a second backward() of a DistributedDataParallel model came in one turn, after the gradients of all ranks had "
@@ -113,13 +122,6 @@ def changed_data(name: str, elements: int) -> errors.NotInPlace:
     return errors.NotInPlace(
         f"{name}, a tensor of {elements:,} elements, was changed in a turn whose step is not over, and is too large to "
         f"be undone. Make it a buffer of the model, or change it before the loop or between epochs. {ELSE}"
-    )
-
-
-def long_list(name: str, numbers: int, most: int) -> errors.NotInPlace:
-    return not_in_place(
-        f"An evaluation that appends {numbers} numbers to {name}, one for each batch,",
-        f"Newcomers are told the averages over the ranks of at most {most} of them: add up the numbers instead.",
     )
 
 

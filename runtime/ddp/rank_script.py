@@ -23,11 +23,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 from elastic.errors import ConfigError, JoinMissed
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.ddp import mistakes
-from runtime.ddp.frames.loop_shape import CountingLoop, counting_loop, inside, loop_around, would_leave
+from runtime.ddp.frames.evaluation_values import EvaluationValues, total
+from runtime.ddp.frames.loop_shape import CountingLoop, asked_in_loop, counting_loop, inside, loop_around, would_leave
 from runtime.ddp.frames.loop_shape import Loop as LoopText
 from runtime.ddp.frames.model_copies import ModelCopies
 from runtime.ddp.frames.places import ScriptFrames
-from runtime.ddp.frames.plain_values import SUM_MAX, FrameCounters, FrameValues, total
+from runtime.ddp.frames.plain_values import FrameCounters, FrameValues
 from runtime.ddp.rank_source import Position, RankSource
 from runtime.ddp.rank_values import RankValue
 from runtime.ddp.sampler_source import SamplerSource
@@ -555,7 +556,7 @@ class RankScript:
             raise mistakes.in_turn("an evaluation")
         if self.evaluating:
             raise mistakes.in_evaluation("another evaluation")
-        start = FrameValues.read(self.frames, SUM_MAX)
+        start = EvaluationValues.read(self.frames)
         self.summed = start.summed
         occasion = self.occasion("an evaluation")
         if self.passing or self.silent or (self.begun and self.training.session.joining):
@@ -586,6 +587,8 @@ class RankScript:
                     raise mistakes.buffer_in_evaluation(changed[0][0])
             self.evaluating = False
             seed_all(training.seed, training.next_step, label)
+        if not asked_in_loop(self.frames.standing()[::-1]):
+            raise mistakes.collected("A list(), a sum() or a comprehension")
         start.put_back(objects=False)
         totals = total(found)
         start.add(totals, self.ranks)

@@ -2,7 +2,8 @@
 that code does to counters, sums and averages has to be undone.
 
 places.py        the values in the script's frames, where each of them is, and how another one is put there
-plain_values.py  numbers, strings and short tensors: undone, summed over an evaluation, given to newcomers
+plain_values.py  numbers, strings, lists and short tensors: undone, and given to newcomers
+evaluation_values.py what an evaluation adds up in them: each rank's part, and what all ranks have together
 model_copies.py  larger tensors: averages of the weights, and whatever else the script keeps beside the model
 loop_shape.py    loops whose turns are counted where nothing can be undone, and what ends a loop
 """

@@ -80,6 +80,19 @@ def loop_around(frames: Iterable[FrameType]) -> tuple[CodeType, Loop] | None:
     return next(((frame.f_code, loop) for frame in frames for loop in _around(frame)), None)
 
 
+def asked_in_loop(frames: Iterable[FrameType]) -> bool:
+    """Whether a `for` or a loop with next() asks here, so that its body has each item; no list(), sum() or
+    comprehension. frames: innermost first."""
+    frame = next((frame for frame in frames if frame.f_code.co_name != "<genexpr>"), None)
+    if frame is None or not linecache.getlines(frame.f_code.co_filename):
+        return True
+    return any(
+        (isinstance(loop, ast.For) and frame.f_lineno <= (loop.iter.end_lineno or loop.lineno))
+        or any(isinstance(node, ast.Name) and node.id == "next" for node in ast.walk(loop))
+        for loop in _around(frame)
+    )
+
+
 @dataclass(frozen=True)
 class _End:
     """A condition that ends a loop."""

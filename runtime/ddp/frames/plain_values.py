@@ -7,18 +7,15 @@ short tensors, and the entries of lists and deques. A newcomer gets short tensor
 
 from __future__ import annotations
 
-import math
 import operator
-import re
 from collections import deque
 from collections.abc import Collection, Mapping
 from types import FrameType
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, ClassVar, Self, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
 
-from runtime.ddp import mistakes
 from runtime.ddp.frames.places import OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.state.change_detection import version_of
 
@@ -30,19 +27,13 @@ TEXT_MAX = 200
 """Characters of a string; a longer one is data."""
 TENSOR_MAX = 64
 """Elements of a tensor; a larger one is data, or an average of the weights."""
-SUM_MAX = 1 << 14
-"""Elements of a tensor in which an evaluation adds up: as many as dist.all_reduce takes."""
 LIST_MAX = 4096
 """Entries of a list that are kept, and that a newcomer gets; a longer one is data, and only made as short as it was."""
 _ABSENT = object()
 _KINDS = (int, float, bool, str, type(None))
-_LOWEST, _HIGHEST = "lowest ", "highest "
-APPENDED_MAX = 256
-"""Numbers, at most, that an evaluation may append to a list, one for each batch: newcomers are told all of them."""
-_APPENDED = re.compile(r"(\d+)-th (\S+) in (.*)", re.DOTALL)
 
 
-class _Listed:
+class Listed:
     """What was in a list or a deque at one moment. Equal to one with the same entries."""
 
     def __init__(self, values: list[Any] | deque[Any], length: int | None = None) -> None:
@@ -51,38 +42,28 @@ class _Listed:
         self.length = len(values) if length is None else length
         self.entries = list(values)[: self.length] if self.length <= LIST_MAX else None
         """None: too many."""
-        self._seen = self.length
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Listed) and self.length == other.length and _same(self.entries, other.entries)
-
-    def appended(self) -> list[Any]:
-        """What was appended since then, or since the last call."""
-        found, self._seen = list(self.values)[self._seen :], len(self.values)
-        return found
-
-    def shorten(self) -> None:
-        """Take out what was appended since then."""
-        while len(self.values) > self.length:
-            self.values.pop()
+        return isinstance(other, Listed) and self.length == other.length and same(self.entries, other.entries)
 
     def put_back(self) -> None:
         if self.entries is None:
-            self.shorten()
-        elif not _same(self.entries, list(self.values)):
+            while len(self.values) > self.length:
+                self.values.pop()
+        elif not same(self.entries, list(self.values)):
             self.values.clear()
             self.values.extend(self.entries)
 
-    def rebase(self, others: list[Any], met: _Listed) -> None:
+    def rebase(self, others: list[Any], met: Listed) -> None:
         """Become what this would be if the list had had these entries when it had those of `met`: it has what was
         appended to it since then, and lacks what was not there yet. A list that was changed otherwise stays."""
         mine, there = self.entries, met.entries
-        if mine is not None and there is not None and _same(mine[: len(there)], there[: len(mine)]):
+        if mine is not None and there is not None and same(mine[: len(there)], there[: len(mine)]):
             self.entries = others[: max(0, len(others) + len(mine) - len(there))] + mine[len(there) :]
             self.length = len(self.entries)
 
 
-def _same(one: list[Any] | None, other: list[Any] | None) -> bool:
+def same(one: list[Any] | None, other: list[Any] | None) -> bool:
     """Whether the entries are the same objects; what they are is not looked at."""
     if one is None or other is None:
         return one is other
@@ -92,31 +73,33 @@ def _same(one: list[Any] | None, other: list[Any] | None) -> bool:
 class FrameValues:
     """The plain values that there were at one moment. Made by `read`."""
 
+    tensor_max: ClassVar = TENSOR_MAX
+
     def __init__(self, frames: ScriptFrames) -> None:
         self._frames = frames
         self._plain: dict[ValuePlace, Plain] = {}
-        self._lists: dict[ValuePlace, _Listed] = {}
+        self._lists: dict[ValuePlace, Listed] = {}
         self._tensors: dict[ValuePlace, tuple[torch.Tensor, torch.Tensor]] = {}
         self._dicts: dict[ValuePlace, tuple[dict[Any, Any], set[Any]]] = {}
         """Short dicts, and the keys that they had."""
         self._other: set[ValuePlace] = set()
         """Where something else is."""
-        self._grown: dict[str, torch.dtype | np.dtype[Any]] = {}
-        """Numbers that have become tensors, or numbers of numpy: place -> dtype."""
-        self.summed: set[int] = set()
-        """Addresses of the tensors to which an evaluation has added something."""
+        self._long: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
+        """Longer tensors, and their versions."""
 
     @classmethod
-    def read(cls, frames: ScriptFrames, tensor_max: int = TENSOR_MAX) -> FrameValues:
-        """The plain values in the frames that stand around this call. tensor_max: elements of a short tensor."""
+    def read(cls, frames: ScriptFrames) -> Self:
+        """The plain values in the frames that stand around this call."""
         found = cls(frames)
         for place, value in frames.values():
-            if not _looked_at(value, tensor_max):
+            if not _looked_at(value, cls.tensor_max):
                 found._other.add(place)
+                if type(value) is torch.Tensor and not value.requires_grad:
+                    found._long[place] = (value, version_of(value))
                 if is_dict(value) and len(value) <= OBJECTS_MAX:
                     found._dicts[place] = (value, set(value))
             elif isinstance(value, list | deque):
-                found._lists[place] = _Listed(value)
+                found._lists[place] = Listed(value)
             elif isinstance(value, torch.Tensor):
                 found._tensors[place] = (value, value.detach().clone())
             else:
@@ -138,7 +121,7 @@ class FrameValues:
         the batch was handed out, is the batch itself, or made of it: each worker has its own. Where a frame has stood
         only then, as that of a generator has, which waits now, its numbers are those of then."""
         known = {**earlier.plain(), **self.plain()}
-        found: dict[str, Held] = {name: _item(value) for name, value in known.items() if name in names}
+        found: dict[str, Held] = {name: item(value) for name, value in known.items() if name in names}
         for place, (tensor, before) in self._tensors.items():
             if place.text in names and earlier._tensors.get(place, (None,))[0] is tensor:
                 found[place.text] = before
@@ -161,13 +144,12 @@ class FrameValues:
             if (objects and place in now._other) or _differs(now._at(place), value)
         }
         for place, listed in self._lists.items():
-            if objects:
-                listed.put_back()
-                here = now._at(place)
-                if place in now._other or (here is not listed.values and here is not _ABSENT):
-                    wanted[place] = listed.values
+            listed.put_back()
+            here = now._at(place)
+            if (objects and place in now._other) or (here is not listed.values and here is not _ABSENT):
+                wanted[place] = listed.values
         for owner, keys in self._dicts.values():
-            for key in [key for key, value in _born(owner, keys) if _looked_at(value)]:
+            for key in [key for key, value in born(owner, keys) if _looked_at(value)]:
                 del owner[key]
         for place, (tensor, before) in self._tensors.items():
             if not torch.equal(tensor, before):
@@ -176,109 +158,6 @@ class FrameValues:
             if here is not tensor and here is not _ABSENT:
                 wanted[place] = tensor
         self._frames.write(wanted)
-
-    def added(self, rank: int, batches: int) -> dict[str, float]:
-        """What a rank's evaluation of this many batches has added to the numbers and to the elements of the tensors:
-        place -> difference; what numbers have become that were infinite, under the same with `lowest` or `highest` and
-        the rank before it, as all that has one name is added up on its way; and what it has appended to lists that have
-        got one number for each batch, under number, kind and place.
-
-        A number may have become a tensor. What is true or false is no sum. Raises NotInPlace for a list that has got
-        too many numbers.
-        """
-        now = FrameValues.read(self._frames)
-        found: dict[str, float] = {}
-        for place, (owner, keys) in self._dicts.items():
-            for key, value in _born(owner, keys):  # as if the dict had had it before
-                if _is_number(value):
-                    self._plain[place.under(key)] = 0
-                elif type(value) is list:
-                    self._lists[place.under(key)] = _Listed(value, 0)
-                elif isinstance(value, torch.Tensor) and _looked_at(value):
-                    self._tensors[place.under(key)] = value, torch.zeros_like(value)
-                else:
-                    continue
-                keys.add(key)
-        for place, was in self._plain.items():
-            here = now._at(place)
-            scalar = isinstance(here, torch.Tensor) and here.numel() == 1
-            if _is_number(was) and isinstance(here, torch.Tensor | np.number) and (scalar or _is_number(here)):
-                self._grown[place.text] = here.dtype
-                here = here.item()
-            was = _item(was)
-            if not (_is_number(was) and _is_number(here)) or here == was:
-                continue
-            if math.isinf(was) and math.isfinite(here):
-                found[f"{_LOWEST if was > 0 else _HIGHEST}{rank} {place.text}"] = float(here)
-            elif math.isfinite(was) or (math.isinf(was) and math.isnan(here)):
-                found[place.text] = float(here - was)
-        seen: set[int] = set()
-        for place, (tensor, before) in self._tensors.items():
-            # A longer one under the same name is a batch, or made of it.
-            here = now._at(place) if tensor.numel() <= TENSOR_MAX else tensor
-            if not isinstance(here, torch.Tensor) or here.shape != before.shape or before.dtype == torch.bool:
-                continue
-            if id(tensor) not in seen and not torch.equal(here, before):
-                differences = (here.double() - before.double()).reshape(-1).tolist()
-                for number, (was, value) in enumerate(zip(before.reshape(-1).tolist(), differences, strict=True)):
-                    if math.isfinite(was) and value != 0:
-                        found[f"{place.text} {number}"] = value
-                self.summed.add(here.data_ptr())
-            seen.add(id(tensor))
-        for place, listed in self._lists.items():
-            if now._at(place) is listed.values:
-                found |= _numbers(place, listed.appended(), batches)
-        return found
-
-    def add(self, totals: Mapping[str, float], ranks: int) -> None:
-        """Add to each number and tensor what all ranks have added to it, divided by the number of ranks; a number that
-        was infinite becomes the lowest or highest of the ranks. Called when the values are those of this moment, but
-        for lists: one with a number for each batch gets those of all ranks, divided in the same way.
-
-        A whole number becomes a fraction if need be, and a tensor of whole numbers another tensor.
-        """
-        wanted: dict[ValuePlace, object] = {}
-        for place, here in self._plain.items():
-            if isinstance(here, np.number):
-                self._grown.setdefault(place.text, here.dtype)
-                here = here.item()
-            if not isinstance(here, int | float):
-                continue
-            value: object = here
-            kind = self._grown.get(place.text)
-            for extreme in (_LOWEST, _HIGHEST):
-                if (limit := totals.get(extreme + place.text)) is not None:
-                    value = _as(kind, limit)
-            if place.text in totals:
-                total = totals[place.text]
-                value = here + (_share(total, ranks) if type(here) is int else total / ranks)
-                value = _as(kind, value, whole=total % ranks == 0)
-            if value is not here:
-                wanted[place] = value
-        fractions: dict[int, torch.Tensor] = {}
-        for place, (tensor, _) in self._tensors.items():
-            found = [totals.get(f"{place.text} {number}", 0.0) for number in range(tensor.numel())]
-            shares = (torch.tensor(found, dtype=torch.float64) / ranks).reshape(tensor.shape).to(tensor.device)
-            if shares.any() and not tensor.is_floating_point() and (shares != shares.round()).any():
-                fractions[id(tensor)] = tensor + shares
-            elif shares.any():
-                with torch.no_grad():
-                    tensor += shares.to(tensor.dtype)
-        wanted |= {
-            place: fractions[id(tensor)] for place, (tensor, _) in self._tensors.items() if id(tensor) in fractions
-        }
-        self._frames.write(wanted)
-        appended: dict[str, dict[int, Any]] = {}
-        for name, total in totals.items():
-            if (parts := _APPENDED.fullmatch(name)) is not None:
-                kind = getattr(torch, parts[2], None)
-                mean = _share(total, ranks) if parts[2] == "int" else total / ranks
-                entries = appended.setdefault(parts[3], {})
-                entries[int(parts[1])] = torch.tensor(mean, dtype=kind) if isinstance(kind, torch.dtype) else mean
-        for place, listed in self._lists.items():
-            if (means := appended.get(place.text)) is not None:
-                listed.shorten()
-                listed.values.extend(means[number] for number in sorted(means))
 
     def _at(self, place: ValuePlace) -> object:
         """The value there, or _ABSENT."""
@@ -303,7 +182,7 @@ class FrameValues:
                 there = there + here - before
             elif type(here) is not type(before) or here != before:
                 continue
-            if isinstance(here, np.number) and _is_number(there):
+            if isinstance(here, np.number) and is_number(there):
                 there = here.dtype.type(there)
             if isinstance(there, torch.Tensor | list) or _differs(here, there):
                 wanted[place] = there
@@ -331,9 +210,9 @@ class FrameValues:
                     continue
                 keys.add(key)
                 if isinstance(value, list):
-                    self._lists[place.under(key)] = _Listed(owner.setdefault(key, []), 0)
+                    self._lists[place.under(key)] = Listed(owner.setdefault(key, []), 0)
                 else:
-                    self._plain[place.under(key)] = 0 if _is_number(value) else value
+                    self._plain[place.under(key)] = 0 if is_number(value) else value
                     owner.setdefault(key, self._plain[place.under(key)])
 
     def rebase(self, others: Mapping[str, Held], met: FrameValues) -> None:
@@ -382,22 +261,6 @@ class FrameValues:
         self._frames.write(wanted)
 
 
-def total(found: list[dict[str, float]]) -> dict[str, float]:
-    """What all ranks have added together, or the lowest or highest that they have found. found: of each rank, as
-    `FrameValues.added` gives it."""
-    totals: dict[str, float] = {}
-    for added in found:
-        for name, value in added.items():
-            if name.startswith((_LOWEST, _HIGHEST)):
-                extreme, _, text = name.split(" ", 2)
-                name = f"{extreme} {text}"
-                value = (min if name.startswith(_LOWEST) else max)(value, totals.get(name, value))
-            else:
-                value += totals.get(name, 0)
-            totals[name] = value
-    return totals
-
-
 class FrameCounters:
     """Which plain values a script changes from step to step, and what the whole numbers among them were."""
 
@@ -428,49 +291,22 @@ class FrameCounters:
         self._changing |= names.keys()
 
 
-def _share(total: float, ranks: int) -> float:
-    """A rank's part of a sum of whole numbers: a whole number, if that is what it is."""
-    return int(total) // ranks if total % ranks == 0 else total / ranks
-
-
-def _numbers(place: ValuePlace, appended: list[Any], batches: int) -> dict[str, float]:
-    """What was appended to a list, if it is one number for each batch. Raises NotInPlace if these are too many."""
-    if len(appended) != batches or not all(map(_is_one_number, appended)):
-        return {}
-    if batches > APPENDED_MAX:
-        raise mistakes.long_list(place.spelling, batches, APPENDED_MAX)
-    kinds = (str(one.dtype)[6:] if isinstance(one, torch.Tensor) else type(_item(one)).__name__ for one in appended)
-    named = zip(kinds, appended, strict=True)
-    return {f"{number}-th {kind} in {place.text}": float(one) for number, (kind, one) in enumerate(named)}
-
-
-def _is_one_number(entry: object) -> bool:
-    return _is_number(entry) or (type(entry) is torch.Tensor and entry.dim() == 0 and entry.dtype != torch.bool)
-
-
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # such a tensor cannot be changed outside
         tensor.copy_(values)
 
 
-def _born(owner: dict[Any, Any], keys: set[Any]) -> list[tuple[str, Any]]:
+def born(owner: dict[Any, Any], keys: set[Any]) -> list[tuple[str, Any]]:
     return [(key, value) for key, value in owner.items() if type(key) is str and key not in keys]
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) or isinstance(value, np.floating | np.integer)
 
 
-def _item(value: Any) -> Any:
+def item(value: Any) -> Any:
     """A number of numpy as one of Python."""
     return value.item() if isinstance(value, np.number) else value
-
-
-def _as(kind: torch.dtype | np.dtype[Any] | None, value: Any, *, whole: bool = True) -> Any:
-    """A number as what it was in the script. whole: what was a whole number has not become a fraction."""
-    if isinstance(kind, torch.dtype):
-        return torch.tensor(value, dtype=kind if whole else torch.float64)
-    return value if kind is None else (kind if whole else np.dtype(float)).type(value)
 
 
 def _differs(here: object, value: Plain) -> bool:

@@ -1034,6 +1034,59 @@ def evaluated_by_extremes() -> None:
     assert (lowest, highest) == (5.0, -19.0)
 
 
+def evaluated_in_a_list() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    means = []
+    with torch.no_grad():
+        for _x, y in setup.test_loader:
+            means.append(y.mean().item())
+    found = torch.tensor(sum(means) / len(means))
+    dist.all_reduce(found)
+    tell("found", found.item() / dist.get_world_size())
+    assert found.item() / dist.get_world_size() == sum(range(32)) / 32
+
+
+def evaluated_in_a_list_of_tensors() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    right = []
+    with torch.no_grad():
+        for x, y in setup.test_loader:
+            right.append(setup.model(x) > y)
+
+
+def evaluated_by(collect: Callable[[Iterable[Any]], object]) -> Main:
+    def main() -> None:
+        setup = Setup()
+        setup.model.eval()
+        next(iter(setup.test_loader))
+        setup.model.train()
+        for x, y in setup.loader:
+            setup.step(x, y)
+            setup.model.eval()
+            collect(setup.test_loader)
+            setup.model.train()
+
+    return main
+
+
+def asked_with_next(loader: Iterable[Any]) -> None:
+    it = iter(loader)
+    while True:
+        if next(it, None) is None:
+            break
+
+
+def asked_in_a_generator(loader: Iterable[Any]) -> None:
+    for x in (x for x, _ in loader):
+        assert len(x)
+
+
 def evaluated_in_part() -> None:
     setup = Setup()
     for x, y in setup.loader:
@@ -1072,6 +1125,26 @@ def test_an_evaluation_may_count_in_numbers_of_numpy() -> None:
 
 def test_an_evaluation_behind_a_step_has_the_lowest_and_the_highest_of_all_ranks() -> None:
     trains(evaluated_by_extremes)
+
+
+def test_an_evaluation_may_keep_one_number_a_batch_in_a_list() -> None:
+    trains(evaluated_in_a_list)
+
+
+def test_an_evaluation_that_collects_tensors_is_named() -> None:
+    stopped(evaluated_in_a_list_of_tensors, NotInPlace, "right, a list that gets other things than one number a batch")
+
+
+@pytest.mark.parametrize(
+    "collect", [list, lambda loader: sum(len(x) for x, _ in loader), lambda loader: [len(x) for x, _ in loader]]
+)
+def test_an_evaluation_whose_batches_no_statement_has_is_named(collect: Callable[[Iterable[Any]], object]) -> None:
+    stopped(evaluated_by(collect), NotInPlace, "a comprehension, over the batches of a DistributedSampler")
+
+
+@pytest.mark.parametrize("collect", [asked_with_next, asked_in_a_generator])
+def test_an_evaluation_may_ask_for_its_batches_in_any_loop(collect: Callable[[Iterable[Any]], object]) -> None:
+    trains(evaluated_by(collect), BATCHES, (2,))
 
 
 def test_an_evaluation_that_is_left_early_is_named() -> None:
