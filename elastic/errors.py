@@ -2,7 +2,8 @@
 
 ElasticError
 ├── ConfigError               fix the input; nothing was started
-│   └── CheckpointDirTaken    give another checkpoint directory
+│   ├── CheckpointDirTaken    give another checkpoint directory
+│   └── CertificateOver       issue another certificate
 ├── StoreError
 │   ├── StoreUnavailable      try again until the deadline; read first if the failed call was `ambiguous`
 │   ├── StoreRefused          fix the request or the rights; trying again cannot help
@@ -84,6 +85,10 @@ class ConfigError(ElasticError):
 
 class CheckpointDirTaken(ConfigError):
     """Give this job another checkpoint directory; the message names the job whose checkpoints are there."""
+
+
+class CertificateOver(ConfigError):
+    """Issue another certificate, or set the clock; a worker may wait for that."""
 
 
 class StoreError(ElasticError):

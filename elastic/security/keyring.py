@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
-from elastic.errors import ConfigError
+from elastic.errors import CertificateOver, ConfigError
 from elastic.security.roles import Identity, Role, from_uris
 
 FLEET_CA = "ca.pem"
@@ -170,15 +170,15 @@ def _secret(path: Path) -> bytes:
 
 
 def check_time(certificate: Certificate) -> None:
-    """Raise ConfigError for a certificate that is over, or not valid yet."""
+    """Raise CertificateOver for a certificate that is over, or not valid yet."""
     now = datetime.now(UTC)
     if now < certificate.since:
-        raise ConfigError(
+        raise CertificateOver(
             f"{certificate.path} begins at {certificate.since:%Y-%m-%d %H:%M} UTC, and here it is "
             f"{now:%Y-%m-%d %H:%M}; set the clock of this machine"
         )
     if certificate.until <= now:
-        raise ConfigError(
+        raise CertificateOver(
             f"{certificate.path} ended at {certificate.until:%Y-%m-%d %H:%M} UTC; issue another one with "
             "`elastic certs node`, which is used without a restart"
         )

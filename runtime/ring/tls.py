@@ -10,15 +10,20 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
+from elastic.errors import CertificateOver
 from elastic.security.roles import Role, from_uris
 from runtime.ring.handshake import HelloRefused
 
 RECORD_BYTES = 1 << 14
 """Bytes that TLS sends at once, and the size of pieces: unsent bytes must be offered again unchanged."""
+
+RENEWED_POLL_S = 1.0
+"""Seconds between two looks whether a certificate that is over has been replaced."""
 
 
 P = ParamSpec("P")
@@ -113,6 +118,20 @@ class TlsContexts:
             from elastic.security.keyring import of_role  # most jobs have no certificates, and need not read any
 
             self._keyring = of_role(directory, Role.WORKER)
+
+    @classmethod
+    def when_valid(cls, directory: Path | None, waits: Callable[[str], None]) -> Self:
+        """Wait for another certificate if that of the node is over: a worker that ended for that would end again at
+        once, and its slot would be given up for good. waits: called once, with the reason."""
+        said = False
+        while True:
+            try:
+                return cls(directory)
+            except CertificateOver as error:
+                if not said:
+                    waits(str(error))
+                said = True
+            time.sleep(RENEWED_POLL_S)
 
     def as_caller(self, sock: socket.socket) -> socket.socket:
         """The socket for the calling side, which replaces `sock`."""

@@ -76,7 +76,10 @@ class WorkerSession(OperationLoop):
             node=told.node,
             worker_id=self.worker_id,
         )
-        seal, refusals = TlsContexts(told.certs), RejectionLog(self._journal)
+        seal = TlsContexts.when_valid(
+            told.certs, lambda because: self._journal.write("certificate_trouble", because=f"it waits: {because}")
+        )
+        refusals = RejectionLog(self._journal)
         self._listener = Listener(
             told.address,
             job=self.job,

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from elastic.errors import BuildFailed, ConfigError, RingBroken
 from elastic.security import certificate_authority
 from elastic.security.certificate_authority import Authority
 from runtime.reduction import over_mesh
-from runtime.ring import listener
+from runtime.ring import listener, tls
 from runtime.ring.handshake import Hello, decode_challenge, encode, proven_hello
 from runtime.ring.listener import Listener
 from runtime.ring.ring import Peer
@@ -75,6 +76,25 @@ def test_sealed_members_get_the_bits_of_one(
         for op in range(2):
             for _, result in run(built, [0, 1, 2], groups, op=op, seed=op):
                 assert_same(result, sum_of((0, 3), groups, op))
+
+
+def test_a_worker_waits_for_another_certificate_if_its_own_is_over(
+    certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "RENEWED_POLL_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate_authority, "_now", lambda: datetime.now(UTC) - timedelta(days=2))
+        Authority(certs / "ca").issue("w0", ["agent"], tmp_path, days=1)
+    waits: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(TlsContexts.when_valid, tmp_path, waits.append)
+        wait_until(lambda: bool(waits))
+        assert not made.done() and "worker.pem ended at" in waits[0]
+        Authority(certs / "ca").issue("w0", ["agent"], tmp_path)
+        assert made.result(GENEROUS_S) is not None
+    assert len(waits) == 1
+    with pytest.raises(ConfigError, match=r"has no worker\.pem"):
+        TlsContexts.when_valid(tmp_path / "nowhere", waits.append)
 
 
 def test_members_of_one_host_need_no_seal(seals: list[TlsContexts]) -> None:
