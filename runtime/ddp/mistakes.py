@@ -92,6 +92,14 @@ def counted(loop: str) -> errors.NotInPlace:
     )
 
 
+def goes_on(name: str, kind: str) -> errors.NotInPlace:
+    return errors.NotInPlace(
+        f"{name}, a {kind}, goes on in each turn of the training loop, and a worker that computes two ranks has two "
+        "turns a step. Count in a number, `step += 1`, and compute from it what a step needs; draw random numbers from "
+        f"the global generators of torch, numpy and Python, which are seeded for each step and rank. {ELSE}"
+    )
+
+
 def forward_in_backward() -> errors.NotInPlace:
     return not_in_place(
         "A DistributedDataParallel model that sees its batch in backward() only, as checkpoint(model, x, "

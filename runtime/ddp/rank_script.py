@@ -384,6 +384,7 @@ class RankScript:
         reduced, self.turn = self.turn is Turn.ENDED, Turn.OPEN
         if not reduced:
             return self._more(turns, source)
+        self._values.check_iterators()
         if self._counting != (counting := counting_loop(self.frames.standing()[::-1])) and counting is not None:
             raise mistakes.counted(counting.said)
         if not turns.over:

@@ -1,6 +1,6 @@
 """The loop that stands around a script's training step, by its source: what counts its turns, and what ends it.
 
-A range(), a zip() or an islice() keeps its place inside the interpreter, where silent turns cannot be undone: a loop
+A range(), zip(), islice() or count() keeps its place inside the interpreter, where silent turns cannot be undone: a loop
 over range(1000) would end after a thousand turns, which are fewer steps. One that each turn begins anew, over the
 batches that are accumulated, counts nothing but these. And a condition such as `if step == total: break` must not end
 the loop in a silent turn.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TypeAlias
 
-COUNTING = frozenset({"range", "trange", "zip", "islice"})
-_COUNTERS = (range, zip, itertools.islice)
+COUNTING = frozenset({"range", "trange", "zip", "islice", "count"})
+_COUNTERS = (range, zip, itertools.islice, itertools.count)
 
 _UNKNOWN = (ast.Call, ast.Await, ast.NamedExpr, ast.Attribute, ast.Subscript)
 """In a condition: what cannot be worked out from local names alone."""

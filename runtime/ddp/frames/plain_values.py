@@ -7,15 +7,18 @@ short tensors, and the entries of lists and deques. A newcomer gets short tensor
 
 from __future__ import annotations
 
+import itertools
 import operator
+import random
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any, ClassVar, Self, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
 
+from runtime.ddp import mistakes
 from runtime.ddp.frames.places import OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.state.change_detection import version_of
 
@@ -86,6 +89,8 @@ class FrameValues:
         """Where something else is."""
         self._long: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
         """Longer tensors, and their versions."""
+        self._iterators: dict[ValuePlace, tuple[object, object]] = {}
+        """Iterators and random generators, and how far they were."""
 
     @classmethod
     def read(cls, frames: ScriptFrames) -> Self:
@@ -94,6 +99,8 @@ class FrameValues:
         for place, value in frames.values():
             if not _looked_at(value, cls.tensor_max):
                 found._other.add(place)
+                if (progress := _progress(value)) is not None:
+                    found._iterators[place] = (value, progress)
                 if type(value) is torch.Tensor and not value.requires_grad:
                     found._long[place] = (value, version_of(value))
                 if is_dict(value) and len(value) <= OBJECTS_MAX:
@@ -158,6 +165,15 @@ class FrameValues:
             if here is not tensor and here is not _ABSENT:
                 wanted[place] = tensor
         self._frames.write(wanted)
+
+    def check_iterators(self) -> None:
+        """Raise NotInPlace if an iterator or a random generator of the script has gone on since: that cannot be undone
+        in a silent turn."""
+        now = FrameValues.read(self._frames)._iterators if self._iterators else {}
+        for place, (iterator, progress) in self._iterators.items():
+            here, further = now.get(place, (None, None))
+            if here is iterator and further != progress:
+                raise mistakes.goes_on(place.spelling, type(iterator).__name__)
 
     def _at(self, place: ValuePlace) -> object:
         """The value there, or _ABSENT."""
@@ -307,6 +323,24 @@ def is_number(value: object) -> TypeGuard[float]:
 def item(value: Any) -> Any:
     """A number of numpy as one of Python."""
     return value.item() if isinstance(value, np.number) else value
+
+
+def _progress(value: object) -> object:
+    """How far an iterator is, or the state of a random generator; None: it is none, or nobody can say."""
+    match value:
+        case itertools.count():
+            return repr(value)
+        case random.Random():
+            return value.getstate()
+        case np.random.Generator():
+            return repr(value.bit_generator.state)
+        case np.random.RandomState():
+            return repr(value.get_state(legacy=False))
+        case torch.Generator() if value is not torch.default_generator:
+            return bytes(value.get_state().numpy())
+        case Iterator() if hasattr(value, "__length_hint__"):
+            return operator.length_hint(value)
+    return getattr(value, "_num_yielded", None) if isinstance(value, Iterator) else None
 
 
 def _differs(here: object, value: Plain) -> bool:

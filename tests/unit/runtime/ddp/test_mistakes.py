@@ -973,6 +973,54 @@ def test_a_sum_that_is_a_tensor_counts_steps_too(main: Main) -> None:
     trains(main)
 
 
+def weighed_by(iterator: Callable[[], Any], weigh: Callable[[Any], float]) -> Main:
+    def main() -> None:
+        setup = Setup()
+        kept = iterator()
+        for x, y in setup.loader:
+            setup.optimizer.zero_grad()
+            (setup.loss(x, y) * weigh(kept)).backward()
+            setup.optimizer.step()
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("iterator", "weigh", "kind"),
+    [
+        (itertools.count, next, "count"),
+        (lambda: iter([1.0] * 100), next, "list_iterator"),
+        (lambda: random.Random(1), lambda kept: kept.random(), "Random"),
+        (lambda: np.random.default_rng(1), lambda kept: float(kept.random()), "Generator"),
+        (lambda: np.random.RandomState(1), lambda kept: float(kept.rand()), "RandomState"),
+        (lambda: torch.Generator().manual_seed(1), lambda kept: torch.rand((), generator=kept).item(), "Generator"),
+        (
+            lambda: iter(DataLoader(TensorDataset(torch.ones(100)))),
+            lambda kept: next(kept)[0].item(),
+            "_SingleProcessDataLoaderIter",
+        ),
+    ],
+)
+def test_iterators_and_random_generators_that_go_on_are_named(
+    iterator: Callable[[], Any], weigh: Callable[[Any], float], kind: str
+) -> None:
+    stopped(weighed_by(iterator, weigh), NotInPlace, f"kept, a {kind}, goes on in each turn")
+
+
+def counted_without_end() -> None:
+    setup = Setup()
+    it = iter(setup.loader)
+    for step in itertools.count():
+        x, y = next(it)
+        setup.step(x, y)
+        if step == BATCHES - 1:
+            break
+
+
+def test_a_loop_over_count_is_named() -> None:
+    stopped(counted_without_end, NotInPlace, r"for step in count\(...\) counts the turns")
+
+
 def evaluated_as_tensor() -> None:
     setup = Setup()
     for x, y in setup.loader:
