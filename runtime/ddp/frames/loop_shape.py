@@ -1,7 +1,7 @@
 """The loop that stands around a script's training step, by its source: what counts its turns, and what ends it.
 
-A range(), zip(), islice() or count() keeps its place inside the interpreter, where silent turns cannot be undone: a loop
-over range(1000) would end after a thousand turns, which are fewer steps. One that each turn begins anew, over the
+A range(), zip(), islice() or count() keeps its place inside the interpreter, where silent turns cannot be undone: a
+loop over range(1000) would end after a thousand turns, which are fewer steps. One that each turn begins anew, over the
 batches that are accumulated, counts nothing but these. And a condition such as `if step == total: break` must not end
 the loop in a silent turn.
 """
