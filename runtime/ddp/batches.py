@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from runtime.ddp.frames.places import is_defined_by_script
 from runtime.ddp.rank_script import RankScript, Turn
 from runtime.ddp.rank_source import Position, RankSource
 from runtime.ddp.sampler_source import SamplerSource, sampler_of
@@ -52,7 +53,7 @@ class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type chec
         script = RankScript.current()
         if script is not None:
             inner = getattr(iterable, "iterable", iterable)
-            if isinstance(inner, DataLoader | Iterator):
+            if isinstance(inner, DataLoader | Iterator) or is_defined_by_script(type(inner)):
                 return _numbered(script, iterable, start)
         return super().__new__(cls, iterable, start)
 

@@ -79,7 +79,8 @@ def unknown_batches() -> errors.UnknownBatches:
     return errors.UnknownBatches(
         "backward() of a DistributedDataParallel model came outside of a loop over a DataLoader with a "
         "DistributedSampler: nobody knows which samples belong to which rank. Give the training DataLoader "
-        "sampler=DistributedSampler(dataset), as torchrun needs it too. "
+        "sampler=DistributedSampler(dataset), as torchrun needs it too. itertools.cycle(loader) keeps the batches of "
+        "its first epoch, and asks no loader for others: write `while True: yield from loader` in a function instead. "
         f"{ELSE}"
     )
 

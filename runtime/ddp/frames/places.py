@@ -75,7 +75,7 @@ class ScriptFrames:
         """Its modules of the script's own classes may count in their attributes, as in forward()."""
         before = len(self._modules)
         for path, module in model.named_modules():
-            if _is_defined_by_script(type(module)):
+            if is_defined_by_script(type(module)):
                 self._modules[ValuePlace(MODELS, f"model {before}", path)] = module
 
     def standing(self) -> list[FrameType]:
@@ -117,7 +117,7 @@ class ScriptFrames:
     def _inside(
         self, place: ValuePlace, owner: Any, seen: set[int], objects: dict[int, int]
     ) -> Iterator[tuple[ValuePlace, Any]]:
-        if isinstance(owner, type) and _is_defined_by_script(owner) and id(owner) not in seen:
+        if isinstance(owner, type) and is_defined_by_script(owner) and id(owner) not in seen:
             seen.add(id(owner))
             yield from ((place.under(key), value) for key, value in list(vars(owner).items()) if key[:2] != "__")
         if not self._is_scripts_own(owner) or id(owner) in seen or objects.get(place.frame, 0) >= OBJECTS_MAX:
@@ -139,7 +139,7 @@ class ScriptFrames:
             return False
         if isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders:
             return True
-        return _is_defined_by_script(type(value))
+        return is_defined_by_script(type(value))
 
     def write(self, values: Mapping[ValuePlace, object]) -> None:
         """Put a value at each of these places. What cannot be written, as its owner is another object by now or is
@@ -163,7 +163,8 @@ def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
     return type(value) in _DICTS
 
 
-def _is_defined_by_script(cls: type) -> bool:
+def is_defined_by_script(cls: type) -> bool:
+    """Whether a class stands in a file of the script."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return file is not None and not file.startswith((OURS, *LIBRARIES))
 

@@ -576,6 +576,42 @@ def counted_over_a_generator() -> None:
         setup.step(x, y)
 
 
+class Wrapped:
+    """As a script writes it that moves batches to a device."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in self.loader:
+            yield x * 2, y
+
+
+def counted_over_a_class_of_its_own() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(Wrapped(setup.loader)):
+        tell("number", i)
+        if i == 4:
+            break
+        setup.step(x, y)
+
+
+def cycled() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(itertools.cycle(setup.loader)):
+        if i == 2 * BATCHES:
+            break
+        setup.step(x, y)
+
+
+def test_a_cycle_over_the_batches_of_one_epoch_is_named() -> None:
+    stopped(cycled, UnknownBatches, r"itertools.cycle\(loader\) keeps the batches of its first epoch")
+
+
+def test_enumerate_counts_the_batches_of_a_class_that_wraps_the_loader() -> None:
+    trains(counted_over_a_class_of_its_own, 4)
+
+
 def counted_in_a_dict() -> None:
     setup = Setup()
     it, state = iter(setup.loader), {"step": 0}
