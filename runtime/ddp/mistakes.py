@@ -118,6 +118,16 @@ def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
     )
 
 
+def changed_state(why: errors.StateChanged) -> errors.StateChanged:
+    names = str(why).partition(" changed before ")[0]
+    return errors.StateChanged(
+        f"{names} changed between a batch and its backward(), other than in the turn before, as by "
+        '`group["lr"] *= 0.9` at the top of the loop: a worker that computes two ranks would do it twice a step. '
+        'Compute a rate from a number that counts steps, `group["lr"] = lr * 0.9**step`, or change it behind '
+        f"optimizer.step(); and leave weights to an optimizer. {ELSE}"
+    )
+
+
 def buffer_in_evaluation(name: str) -> errors.BufferChanged:
     return errors.BufferChanged(
         f"{name} changed in a loop over a DataLoader with a DistributedSampler and without gradients, in which each "

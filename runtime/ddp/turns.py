@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic.errors import BufferChanged
+from elastic.errors import BufferChanged, StateChanged
 from runtime.data.random_state import seed_shard
 from runtime.ddp import mistakes
 from runtime.ddp.rank_source import RankSource
@@ -55,6 +55,8 @@ class Turns(Pass):
             super()._check_unchanged()
         except BufferChanged as why:
             raise mistakes.changed_buffer(why) from None
+        except StateChanged as why:
+            raise mistakes.changed_state(why) from None
 
     @property
     def _untried(self) -> int | None:

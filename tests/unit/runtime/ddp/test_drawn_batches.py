@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections import deque
+from collections import UserList
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_a_step_that_begins_with_the_batch_of_another_rank(wanted: str, seams: N
     assert set(outcome.digests.values()) == {wanted}
 
 
-GIVEN: deque[tuple[int, tuple[float, ...]]] = deque()
+GIVEN: UserList[tuple[int, tuple[float, ...]]] = UserList()
 """Rank and batch of each turn. No list: what a silent turn appends to a list in the globals of this file is undone."""
 
 

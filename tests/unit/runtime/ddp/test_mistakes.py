@@ -29,6 +29,7 @@ from elastic.errors import (
     NotCarried,
     NotInPlace,
     ReadAhead,
+    StateChanged,
     StrayGradient,
     TwoBackwards,
     UnknownBatches,
@@ -1338,6 +1339,19 @@ def scheduler_at_the_top() -> None:
         if i > 0:
             scheduler.step()
         setup.step(x, y)
+
+
+def rates_that_shrink_at_the_top() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        for group in setup.optimizer.param_groups:
+            group["lr"] *= 0.9
+        setup.step(x, y)
+
+
+def test_a_rate_that_shrinks_in_each_turn_is_named() -> None:
+    with pytest.raises(StateChanged, match=r"learning rate of optimizer, group 0 .* = lr \* 0.9\*\*step`"):
+        threads.alone(rates_that_shrink_at_the_top)
 
 
 def scheduler_at_the_bottom() -> None:
