@@ -34,8 +34,8 @@ class LeaderOrders:
         """Whether this newcomer has rehearsed: it says so again to every leader, and after every loss."""
         self._outdated = 0
         self.going: DrainNotice | None = None
-        self.pointed: dict[tuple[str, str], Callable[[bool], None]] = {}
-        """(series, entry) of a checkpoint -> the function to call with whether the pointer is there."""
+        self.pointed: dict[messages.CheckpointComplete, Callable[[bool], None]] = {}
+        """Unanswered word of a checkpoint -> the function to call with whether the pointer is there."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called when this process is about to end by an order of the leader."""
         self._shared = shared
@@ -54,6 +54,9 @@ class LeaderOrders:
                 return
             newer_leader = order.term > self._term
             self._term = order.term
+            if newer_leader:  # the one before has perhaps not heard of a checkpoint
+                for word in self.pointed:
+                    self._client.send(word)
             match order:
                 case messages.Publish(_, generation):
                     self._published(order, generation, newer_leader)
@@ -65,8 +68,8 @@ class LeaderOrders:
                     self._shared.changed.notify_all()
                 case messages.Home(_, _, home):
                     self.home = home
-                case messages.Pointed(_, _, series, entry, holds):
-                    answer = self.pointed.pop((series, entry), None)
+                case messages.Pointed(_, worker_id, series, entry, holds):
+                    answer = self.pointed.pop(messages.CheckpointComplete(worker_id, series, entry), None)
                 case messages.Drain(_, _, left_ms, because, signalled):
                     self.going = DrainNotice(time.monotonic() + left_ms / 1000, because, signalled)
                 case messages.Fence() | messages.Release() | messages.Close():

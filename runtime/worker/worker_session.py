@@ -213,11 +213,12 @@ class WorkerSession(OperationLoop):
         self._journal.write(event, generation=self.generation, **fields)
 
     def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        word = messages.CheckpointComplete(self.worker_id, series, str(name))
         with self._shared.changed:
-            for known in [key for key in self._orders.pointed if key[0] == series]:
-                del self._orders.pointed[known]  # a leader that was lost will not answer
-            self._orders.pointed[series, str(name)] = answer
-        self._client.send(messages.CheckpointComplete(self.worker_id, series, str(name)))
+            for older in [known for known in self._orders.pointed if known.series == series]:
+                del self._orders.pointed[older]  # a leader that was lost has not answered
+            self._orders.pointed[word] = answer
+        self._client.send(word)
 
     def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
         self._client.send(messages.Unreadable(self.worker_id, str(entry), because, memory, str(instead or "")))
