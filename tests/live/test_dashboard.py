@@ -100,7 +100,7 @@ def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_
     with Command(words, tmp_path / "later.out", environment=environment, cwd=tmp_path) as command:
         page = PageClient(job_until(command))
         document = page.job()
-        while document["status"]["state"] != "closed" or not document["recoveries"]:
+        while document.get("status", {}).get("state") != "closed" or not document["recoveries"]:
             document = page.job()
         assert document["recoveries"][0]["lost"] == [second] and len(document["steps"]["at"]) == len(job.steps())
         assert page.post(f"{page.path()}/actions", action="stop")[0] == 409
@@ -152,7 +152,7 @@ def test_the_page_of_a_fleet_acts_with_an_operators_certificate_only(tmp_path: P
             assert (act.session["may_act"], see.session["may_act"]) == (True, False)
             overview = fleet.until("the overview", lambda: o if (o := see.get("/api/fleet")).get("jobs") else None)
             assert [job["job"] for job in overview["jobs"]] == [name]
-            document = see.job(name)
+            document = fleet.until("its status", lambda: d if (d := see.job(name)).get("status") else None)
             assert document["actions"] == [] and document["status"]["state"] == "running"
             fleet.until("its steps", lambda: see.job(name)["steps"]["at"])
             worker = document["status"]["members"][0]["worker_id"]
@@ -182,6 +182,7 @@ def test_the_page_of_a_fleet_acts_with_an_operators_certificate_only(tmp_path: P
             commands.append(Command(later, tmp_path / "later.out", environment={"PYTHONPATH": str(ROOT)}, cwd=tmp_path))
             page = PageClient(job_until(commands[-1]))
             document = fleet.until("its steps", lambda: d if (d := page.job(name))["steps"]["at"] else None)
+            document = fleet.until("its status", lambda: d if (d := page.job(name)).get("status") else None)
             assert document["status"]["state"] == "ended"
             assert {"worker_started", "member_lost"} <= {moment["event"] for moment in document["moments"]}
         finally:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,7 +99,16 @@ def test_a_command_whose_reader_takes_nothing_stops_when_it_is_asked_to(tmp_path
         assert command.wait(SLACK_S) == 130
 
 
+@pytest.fixture
+def terminal() -> Iterator[None]:
+    """These tests may run under nohup, where a job does not end by SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 143), (signal.SIGTERM, 6)])
 def test_a_signal_to_every_process_ends_as_one_to_the_command(
     number: signal.Signals, code: int, tmp_path: Path
