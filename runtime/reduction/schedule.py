@@ -158,7 +158,8 @@ def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], t
 def add_metas(terms: Sequence[Term], numbers: Sequence[Sequence[float]], folds: Sequence[Fold]) -> Partial:
     """The sum of the terms without their tensors. numbers: of each term."""
     scalars = terms[0].meta.scalars
-    if any(term.meta.scalars != scalars or term.meta.note is not None for term in terms):
+    same = all(term.meta.scalars == scalars and list(term.meta.scalars) == list(scalars) for term in terms)
+    if not same or any(term.meta.note is not None for term in terms):
         metas = [with_numbers(term, row) for term, row in zip(terms, numbers, strict=True)]
         for left, right in folds:
             metas.append(Partial(0, 0, {}, *fold_meta(metas[left], metas[right])))

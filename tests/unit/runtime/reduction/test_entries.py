@@ -109,6 +109,14 @@ def test_rows_of_numbers_are_added_as_partial_sums_are(
     )
 
 
+def test_scalars_that_members_name_in_another_order_are_added_by_name() -> None:
+    """A member whose first shard lacks a scalar that its second one has names it last."""
+    scalars = {"loss": ("sum", 0.0, 0.0), "right": ("sum", 0.0, 0.0)}
+    one, other = Partial(0, 1, {}, scalars=scalars), Partial(1, 2, {}, scalars=dict(reversed(scalars.items())))
+    found = add_metas([Term(one, (), 5), Term(other, (), 5)], [(1, 2, 0, 7, 0), (1, 5, 0, 3, 0)], [(0, 1)]).scalars
+    assert found == {"loss": ("sum", 5.0, 0.0), "right": ("sum", 12.0, 0.0)}
+
+
 def test_a_header_may_have_as_many_bytes_as_there_may_be_and_no_more() -> None:
     largest = "x" * (MAX_HEADER_BYTES - 2)
     assert len(encoded_json(largest)) == MAX_HEADER_BYTES
