@@ -2,7 +2,8 @@
 
 A script counts turns where it means steps. So what a silent turn has done to plain values is undone before the next
 turn of the same pass, and a newcomer gets those that change from a member. Plain values are numbers, strings, None,
-short tensors, and the entries of lists and deques. A newcomer gets short tensors and lists of plain values too.
+short tensors, and the entries of lists and deques. A newcomer gets short tensors, and lists of plain values and of
+tensors of one element, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from runtime.ddp.frames.places import OBJECTS_MAX, ScriptFrames, ValuePlace, is_
 from runtime.state.change_detection import version_of
 
 Plain: TypeAlias = int | float | bool | str | None
-Held: TypeAlias = Plain | torch.Tensor | list[Plain]
+Held: TypeAlias = Plain | torch.Tensor | list[Plain | torch.Tensor]
 """What a newcomer gets."""
 
 TEXT_MAX = 200
@@ -134,8 +135,8 @@ class FrameValues:
                 found[place.text] = before
         for place, listed in self._lists.items():
             entries, met = listed.entries, earlier._lists.get(place)
-            same = met is not None and met.values is listed.values
-            if place.text in names and same and entries is not None and all(type(one) in _KINDS for one in entries):
+            stays = met is not None and met.values is listed.values
+            if place.text in names and stays and entries is not None and all(map(_is_small, entries)):
                 found[place.text] = entries
         return found
 
@@ -341,6 +342,11 @@ def _progress(value: object) -> object:
         case Iterator() if hasattr(value, "__length_hint__"):
             return operator.length_hint(value)
     return getattr(value, "_num_yielded", None) if isinstance(value, Iterator) else None
+
+
+def _is_small(entry: object) -> bool:
+    """Whether a newcomer gets this entry of a list."""
+    return type(entry) in _KINDS or (type(entry) is torch.Tensor and entry.numel() == 1 and not entry.requires_grad)
 
 
 def _differs(here: object, value: Plain) -> bool:

@@ -1458,6 +1458,20 @@ def a_rate_by_what_an_evaluation_has_listed() -> None:
         setup.optimizer.param_groups[0]["lr"] = 0.1 / (1 + float(mean) + max(by_name["loss"]) + len(losses))
 
 
+def losses_flushed_every_third_step() -> None:
+    setup = Setup()
+    losses, flushed = list[torch.Tensor](), 0
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for x, y in setup.loader:
+            losses.append(setup.step(x, y))
+            if len(losses) == 3:
+                dist.all_reduce(torch.stack(losses).mean())
+                losses.clear()
+                flushed += 1
+                setup.optimizer.param_groups[0]["lr"] = 0.1 / (1 + flushed)
+
+
 def layers_frozen_with_gradients_of_zero() -> None:
     """Which the momentum of a frozen layer goes on with."""
     setup = Setup()
@@ -1481,6 +1495,7 @@ def layers_frozen_with_gradients_of_zero() -> None:
         rates_by_the_counter_of_a_generator,
         losses_weighed_by_sliding_windows,
         a_rate_by_what_an_evaluation_has_listed,
+        losses_flushed_every_third_step,
         layers_frozen_with_gradients_of_zero,
     ],
 )
