@@ -73,21 +73,20 @@ class WorldHooks:
     def may_part(self, taken: bool) -> bool:
         """Whether all may stop for good after the step that begins. taken: its state is on its way to the storage.
 
-        They may also stop if an earlier state was taken since the end is known, or if there is no time for one more
-        step with another one behind it, which is as long as the step before. A state that was taken before, for the
-        notice, is that of a step ago: the step behind it would be done again.
+        They may also stop if an earlier state was taken for this end, or if there is no time for one more step with
+        another one behind it, which is as long as the step before.
         """
         now_s = time.monotonic()
         step_s, self._handed_out_s = now_s - self._handed_out_s, now_s
         if not self._session.parting:
-            self._parting_since_s, self._saved = math.inf, False
+            self._parting_since_s, self._saved = math.inf, taken
         else:
             self._parting_since_s = min(self._parting_since_s, now_s)
             self._saved = self._saved or taken
         ends_s = min(self._parting_since_s, now_s) + PARTING_S
         if (going := self._session.going) is not None:
             ends_s = max(ends_s, going.until_s - PARTING_S)
-        return taken or self._saved or now_s + 2 * step_s > ends_s
+        return self._saved or now_s + 2 * step_s > ends_s
 
     def take_wish(self) -> bool:
         """Whether to take a checkpoint soon: true once when a notice comes, and once more shortly before its end."""

@@ -42,10 +42,11 @@ def test_an_array_grows_from_two_nodes_to_four_and_shrinks_to_one(home: Path, qu
         nodes |= {task: slurm.node_of(task) for task in submit_agents(slurm, fleet, 2)}
         assert sorted(nodes.values()) == slurm.nodes
         fleet.await_slots(job, *slots(*nodes.values()))
+        missed = fleet.events("member_lost")  # a newcomer may have come too late, and another one in its place
         *leaving, last = nodes
         slurm.run("scancel", *leaving)
         fleet.await_slots(job, *slots(nodes[last]))
-        assert fleet.events("member_lost") == []
+        assert fleet.events("member_lost") == missed
         fleet.finish(job, quiet.digest, quiet.steps)
 
 

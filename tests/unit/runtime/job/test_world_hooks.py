@@ -43,13 +43,6 @@ def test_what_was_saved_for_the_end_counts_until_it_has_come(steps: Steps) -> No
     assert not steps.begin(0.1)
 
 
-def test_what_was_saved_before_the_end_is_known_is_that_of_a_step_ago(steps: Steps) -> None:
-    """A notice has asked for it, and the leader was away: the step behind it would be done again."""
-    assert steps.begin(0.1, saved=True)
-    steps.session.parting = True
-    assert [steps.begin(0.1, saved=saved) for saved in (False, False, True)] == [False, False, True]
-
-
 def test_the_end_does_not_wait_for_ever_for_a_slow_storage(steps: Steps) -> None:
     steps.session.parting = True
     answers = [steps.begin(1.0) for _ in range(int(PARTING_S))]
