@@ -1,4 +1,4 @@
-"""A script that was written for N ranks, in one worker: where it is.
+"""A script that was written for N ranks, in one worker: where it is, and what comes next.
 
 All seams end here. The script asks for batches, calls backward() and steps its optimizers; this hands out turns, ends
 passes and steps, and says what is silent.
