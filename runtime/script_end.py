@@ -5,17 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar, NoReturn
 
 from elastic.errors import ExitCode
+from runtime.script_files import is_library
 
-LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Prefixes of file names that are installed and do not belong to the script."""
-OURS = f"{os.path.dirname(__file__)}{os.sep}"
 RAISED_AT = "_elastic_raised_at"
 """Attribute of an error that comes from another process: the place where it was raised there."""
 
@@ -25,7 +22,7 @@ def raised_at(error: BaseException) -> str:
     if place := error.__dict__.get(RAISED_AT):
         return str(place)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((OURS, *LIBRARIES, "<"))] or list(frames)
+    own = [frame for frame in frames if not is_library(frame.filename)] or list(frames)
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown"
 
 
@@ -71,7 +68,8 @@ class ScriptEnd:
     def _at_exit(self) -> None:
         try:
             self._close()
-        except BaseException:
+        except BaseException as error:
+            self._fail(error)
             # After an exception in an exit handler the interpreter would exit with 0.
             traceback.print_exc()
             exit_now(ExitCode.SCRIPT_FAILED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from elastic import errors
 
 ELSE = (
@@ -118,11 +120,15 @@ def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
     )
 
 
-def changed_state(why: errors.StateChanged) -> errors.StateChanged:
+def changed_state(
+    why: errors.StateChanged, rates: Mapping[str, tuple[object, object]], where: str
+) -> errors.StateChanged:
+    """rates: learning rates that have changed, from what to what. where: the script's frame that stood then."""
     names = str(why).partition(" changed before ")[0]
+    values = "".join(f" ({name}: {was} before, {now} now)" for name, (was, now) in rates.items())
     return errors.StateChanged(
-        f"{names} changed between a batch and its backward(), other than in the turn before, as by "
-        '`group["lr"] *= 0.9` at the top of the loop: a worker that computes two ranks would do it twice a step. '
+        f"{names} changed between a batch and its backward(), seen at {where}{values}, other than in the turn before, "
+        'as by `group["lr"] *= 0.9` at the top of the loop: a worker that computes two ranks would do it twice a step. '
         'Compute a rate from a number that counts steps, `group["lr"] = lr * 0.9**step`, or change it behind '
         f"optimizer.step(); and leave weights to an optimizer. {ELSE}"
     )
@@ -165,9 +171,10 @@ def not_in_place(what: str, instead: str) -> errors.NotInPlace:
 
 def never_trained() -> errors.UnknownBatches:
     return errors.UnknownBatches(
-        "the script has ended without one step: it asked for no batch of a DataLoader that has a DistributedSampler. "
-        "A library's own loop (Trainer.fit) is not known here; write the loop with DataLoader(dataset, "
-        f"sampler=DistributedSampler(dataset)). {ELSE}"
+        "the script has ended without one step: no DistributedDataParallel model has seen a training batch of a "
+        "DataLoader with a DistributedSampler. Is the dataset empty, or were no epochs asked for? A script that only "
+        "evaluates runs with python or torchrun. A library's own loop (Trainer.fit) is not known here; write the loop "
+        f"with DataLoader(dataset, sampler=DistributedSampler(dataset)). {ELSE}"
     )
 
 

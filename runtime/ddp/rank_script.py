@@ -617,8 +617,8 @@ class RankScript:
         self.training.end_loop()
 
     def close(self) -> None:
-        """The script has ended."""
-        if not self.begun and self.job.world_size > 1:
+        """The script has ended. Raises UnknownBatches if it has trained nothing: what a job leaves is trained."""
+        if not self.begun:
             raise mistakes.never_trained()
         self.leave()
         self.job.close()

@@ -19,6 +19,7 @@ from runtime.ddp import mistakes
 from runtime.ddp.rank_source import RankSource
 from runtime.job.passes import Pass, RunningPass
 from runtime.job.training import Training
+from runtime.script_files import innermost_frame
 
 
 class Turns(Pass):
@@ -51,12 +52,16 @@ class Turns(Pass):
         return int(session.joining or session.behind or not session.owned(self._running.work.shards))
 
     def _check_unchanged(self) -> None:
+        before = self._snapshot
         try:
             super()._check_unchanged()
         except BufferChanged as why:
             raise mistakes.changed_buffer(why) from None
         except StateChanged as why:
-            raise mistakes.changed_state(why) from None
+            was = {} if before is None else before.marks
+            now = self._training.carrier.watch_rates()
+            rates = {name: (was[name], rate) for name, rate in now.items() if name in was and was[name] != rate}
+            raise mistakes.changed_state(why, rates, innermost_frame()) from None
 
     @property
     def _untried(self) -> int | None:

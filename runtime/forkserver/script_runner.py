@@ -6,9 +6,7 @@ import builtins
 import io
 import os
 import runpy
-import site
 import sys
-import sysconfig
 import tokenize
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -19,6 +17,7 @@ from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import RANKS, RESTART
 from elastic.agent.worker.import_scan import Program, program_of
 from elastic.errors import ColdStart
+from runtime import script_files
 from runtime.forkserver import process_title
 from runtime.script_end import ScriptEnd
 
@@ -42,15 +41,14 @@ def sources(program: Program) -> list[tuple[str, str]]:
 
 
 def is_installed(outermost: str, program: Program) -> bool:
-    """Whether that module comes from the standard library or site-packages, and not from the user."""
+    """Whether that module comes from the standard library or a site directory, and not from the user."""
     if outermost in sys.builtin_module_names:
         return True
     spec = PathFinder.find_spec(outermost, [*first_on_path(program), *sys.path])
     if spec is None:
         return False
     places = spec.submodule_search_locations or [spec.origin or ""]
-    roots = [Path(root).resolve() for root in _installed_roots()]
-    return all(any(Path(place).resolve().is_relative_to(root) for root in roots) for place in places)
+    return all(map(script_files.is_installed, places))
 
 
 def main(command: Sequence[str]) -> None:
@@ -155,9 +153,3 @@ def _spec(name: str, search: list[str]) -> ModuleSpec:
 def _text(path: Path) -> str:
     with tokenize.open(path) as file:
         return file.read()
-
-
-def _installed_roots() -> list[str]:
-    paths = sysconfig.get_paths()
-    own = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return [*own, *site.getsitepackages(), site.getusersitepackages()]

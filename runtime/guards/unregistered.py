@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import Unregistered
-from runtime.script_end import LIBRARIES, OURS
+from runtime.script_files import OURS, is_library
 from runtime.state.change_detection import tensor_mark, value_sum
 from runtime.state.registrable import unwrapped
 
@@ -120,7 +120,7 @@ def _visible(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     nearest = True
     while frame is not None:
-        if nearest or not frame.f_code.co_filename.startswith(LIBRARIES):
+        if nearest or not is_library(frame.f_code.co_filename):
             nearest = False
             yield from _inside(frame.f_locals, seen)
             if frame.f_globals is not frame.f_locals:

@@ -20,7 +20,8 @@ from torch import nn
 from elastic.agent.worker.examination import Examination
 from elastic.records.ledger import plain
 from runtime.guards.unregistered import CONTAINER_MAX, DEPTH_MAX, ELEMENTS
-from runtime.script_end import LIBRARIES, exit_now
+from runtime.script_end import exit_now
+from runtime.script_files import is_library
 from runtime.session import StepRecord
 from runtime.state.encoding import to_blob
 from runtime.state.training_state import Carrier
@@ -83,7 +84,7 @@ def _variables(frame: FrameType | None, registered: set[int]) -> Iterator[tuple[
     """(name, hash) of values in variables of the script's functions that it may compute with, as _generators."""
     seen: set[str] = set()
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(LIBRARIES):
+        if not is_library(frame.f_code.co_filename):
             for name, value in {**frame.f_globals, **frame.f_locals}.items():
                 if name in seen or name.startswith("__"):
                     continue

@@ -49,16 +49,17 @@ class Job:
         name: str = "job",
         site: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         """words: options of `elastic run`, the script, and the script's arguments. site: the directory of a
-        sitecustomize for all its processes. environment: variables for them, besides."""
+        sitecustomize for all its processes. environment: variables for them, besides. python: the interpreter."""
         self.dir = home / name
         self.gates = home / f"{name}.gates"
         self.gates.mkdir(exist_ok=True)
         self._journals = Journals(lambda: (self.dir / "journal").glob("*.jsonl"))
         self._ledger = Tail(self.dir / "steps.jsonl", json.loads)
         self._steps: list[Line] = []
-        command = [sys.executable, *self._program(words)]
+        command = [python, *self._program(words)]
         path = f"{site}:{ROOT}" if site is not None else str(ROOT)
         variables = {
             "PYTHONPATH": path, "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1", **(environment or {})

@@ -22,6 +22,7 @@ LAYERS = (
     *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm", "elastic.k8s"),
     *("elastic.notebook", "elastic.engines", "elastic.ray", "elastic.spark", "elastic.search"),
     *(
+        "runtime.script_files",
         "runtime.script_end",
         "runtime.fixed_point",
         "runtime.ring",

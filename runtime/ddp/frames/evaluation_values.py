@@ -111,7 +111,7 @@ class EvaluationValues(FrameValues):
             if now._at(place) is not listed.values or not gained or not same(listed.entries, entries[: listed.length]):
                 continue
             if len(gained) != batches or not all(map(_is_one_number, gained)):
-                raise mistakes.collected(f"{place.spelling}, a list that gets other things than one number a batch,")
+                raise mistakes.collected(f"{place.spelling}, a list that gets other things than one number a batch")
             for index, entry in enumerate(gained):
                 kind = "whole" if type(item(entry)) is int else "number"
                 if isinstance(entry, torch.Tensor):

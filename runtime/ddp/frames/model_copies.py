@@ -66,6 +66,7 @@ class ModelCopies:
         self._keeping = threading.Lock()
         """While the values of copies are read: by another thread, before a silent turn changes them."""
         self._late: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
+        self._names: set[ValuePlace] = set()
         copies = [group for group in self._groups() if self._is_copy(group)]
         self._names = {group.place for group in copies}
         self._tensors = {place: tensor for group in copies for place, tensor in group.tensors.items()}
@@ -94,11 +95,14 @@ class ModelCopies:
         }
         if not look:
             return
+        # A state_dict() of a copy, as in a checkpoint that the script saves, is a view of that copy.
+        known = {tensor.untyped_storage().data_ptr() for tensor in self._tensors.values()}
         late = {
             place: tensor
             for group in groups
             if group.place not in self._names
             for place, tensor in group.tensors.items()
+            if tensor.untyped_storage().data_ptr() not in known
         }
         for place, tensor in late.items():
             was, version = self._late.get(place, (tensor, version_of(tensor)))
@@ -197,7 +201,11 @@ class ModelCopies:
             for tensor in (*module.parameters(), *module.buffers())
         }
         seen: set[int] = set(self._closed)
-        for place, value in self._frames.names():
+        # An average keeps its place, whichever other name refers to it since, as a checkpoint that the script saves.
+        known = {(place.frame, place.function, place.name) for place in self._names}
+        names = list(self._frames.names())
+        names.sort(key=lambda named: (named[0].frame, named[0].function, named[0].name) not in known)
+        for place, value in names:
             yield from self._inside(place, (value,), storages, seen)
 
     def _inside(

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from runtime.script_end import LIBRARIES, OURS
+from runtime.script_files import is_library
 
 DEPTH_MAX = 3
 """Objects between a local name and a value, at most: trainer.state.meter.count has so many."""
@@ -44,12 +44,12 @@ class ValuePlace:
 
     @property
     def text(self) -> str:
-        return f"{self.frame} {self.function} {self.spelling}"
+        return f"{self.frame} {self.function} {'.'.join(map(str, (self.name, *self.path)))}"
 
     @property
     def spelling(self) -> str:
-        """The value as a script would spell it, without brackets."""
-        return ".".join(map(str, (self.name, *self.path)))
+        """The value as a script would spell it, without brackets, and its function, file or model."""
+        return f"{'.'.join(map(str, (self.name, *self.path)))} in {self.function}"
 
     def under(self, key: str | int) -> ValuePlace:
         """The place of an attribute, of a key or of an index of the object that is here."""
@@ -83,7 +83,7 @@ class ScriptFrames:
         found: list[FrameType] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and id(frame) not in self._outside:
-            if not frame.f_code.co_filename.startswith((OURS, *LIBRARIES, "<")):
+            if not is_library(frame.f_code.co_filename):
                 found.append(frame)
             frame = frame.f_back
         return found[::-1]
@@ -166,7 +166,7 @@ def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
 def is_defined_by_script(cls: type) -> bool:
     """Whether a class stands in a file of the script."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return file is not None and not file.startswith((OURS, *LIBRARIES))
+    return file is not None and not is_library(file)
 
 
 def _attributes(owner: Any) -> dict[str, Any]:

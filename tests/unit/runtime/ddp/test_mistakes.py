@@ -455,7 +455,8 @@ def test_a_backward_outside_of_such_a_loop_is_named() -> None:
     stopped(batches_of_another_loader, UnknownBatches, "sampler=DistributedSampler")
 
 
-def test_a_script_of_several_workers_that_never_trains_is_named() -> None:
+def test_a_script_that_never_trains_is_named() -> None:
+    stopped(no_batches, UnknownBatches, "ended without one step")
     assert {type(error) for error in threads.together(2, no_batches).errors.values()} == {UnknownBatches}
 
 
@@ -1041,7 +1042,7 @@ def weighed_by(iterator: Callable[[], Any], weigh: Callable[[Any], float]) -> Ma
 def test_iterators_and_random_generators_that_go_on_are_named(
     iterator: Callable[[], Any], weigh: Callable[[Any], float], kind: str
 ) -> None:
-    stopped(weighed_by(iterator, weigh), NotInPlace, f"kept, a {kind}, goes on in each turn")
+    stopped(weighed_by(iterator, weigh), NotInPlace, f"kept in .*, a {kind}, goes on in each turn")
 
 
 def counted_without_end() -> None:
@@ -1217,7 +1218,7 @@ def test_an_evaluation_may_keep_one_number_a_batch_in_a_list() -> None:
 
 
 def test_an_evaluation_that_collects_tensors_is_named() -> None:
-    stopped(evaluated_in_a_list_of_tensors, NotInPlace, "right, a list that gets other things than one number a batch")
+    stopped(evaluated_in_a_list_of_tensors, NotInPlace, "right in .*, a list that gets other things than one number a batch")
 
 
 @pytest.mark.parametrize(
@@ -1350,7 +1351,9 @@ def rates_that_shrink_at_the_top() -> None:
 
 
 def test_a_rate_that_shrinks_in_each_turn_is_named() -> None:
-    with pytest.raises(StateChanged, match=r"learning rate of optimizer, group 0 .* = lr \* 0.9\*\*step`"):
+    rate = "learning rate of optimizer, group 0"
+    seen = rf"{rate} changed .* seen at .*test_mistakes\.py:\d+ in .* \({rate}: 0\.\d+ before, 0\.\d+ now\)"
+    with pytest.raises(StateChanged, match=rf"{seen}.* = lr \* 0.9\*\*step`"):
         threads.alone(rates_that_shrink_at_the_top)
 
 

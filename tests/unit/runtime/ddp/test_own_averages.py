@@ -299,8 +299,47 @@ def large_and_left_alone() -> None:
     assert not bank.any()
 
 
+def saved_as_a_view() -> None:
+    """As many scripts save: what state_dict() gives shares its memory with the average, which goes on."""
+    setup = Setup()
+    ema = copy.deepcopy(setup.model.module)
+    for x, y in setup.loader:
+        setup.step(x, y)
+        with torch.no_grad():
+            for mine, theirs in zip(ema.parameters(), setup.model.module.parameters(), strict=True):
+                mine.mul_(0.9).add_(theirs, alpha=0.1)
+        if RankScript.running().training.next_step == 1:
+            checkpoint = {"ema": ema.state_dict(), "model": setup.model.module.state_dict()}
+            assert checkpoint["ema"].keys() == checkpoint["model"].keys()
+    tell(*ema.parameters())
+
+
+def saved_as_it_is() -> None:
+    """The name of the checkpoint is there before the average is made."""
+    setup = Setup()
+    checkpoint: dict[str, Any] | None = None
+    ema = Shadow(unwrapped(setup))
+    for x, y in setup.loader:
+        setup.step(x, y)
+        ema.update(unwrapped(setup))
+        checkpoint = {"ema": ema.shadow}
+    assert checkpoint is not None
+    tell(*ema.shadow.values())
+
+
+@pytest.mark.parametrize("main", [saved_as_a_view, saved_as_it_is])
+def test_an_average_in_a_checkpoint_that_the_script_makes_in_its_loop_is_no_new_one(main: Main) -> None:
+    expected = quiet(main)
+    for workers in (1, 3):
+        same(main, expected, workers)
+    for admitted in (1, 3):
+        same(main, expected, 2, newcomers=1, asked_at=0, admit_at=admitted)
+
+
 def test_a_tensor_too_large_to_be_kept_is_named_if_a_silent_turn_changes_it() -> None:
-    with pytest.raises(NotInPlace, match=r"bank, a tensor of 1,048,577 elements, was changed.*buffer of the model"):
+    with pytest.raises(
+        NotInPlace, match=r"bank in large_and_changed, a tensor of 1,048,577 elements, was changed.*buffer of the model"
+    ):
         threads.alone(large_and_changed)
     assert threads.together(4, large_and_changed).errors == {}
     threads.alone(large_and_left_alone)
@@ -310,4 +349,4 @@ def test_an_average_that_changes_before_the_gradients_are_reduced_is_named() -> 
     for workers in (1, 4):
         for error in threads.together(workers, lambda: under_accumulation(each_batch=True)).errors.values():
             assert isinstance(error, NotInPlace)
-            assert "an average of the weights, behind a backward() under no_sync()" in str(error)
+            assert ", an average of the weights, behind a backward() under no_sync()" in str(error)
