@@ -49,3 +49,19 @@ def test_an_exit_with_a_status_is_an_error_of_the_script_and_one_without_closes_
     )
     assert (done.returncode, done.stderr) == (status, words)
     assert (done.stdout.splitlines() or [""])[0] == heard
+
+
+def test_a_job_whose_close_refuses_the_script_hears_why(tmp_path: Path) -> None:
+    script = WATCHED.replace('lambda: print("closed", flush=True)', "refuse")
+    (tmp_path / "train.py").write_text(f"def refuse(): raise ValueError('nothing was trained')\n{script}")
+    done = subprocess.run(
+        [sys.executable, "-c", COLD, sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stdout == "failed ValueError('nothing was trained') train.py:1\n"
+    assert "ValueError: nothing was trained" in done.stderr
