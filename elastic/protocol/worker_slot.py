@@ -232,8 +232,8 @@ class Slot:
 
     incarnation: above every incarnation that this slot ever had. quick_deaths: number of workers in a row that died
     without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. place: where
-    the last of them raised, without those of its device. told_dead: WorkerDead was sent when the death began; a second word could be taken for the
-    loss of a later ring.
+    the last of them raised, without those of its device. told_dead: WorkerDead was sent when the death began; a second
+    word could be taken for the loss of a later ring.
     """
 
     node: str
