@@ -58,8 +58,8 @@ def stop_in_vain(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def keep_waiting(g: Group, worker: str, generation: int, now_s: float, do: list[Action]) -> None:
-    """Turn away a newcomer that no ring could be built with, even if it has died of that. Each try is a new ring for all
-    members, so the wait for the next one doubles with each: from backoff_min_s to set_up_s."""
+    """Turn away a newcomer that no ring could be built with, even if it has died of that. Each try is a new ring for
+    all members, so the wait for the next one doubles with each: from backoff_min_s to set_up_s."""
     g.turned_away.add(worker)
     slot, timing = slot_of(worker), g.spec.timing
     times = g.unreached[slot].times + 1 if slot in g.unreached else 1
