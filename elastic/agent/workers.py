@@ -309,7 +309,7 @@ class WorkerManager:
             case messages.RingUp() | messages.Progress() if word.generation:
                 self._served(worker_id)
             case messages.Failed():
-                raised = worker_slot.Raised(word.place, word.message, word.exit_code, word.of_device)
+                raised = worker_slot.Raised(word.place, word.message, word.exit_code, word.of_device, word.newcomer)
                 self.supervise_worker(worker_id, raised)
             case messages.Finished():
                 self.supervise_worker(worker_id, worker_slot.MayLeave())

@@ -361,7 +361,8 @@ class Unreadable:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The script raised. place: "type file:line step shard", equal for the same mistake in another worker. of_device:
-    what failed is the worker's GPU, its driver or NCCL, so that equal places prove nothing."""
+    what failed is the worker's GPU, its driver or NCCL, so that equal places prove nothing. newcomer: this worker came
+    to a job that trains, and has completed no operation with the others."""
 
     worker_id: str
     generation: int
@@ -369,6 +370,7 @@ class Failed:
     message: str
     exit_code: int = 1
     of_device: bool = False
+    newcomer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ Whose fault was an exit?
                  fails at the same place
     its device   an exception that says that the GPU has failed: counted with those of the script, which may have
                  written where it must not, but two at the same place prove nothing
+    the program  an exception in a newcomer, before its first operation, while members with the same script train:
+                 never counted; the next one starts after a wait that doubles each time
 The first replacement after an outside end starts at once. The wait grows only while workers
 die by their script, or before they took part in a ring.
 """
@@ -82,12 +84,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The script raised. place: the same text for the same mistake. of_device: as in messages.Failed."""
+    """The script raised. place: the same text for the same mistake. of_device, newcomer: as in messages.Failed."""
 
     place: str
     message: str
     exit_code: int = 1
     of_device: bool = False
+    newcomer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +234,9 @@ class Slot:
     """What an agent knows of one slot, whose first worker is due at once.
 
     incarnation: above every incarnation that this slot ever had. quick_deaths: number of workers in a row that died
-    without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. place: where
-    the last of them raised, without those of its device. told_dead: WorkerDead was sent when the death began; a second
-    word could be taken for the loss of a later ring.
+    without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. refusals:
+    newcomers that raised. place: where the last of the exits raised, without those of its device. told_dead: WorkerDead
+    was sent when the death began; a second word could be taken for the loss of a later ring.
     """
 
     node: str
@@ -253,6 +256,7 @@ class Slot:
     raised: Raised | None = None
     quick_deaths: int = 0
     script_exits: int = 0
+    refusals: int = 0
     place: str = ""
 
     @property
@@ -386,6 +390,8 @@ def _after_outside_end(slot: Slot, because: str, now_s: float) -> tuple[Slot, tu
 
 def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     raised = slot.raised
+    if raised is not None and raised.newcomer and slot.spec.replace:
+        return _after_refusal(slot, f"{because} at {raised.place}", raised.message, now_s)
     of_device = raised is not None and raised.of_device
     place = slot.place if of_device else raised.place if raised else _place_before_join(slot, exit_)
     words = raised.message if raised else exit_.last_words
@@ -406,6 +412,14 @@ def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) ->
     told = TellLeader(slot.worker_id, because, words)
     slot = replace(slot, script_exits=exits, quick_deaths=quick, place=place)
     return _replaced(slot, _back_off_s(slot.spec, max(exits, quick)), now_s)[0], (told,)
+
+
+def _after_refusal(slot: Slot, because: str, words: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    """The members prove that the script trains, so it is no mistake of the script if a newcomer cannot."""
+    slot = replace(slot, refusals=slot.refusals + 1)
+    wait_s = _back_off_s(slot.spec, slot.refusals)
+    because += f", before its first step; members train on with this script, so the next one is tried in {wait_s:g} s"
+    return _replaced(slot, wait_s, now_s)[0], (TellLeader(slot.worker_id, because, words),)
 
 
 def _at(because: str, traceback: str) -> str:
@@ -435,6 +449,7 @@ def _replaced(slot: Slot, wait_s: float, now_s: float) -> tuple[Slot, tuple[Acti
         deadline_s=now_s + wait_s,
         quick_deaths=slot.quick_deaths,
         script_exits=slot.script_exits,
+        refusals=slot.refusals,
         place=slot.place,
     )
     return successor, ()

@@ -300,8 +300,9 @@ class WorkerSession(OperationLoop):
         elif isinstance(error, LinkTooSlow):
             code = ExitCode.BELOW_QUORUM
         message = "".join(traceback.format_exception(error))
-        of_device = is_of_device(error)
-        self._client.send(messages.Failed(self.worker_id, self.generation, place, message, int(code), of_device))
+        of_device, newcomer = is_of_device(error), self._shared.position.newcomer
+        failed = messages.Failed(self.worker_id, self.generation, place, message, int(code), of_device, newcomer)
+        self._client.send(failed)
         self._journal.write("script_failed", generation=self.generation, place=place)
         self._client.close()
 

@@ -112,6 +112,19 @@ def test_exits_by_the_script_are_counted_and_end_the_slot_while_the_others_go_on
         assert job.steps()[-1]["world_size"] == 1
 
 
+def test_newcomers_that_raise_beside_members_are_not_the_scripts_fault(tmp_path: Path) -> None:
+    with run(tmp_path, "newcomers raise", "--max-restarts", "0") as job:
+        job.pace(0.3)  # the steps behind the death take half a minute
+        job.await_steps(2)
+        job.send("local.1.0")
+        job.await_event("joined", worker_id="local.1.4")
+        job.pace(0)
+        assert job.wait() == ExitCode.DONE
+        assert len(job.steps()) == 40
+        assert not job.events("slot_given_up")
+        assert "before its first step; members train on with this script, so the next one is tried in 2 s" in job.output
+
+
 def test_initial_parameters_that_differ_are_copied_from_rank_0_and_said(tmp_path: Path) -> None:
     with run(tmp_path, "initial parameters differ") as job:
         assert job.wait() == ExitCode.DONE

@@ -85,7 +85,8 @@ def joined(p: WorkerState, number: int, op: int) -> events.Outcome:
     chosen = next((g for g in p.pending if g.number == number), None)
     if p.phase is not Phase.FRESH or chosen is None or number <= p.promise or chosen.member(p.me) is None:
         return p, ()
-    return enter_planned(replace(p, phase=Phase.READY, reduced=op + 1, kept=op, effect=(op, number), copied=-1), chosen)
+    p = replace(p, phase=Phase.READY, reduced=op + 1, joined_at=op + 1, kept=op, effect=(op, number), copied=-1)
+    return enter_planned(p, chosen)
 
 
 def enter_loss(p: WorkerState, generation: Generation) -> events.Outcome:
@@ -115,7 +116,9 @@ def enter_loss(p: WorkerState, generation: Generation) -> events.Outcome:
         closed=(),
     )
     if p.phase is Phase.FRESH:
-        p = replace(p, phase=Phase.READY, reduced=max(p.copied, 0), copied=-1)
+        reduced = max(p.copied, 0)
+        joined_at = -1 if generation.kind is Kind.FORM else reduced
+        p = replace(p, phase=Phase.READY, reduced=reduced, joined_at=joined_at, copied=-1)
     plan = generation.plan
     if generation.kind is Kind.LOSS and p.phase is Phase.COLLECTING:
         if p.reduced == plan.op:

@@ -26,6 +26,9 @@ class WorkerState:
     phase: Phase = Phase.READY
     reduced: int = 0
     """Number of operations whose complete result was obtained; the next operation has this number."""
+    joined_at: int = -1
+    """The value of `reduced` with which this worker became a member of a job that trained. -1: it is no member yet, or
+    began with the job."""
     units: int = 0
     """How many units the operation in progress has; 0 when none is in progress."""
     joinable: bool = False
@@ -70,6 +73,11 @@ class WorkerState:
     @property
     def donor(self) -> bool:
         return self.record is not None and self.entered > 0 and self.record.ids[0] == self.me
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether this worker came to a job that trains, and has completed no operation with the others."""
+        return self.phase is Phase.FRESH or self.reduced == self.joined_at
 
     @property
     def acquaintances(self) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ for step in job.steps(train, shards=None if train else 4, total=40):
         x = batch[0] if train else torch.randn(8, 4)
         if what == "one shard is poison" and step.index == 3 and step.shard.index == 2:
             raise ValueError("poison")
+        if what == "newcomers raise" and os.environ["ELASTIC_WORKER_ID"] in ("local.1.1", "local.1.2", "local.1.3"):
+            raise ValueError("a newcomer")
         loss = model(x).square().mean()
         loss.backward()
         step.log(loss=loss)

@@ -192,7 +192,15 @@ class Job:
                 return Finished(worker, number, plain[2])
             case "failed":
                 exit_code = int(options.get("exit", 1))
-                return Failed(worker, 0, plain[1], "Traceback", exit_code, of_device="device" in plain)
+                return Failed(
+                    worker,
+                    0,
+                    plain[1],
+                    "Traceback",
+                    exit_code,
+                    of_device="device" in plain,
+                    newcomer="newcomer" in plain,
+                )
             case "dead":
                 return WorkerDead(worker, "signal 9", options.get("snapshot", ""))
             case "unreadable":

@@ -251,6 +251,26 @@ def test_the_same_mistake_twice_is_found_although_a_device_failed_between_them()
     assert "so did the one before it, at the same place" in life.given_up.because
 
 
+def test_newcomers_that_raise_beside_members_are_not_counted_and_wait_twice_as_long_each_time() -> None:
+    life = Life(spec(max_restarts=0))
+    place = "StateChanged train.py:7 step 3 shard 1"
+    now_s, waits = 0.0, []
+    for _ in range(9):
+        life.live(now_s)
+        life.tell(now_s + 1, sv.Raised(place, "Traceback", newcomer=True))
+        assert life.tell(now_s + 2, sv.Exited(1)) == ["WorkerDead"]
+        waits.append(life.slot.deadline_s - now_s - 2)
+        now_s = life.slot.deadline_s
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert life.told[2].because == (
+        f"exited with 1 at {place}, before its first step; members train on with this script, so the next one is tried "
+        "in 2 s"
+    )
+    life.live(now_s)
+    life.tell(now_s + 1, sv.Raised(place, "Traceback"))
+    assert life.tell(now_s + 2, sv.Exited(1)) == ["WorkerDead", "SlotGivenUp"], "this one was a member"
+
+
 def test_a_script_that_breaks_before_join_twice_alike_is_not_tried_a_third_time() -> None:
     life = Life()
     log = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'tensorfoo'\n"

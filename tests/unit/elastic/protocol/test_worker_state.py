@@ -538,6 +538,24 @@ def test_a_newcomer_reports_that_it_holds_no_state() -> None:
     assert isinstance(report, Report) and (report.has_state, report.entered, report.promise) == (False, 0, 3)
 
 
+def test_a_worker_is_a_newcomer_until_it_has_completed_an_operation_with_the_others() -> None:
+    members = tuple(Member(worker, worker, "host", 1, rank) for rank, worker in enumerate("abc"))
+    founder, _ = worker_state.step(
+        WorkerState("a", phase=Phase.FRESH), Publish(1, Generation(1, Kind.FORM, 1, members[:2], Plan(), ""))
+    )
+    assert not founder.newcomer
+    come = WorkerState("c", phase=Phase.FRESH)
+    assert come.newcomer
+    for generation in (
+        Generation(1, Kind.FORM, 1, members[:2], Plan(), ""),
+        Generation(2, Kind.PLANNED, 1, members, Plan(), ""),
+    ):
+        come, _ = worker_state.step(come, Publish(1, generation))
+    come, _ = worker_state.step(come, Joined(2, 6))
+    assert (come.phase, come.reduced, come.newcomer) == (Phase.READY, 7, True)
+    assert not replace(come, reduced=8).newcomer
+
+
 def test_a_planned_generation_is_pending_once_and_never_below_what_was_promised() -> None:
     members = tuple(Member(worker, worker, "host", 1, rank) for rank, worker in enumerate("ab"))
     first = Generation(1, Kind.FORM, 1, members, Plan(), "")

@@ -1218,7 +1218,9 @@ def test_an_evaluation_may_keep_one_number_a_batch_in_a_list() -> None:
 
 
 def test_an_evaluation_that_collects_tensors_is_named() -> None:
-    stopped(evaluated_in_a_list_of_tensors, NotInPlace, "right in .*, a list that gets other things than one number a batch")
+    stopped(
+        evaluated_in_a_list_of_tensors, NotInPlace, "right in .*, a list that gets other things than one number a batch"
+    )
 
 
 @pytest.mark.parametrize(
