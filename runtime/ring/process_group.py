@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ReduceOp, 
 
 from elastic.errors import BuildFailed, DeviceHung, RingBroken
 from runtime.ring.transport import Meet, Meeting, Transport
+from runtime.script_end import TorchThread
 
 CONNECT_S = 20.0
 PEER_S = 0.1
@@ -246,7 +247,7 @@ class ProcessGroupTransport:
             if self._aborted.is_set() or self._group is None:
                 return
             self._aborted.set()
-            self._aborting = threading.Thread(target=self._group.abort, name="transport-abort", daemon=True)
+            self._aborting = TorchThread(target=self._group.abort, name="transport-abort")
             self._aborting.start()
 
     def close(self) -> None:
