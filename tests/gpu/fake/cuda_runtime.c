@@ -411,7 +411,10 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     count(counted_copies, 1);
     count(counted_copied_bytes, bytes);
     note(noted_copy, (long)stream, kind, bytes);
-    memmove(to, from, bytes);
+    if (kind == cudaMemcpyDeviceToHost && setting(reads_zeros, 0))
+        memset(to, 0, bytes);
+    else
+        memmove(to, from, bytes);
     return state();
 }
 

@@ -169,8 +169,8 @@ class FakeDevice:
         deadline_s: float = DEADLINE_S,
         at_once: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a function of a module in a process of its own, with arguments that JSON knows; the last line of stdout is
-        its result, as JSON. at_once: the process ends without the end of Python, which threads of torch may hurt."""
+        """Run a function of a module in a process of its own, with arguments that JSON knows; the last line of stdout
+        is its result, as JSON. at_once: the process ends without the end of Python, which threads of torch may hurt."""
         module, name = function.__module__, function.__qualname__
         words = f"import json; from {module} import {name}; print(json.dumps({name}(*{list(arguments)!r})), flush=True)"
         if at_once:

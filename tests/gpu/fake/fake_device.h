@@ -18,6 +18,7 @@
    communicators of `world` members, and all may be limited to one process. "ms": milliseconds. */
 #define SETTINGS(SETTING)                                                                       \
     SETTING(devices)         /* how many there are; 0: one */                                   \
+    SETTING(reads_zeros)     /* copies from the device give zeros: the same values to every member, and to every check */ \
     SETTING(meets)           /* communicators and exchanges wait until all members came; 0: they wait for nobody */ \
     SETTING(init_hangs)      /* a communicator that is being made is not ready */               \
     SETTING(init_fails)      /* ... and ends with this ncclResult_t */                          \
