@@ -18,6 +18,7 @@ ElasticError
 ├── NameInUse                 wait until the other call has ended, or give this job another name
 ├── LinkTooSlow               use a faster link, or train less over it
 ├── JoinMissed                exit; the agent starts a new process for the slot
+├── DeviceHung                the same
 ├── ColdStart                 start the worker with an interpreter of its own; journal why
 ├── StateLost                 stop the job; restart it from a checkpoint by hand
 ├── NoMemory                  give the process more memory, or keep a smaller state
@@ -162,6 +163,10 @@ class LinkTooSlow(ElasticError):
 
 class JoinMissed(ElasticError):
     """Exit; the generation this newcomer copied for is void, and its agent starts a fresh process."""
+
+
+class DeviceHung(ElasticError):
+    """Exit; this process cannot use its device any more, and its agent starts a fresh process."""
 
 
 class ColdStart(ElasticError):

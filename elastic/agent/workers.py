@@ -309,7 +309,8 @@ class WorkerManager:
             case messages.RingUp() | messages.Progress() if word.generation:
                 self._served(worker_id)
             case messages.Failed():
-                self.supervise_worker(worker_id, worker_slot.Raised(word.place, word.message, word.exit_code))
+                raised = worker_slot.Raised(word.place, word.message, word.exit_code, word.of_device)
+                self.supervise_worker(worker_id, raised)
             case messages.Finished():
                 self.supervise_worker(worker_id, worker_slot.MayLeave())
         self._detector.beat(worker_id, time.monotonic())

@@ -360,13 +360,15 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The script raised. place: "type file:line step shard", equal for the same mistake in another worker."""
+    """The script raised. place: "type file:line step shard", equal for the same mistake in another worker. of_device:
+    what failed is the worker's GPU, its driver or NCCL, so that equal places prove nothing."""
 
     worker_id: str
     generation: int
     place: str
     message: str
     exit_code: int = 1
+    of_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)

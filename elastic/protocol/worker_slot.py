@@ -11,6 +11,8 @@ Whose fault was an exit?
     the script   a non-zero exit, an exception, a fault of its own code (SIGSEGV, SIGABRT, ...), or leaving with 0
                  while the job goes on: replaced at most `max_restarts` times, and not at all if the replacement
                  fails at the same place
+    its device   an exception that says that the GPU has failed: counted with those of the script, which may have
+                 written where it must not, but two at the same place prove nothing
 The first replacement after an outside end starts at once. The wait grows only while workers
 die by their script, or before they took part in a ring.
 """
@@ -80,11 +82,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The script raised. place: the same text for the same mistake."""
+    """The script raised. place: the same text for the same mistake. of_device: as in messages.Failed."""
 
     place: str
     message: str
     exit_code: int = 1
+    of_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +232,8 @@ class Slot:
 
     incarnation: above every incarnation that this slot ever had. quick_deaths: number of workers in a row that died
     without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. place: where
-    the last of them raised. told_dead: WorkerDead was sent when the death began; a second word could be taken for the
-    loss of a later ring.
+    the last of them raised, without those of its device. told_dead: WorkerDead was sent when the death began; a second
+    word could be taken for the loss of a later ring.
     """
 
     node: str
@@ -383,16 +386,18 @@ def _after_outside_end(slot: Slot, because: str, now_s: float) -> tuple[Slot, tu
 
 def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     raised = slot.raised
-    place = raised.place if raised else _place_before_join(slot, exit_)
+    of_device = raised is not None and raised.of_device
+    place = slot.place if of_device else raised.place if raised else _place_before_join(slot, exit_)
     words = raised.message if raised else exit_.last_words
     code = raised.exit_code if raised else ExitCode.SCRIPT_FAILED
     because = f"{because} at {raised.place}" if raised else _at(because, words) if place else because
     exits = slot.script_exits + 1
     last = ""
-    if place and place == slot.place:
+    if place and place == slot.place and not of_device:
         last = "so did the one before it, at the same place"
     elif exits > slot.spec.max_restarts:
-        last = f"it was exit {exits} by the script, max_restarts={slot.spec.max_restarts}"
+        blamed = "the script or its device" if of_device else "the script"
+        last = f"it was exit {exits} by {blamed}, max_restarts={slot.spec.max_restarts}"
     elif not slot.spec.replace:
         last = "replacing is off"
     if last:

@@ -44,6 +44,10 @@ and by the leader, of the newcomer worker_id:
     newcomer_awaited            outdated         training waits: this many copies were out of date; shown to the user
     newcomer_in_vain            slot, seconds    training waited this long, and goes on without it; shown to the user
 
+And by a worker whose device does not come to rest after an exchange was aborted, before it ends:
+
+    device_hung                 because          it is replaced
+
 And by each worker, when its script has said it and when it changes:
 
     steps_planned               total, shards    steps of the whole job (null: a stream decides), shards of each step

@@ -64,6 +64,7 @@ SENTENCES = {
     "script_stopped": "the script of {worker_id} stands still, and is ended",
     "scripts_hang": "no script of round {generation} gets anywhere; {worker_id} fails for all of them",
     "script_failed": "the script of {worker_id} raises: {message}",
+    "device_hung": "the device of {worker_id} hangs, so that it ends: {because}",
     "exit": "{worker_id} ends with exit code {code}",
     "slot_given_up": "slot {slot} gets no worker any more",
     "newcomer_hung": "{worker_id} hangs in its set-up and is ended",

@@ -853,18 +853,20 @@ class Finished(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("worker_id", "generation", "place", "message", "exit_code")
+    __slots__ = ("worker_id", "generation", "place", "message", "exit_code", "of_device")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    OF_DEVICE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     place: str
     message: str
     exit_code: int
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    of_device: bool
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., of_device: bool = ...) -> None: ...
 
 class WorkerDead(_message.Message):
     __slots__ = ("worker_id", "because", "snapshot")

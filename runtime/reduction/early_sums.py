@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from elastic.errors import RingBroken
+from elastic.errors import DeviceHung, RingBroken
 from elastic.protocol.reduction_tree import Node
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Partial, add_into, siblings
@@ -144,7 +144,7 @@ class EarlySums:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
-        if isinstance(self._error, RuntimeError):
+        if isinstance(self._error, RuntimeError | DeviceHung):
             raise self._error
 
     def _grow(self, ready: int) -> None:

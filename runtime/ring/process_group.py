@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ReduceOp, Store, TCPStore
 
-from elastic.errors import BuildFailed, RingBroken
+from elastic.errors import BuildFailed, DeviceHung, RingBroken
 from runtime.ring.transport import Meet, Meeting, Transport
 
 CONNECT_S = 20.0
@@ -272,11 +272,11 @@ class ProcessGroupTransport:
     def _drain(self) -> None:
         """Wait until nothing reads or writes the tensors of the broken attempt.
 
-        Raises RuntimeError after DRAIN_S: then this process cannot go on.
+        Raises DeviceHung after DRAIN_S: then this process cannot go on.
         """
         done = self._stream.query if self._stream is not None else self._last.is_completed if self._last else None
         end_s = time.monotonic() + DRAIN_S
         while done is not None and not done():
             if time.monotonic() > end_s:
-                raise RuntimeError(f"{self._device} still runs an exchange {DRAIN_S:g} s after it was aborted")
+                raise DeviceHung(f"{self._device} still runs an exchange {DRAIN_S:g} s after it was aborted")
             time.sleep(_PAUSE_MAX_S)

@@ -24,7 +24,7 @@ from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.settings import Settings
 from elastic.config import RingKind
-from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
+from elastic.errors import DeviceHung, Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
 from elastic.protocol import messages
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.worker_id import node_of
@@ -46,6 +46,7 @@ from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, St
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
+from runtime.worker.device_errors import is_of_device
 from runtime.worker.donor import CopyServer
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
@@ -288,7 +289,7 @@ class WorkerSession(OperationLoop):
         return [StepRecord.from_line(line) for line in lines]
 
     def failed(self, error: BaseException, step: int | None, shard: int | None) -> None:
-        if isinstance(error, JoinMissed):
+        if isinstance(error, JoinMissed | DeviceHung):
             self._orders.give_way(str(error))
         place = f"{type(error).__name__} {raised_at(error)}"
         for name, number in (("step", step), ("shard", shard)):
@@ -299,7 +300,8 @@ class WorkerSession(OperationLoop):
         elif isinstance(error, LinkTooSlow):
             code = ExitCode.BELOW_QUORUM
         message = "".join(traceback.format_exception(error))
-        self._client.send(messages.Failed(self.worker_id, self.generation, place, message, int(code)))
+        of_device = is_of_device(error)
+        self._client.send(messages.Failed(self.worker_id, self.generation, place, message, int(code), of_device))
         self._journal.write("script_failed", generation=self.generation, place=place)
         self._client.close()
 

@@ -241,7 +241,7 @@ class Group:
     failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
     """Members -> those of their generations whose ring could not be built."""
     errors: dict[str, Failed] = field(default_factory=dict)
-    """Place of an exception -> the word of the worker that raised it first."""
+    """Place of an exception -> the word of the worker that raised it first. Failures of devices have a place each."""
     slots_given_up: dict[str, str] = field(default_factory=dict)
     youngest: int = -1
     """The highest seniority that has been given."""
@@ -303,7 +303,8 @@ class Group:
     def raised(self) -> Failed | None:
         """The last exception of the script that has ended a worker of the present world; None: the job has survived all
         that there were."""
-        return next((word for word in reversed(self.errors.values()) if self.lists(word.worker_id)), None)
+        words = [word for word in self.errors.values() if not word.of_device and self.lists(word.worker_id)]
+        return words[-1] if words else None
 
     @property
     def base(self) -> Generation | None:

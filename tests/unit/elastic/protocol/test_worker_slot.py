@@ -229,6 +229,28 @@ def test_a_kill_between_two_equal_exceptions_does_not_hide_them() -> None:
     assert actions == ["WorkerDead", "SlotGivenUp"]
 
 
+def test_a_device_that_fails_at_one_place_again_and_again_ends_the_slot_after_max_restarts() -> None:
+    life = Life(spec(max_restarts=3))
+    place = "AcceleratorError train.py:7 step 3 shard 1"
+    for round_ in range(4):
+        life.live(100.0 * round_)
+        life.tell(100.0 * round_ + 1, sv.Raised(place, "CUDA error: unspecified launch failure", of_device=True))
+        actions = life.tell(100.0 * round_ + 2, sv.Exited(-signal.SIGABRT))
+        assert actions == (["WorkerDead"] if round_ < 3 else ["WorkerDead", "SlotGivenUp"]), round_
+    assert [said.because for said in life.told] == [f"killed by SIGABRT at {place}"] * 3
+    assert "it was exit 4 by the script or its device, max_restarts=3" in life.given_up.because
+
+
+def test_the_same_mistake_twice_is_found_although_a_device_failed_between_them() -> None:
+    life = Life(spec(max_restarts=9))
+    for round_, of_device in enumerate((False, True, False)):
+        life.live(100.0 * round_)
+        life.tell(100.0 * round_ + 1, sv.Raised("ValueError train.py:7 step 3", "boom", of_device=of_device))
+        actions = life.tell(100.0 * round_ + 2, sv.Exited(1))
+    assert actions == ["WorkerDead", "SlotGivenUp"]
+    assert "so did the one before it, at the same place" in life.given_up.because
+
+
 def test_a_script_that_breaks_before_join_twice_alike_is_not_tried_a_third_time() -> None:
     life = Life()
     log = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'tensorfoo'\n"
