@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesse
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.agent.worker.nccl_environment import nccl_variables
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
 from elastic.config import JobSpec, Reduction, RingKind
@@ -252,7 +254,9 @@ class WorkerManager:
             worlds=self._worlds(),
             device=wanted.device,
         )
+        nccl = self._spec.ring is RingKind.NCCL
         settings = {
+            **(nccl_variables({**os.environ, **self._spec.environment}, self._spec.workers_limit) if nccl else {}),
             **told.to_environ(),
             **self._checkpoints.to_environment(),
             **self._mpirun.settings(wanted.worker_id),

@@ -91,7 +91,8 @@ class WorkerSession(OperationLoop):
             on_refused=lambda because, caller: refusals.say(because, at="worker", peer=caller),
         )
         host, port = self._listener.address
-        meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
+        sums = told.reduction.of_integers
+        meet = meeting(nccl.make_group, host, device, sums=sums) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
             meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
