@@ -74,7 +74,9 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """The worker announced itself."""
+    """The worker announced itself. device: the UUID of its GPU, or ""."""
+
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,11 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
+    """device: the UUID of the GPU that the slot's workers have had, or ""."""
+
     worker_id: str
     restarted: bool
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +242,7 @@ class Slot:
     without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. refusals:
     newcomers that raised. place: where the last of the exits raised, without those of its device. told_dead: WorkerDead
     was sent when the death began; a second word could be taken for the loss of a later ring.
+    device: the UUID of the GPU of the last worker that has joined, or "".
     """
 
     node: str
@@ -258,6 +264,7 @@ class Slot:
     script_exits: int = 0
     refusals: int = 0
     place: str = ""
+    device: str = ""
 
     @property
     def worker_id(self) -> str:
@@ -282,8 +289,8 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
             return replace(slot, phase=SlotPhase.STOPPING, pid=pid), (Signal(signal.SIGKILL),)
         case SpawnFailed(because) if slot.phase is SlotPhase.STARTING:
             return _give_up(slot, f"the worker cannot be started: {because}", ExitCode.BAD_INPUT)
-        case WorkerJoined():
-            return replace(slot, joined=True), ()
+        case WorkerJoined(device):
+            return replace(slot, joined=True, device=device), ()
         case Served():
             return replace(slot, served=True, quick_deaths=0), ()
         case Raised():
@@ -335,7 +342,7 @@ def _due(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     match slot.phase:
         case SlotPhase.WAITING:
             started = replace(slot, phase=SlotPhase.STARTING, deadline_s=math.inf)
-            return started, (Spawn(slot.worker_id, restarted=slot.incarnation > 0),)
+            return started, (Spawn(slot.worker_id, slot.incarnation > 0, slot.device),)
         case SlotPhase.RUNNING:
             return replace(slot, deadline_s=math.inf), (Signal(signal.SIGKILL),)
         case SlotPhase.LEAVING:
@@ -451,6 +458,7 @@ def _replaced(slot: Slot, wait_s: float, now_s: float) -> tuple[Slot, tuple[Acti
         script_exits=slot.script_exits,
         refusals=slot.refusals,
         place=slot.place,
+        device=slot.device,
     )
     return successor, ()
 

@@ -46,8 +46,8 @@ from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, St
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
-from runtime.worker.device_errors import is_of_device
 from runtime.worker.donor import CopyServer
+from runtime.worker.gpu import is_of_device, uuid_of
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.operations import OperationLoop
@@ -91,7 +91,8 @@ class WorkerSession(OperationLoop):
             on_refused=lambda because, caller: refusals.say(because, at="worker", peer=caller),
         )
         host, port = self._listener.address
-        meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
+        sums = told.reduction.of_integers
+        meet = meeting(nccl.make_group, host, device, sums=sums) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
             meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
@@ -110,7 +111,15 @@ class WorkerSession(OperationLoop):
         bits = numerics_fingerprint.fingerprint(threads, device)
         kept = newest_in_memory(Settings.from_environment(environ))
         self._announce = messages.Announce(
-            self.worker_id, told.node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
+            self.worker_id,
+            told.node,
+            self.local_rank,
+            os.getpid(),
+            host,
+            port,
+            bits,
+            snapshot=kept,
+            device=uuid_of(device),
         )
         self._client.connect(self._orders.deliver, self._on_lost)
 
