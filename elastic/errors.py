@@ -28,6 +28,7 @@ ElasticError
 │   └── NoCheckpoint          start from step 0
 └── UsageError                change the training script as the message says
     ├── NoSteps               write the loop with job.steps(), or start one worker
+    ├── TimedKernels          set torch.backends.cudnn.benchmark = False
     ├── NoGradient            call backward() in every shard, or step.skip()
     ├── GraphCaptured         leave the inner loop out of the CUDA graph
     ├── TooEarly              move optimizer.step() behind the inner loop
@@ -207,6 +208,10 @@ class NoSteps(UsageError):
 
 class GraphCaptured(UsageError):
     """Leave the inner loop out of the CUDA graph: torch.cuda.make_graphed_callables() captures the model alone."""
+
+
+class TimedKernels(UsageError):
+    """Set torch.backends.cudnn.benchmark = False, or start the job with --reduction allreduce."""
 
 
 class NoGradient(UsageError):

@@ -72,7 +72,9 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """The worker announced itself."""
+    """The worker announced itself. device: the UUID of its GPU, or ""."""
+
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,11 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
+    """device: the UUID of the GPU that the slot's workers have had, or ""."""
+
     worker_id: str
     restarted: bool
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +238,8 @@ class Slot:
     incarnation: above every incarnation that this slot ever had. quick_deaths: number of workers in a row that died
     without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. place: where
     the last of them raised, without those of its device. told_dead: WorkerDead was sent when the death began; a second
-    word could be taken for the loss of a later ring.
+    word could be taken for the loss of a later ring. device: the UUID of the GPU of the last worker that has joined, or
+    "".
     """
 
     node: str
@@ -254,6 +260,7 @@ class Slot:
     quick_deaths: int = 0
     script_exits: int = 0
     place: str = ""
+    device: str = ""
 
     @property
     def worker_id(self) -> str:
@@ -278,8 +285,8 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
             return replace(slot, phase=SlotPhase.STOPPING, pid=pid), (Signal(signal.SIGKILL),)
         case SpawnFailed(because) if slot.phase is SlotPhase.STARTING:
             return _give_up(slot, f"the worker cannot be started: {because}", ExitCode.BAD_INPUT)
-        case WorkerJoined():
-            return replace(slot, joined=True), ()
+        case WorkerJoined(device):
+            return replace(slot, joined=True, device=device), ()
         case Served():
             return replace(slot, served=True, quick_deaths=0), ()
         case Raised():
@@ -331,7 +338,7 @@ def _due(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     match slot.phase:
         case SlotPhase.WAITING:
             started = replace(slot, phase=SlotPhase.STARTING, deadline_s=math.inf)
-            return started, (Spawn(slot.worker_id, restarted=slot.incarnation > 0),)
+            return started, (Spawn(slot.worker_id, slot.incarnation > 0, slot.device),)
         case SlotPhase.RUNNING:
             return replace(slot, deadline_s=math.inf), (Signal(signal.SIGKILL),)
         case SlotPhase.LEAVING:
@@ -436,6 +443,7 @@ def _replaced(slot: Slot, wait_s: float, now_s: float) -> tuple[Slot, tuple[Acti
         quick_deaths=slot.quick_deaths,
         script_exits=slot.script_exits,
         place=slot.place,
+        device=slot.device,
     )
     return successor, ()
 

@@ -69,6 +69,7 @@ SENTENCES = {
     "slot_given_up": "slot {slot} gets no worker any more",
     "newcomer_hung": "{worker_id} hangs in its set-up and is ended",
     "newcomer_stuck": "{worker_id} gets no further with its copy and is ended",
+    "newcomer_unreachable": "no ring can be built with {worker_id}, which is tried again after {wait_s} s",
     "newcomer_awaited": "training waits for {worker_id}",
     "quiesce_started": "the members of generation {generation} are told to leave its ring",
     "quiesce_complete": "all that live have left it",

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ReduceOp, 
 from elastic.agent.worker.nccl_environment import connect_s
 from elastic.errors import BuildFailed, DeviceHung, RingBroken
 from runtime.ring.transport import Meet, Meeting, Transport
+from runtime.script_end import TorchThread
 
 QUEUED_MAX = 64
 """Exchanges that a GPU may be behind the host; a full queue would block a thread that no abort can reach."""
@@ -281,7 +282,7 @@ class ProcessGroupTransport:
             if self._aborted.is_set() or self._group is None:
                 return
             self._aborted.set()
-            self._aborting = threading.Thread(target=self._group.abort, name="transport-abort", daemon=True)
+            self._aborting = TorchThread(target=self._group.abort, name="transport-abort")
             self._aborting.start()
 
     def close(self) -> None:

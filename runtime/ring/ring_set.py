@@ -16,6 +16,7 @@ from runtime.ring.listener import Listener
 from runtime.ring.ring import Peer, Ring
 from runtime.ring.ring_builder import build
 from runtime.ring.transport import Meet, Meeting, Transport
+from runtime.script_end import TorchThread
 
 FAILURES_MAX = 3
 """How often in a row the mesh may connect the members while their transports fail."""
@@ -72,7 +73,7 @@ class Rings:
             self._building[generation.number] = cancelled
             left, self._left = self._left, None
         name = f"ring-{generation.number}"
-        threading.Thread(target=self._build, args=(generation, left, cancelled, post), name=name, daemon=True).start()
+        TorchThread(target=self._build, args=(generation, left, cancelled, post), name=name).start()
 
     def _build(
         self, generation: Generation, left: Ring | None, cancelled: threading.Event, post: Callable[[Event], object]
@@ -215,7 +216,7 @@ def _watch(ring: Ring, post: Callable[[Event], object]) -> None:
 def _close_all(rings: Iterable[Ring]) -> None:
     """Close rings in the background, because a ring may be in use."""
     if closing := list(rings):
-        threading.Thread(target=_close_each, args=(closing,), name="ring-close", daemon=True).start()
+        TorchThread(target=_close_each, args=(closing,), name="ring-close").start()
 
 
 def _close_each(rings: Sequence[Ring]) -> None:

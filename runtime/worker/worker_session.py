@@ -46,8 +46,8 @@ from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, St
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
-from runtime.worker.device_errors import is_of_device
 from runtime.worker.donor import CopyServer
+from runtime.worker.gpu import is_of_device, uuid_of
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.operations import OperationLoop
@@ -111,7 +111,15 @@ class WorkerSession(OperationLoop):
         bits = numerics_fingerprint.fingerprint(threads, device)
         kept = newest_in_memory(Settings.from_environment(environ))
         self._announce = messages.Announce(
-            self.worker_id, told.node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
+            self.worker_id,
+            told.node,
+            self.local_rank,
+            os.getpid(),
+            host,
+            port,
+            bits,
+            snapshot=kept,
+            device=uuid_of(device),
         )
         self._client.connect(self._orders.deliver, self._on_lost)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,17 @@ def hangs_after_abort(process_group: Any) -> None:
         drain(self)
 
     transport._drain = hanging
+
+
+def named_gpus(gpu: Any) -> None:
+    """The slots have GPUs of their own. The file `device.<worker_id>` beside the gates says what a worker was told."""
+
+    def uuid_of(device: object) -> str:
+        told = Path(os.environ["LIVE_GATES"], f"device.{os.environ['ELASTIC_WORKER_ID']}")
+        told.write_text(os.environ["ELASTIC_DEVICE"])
+        return f"GPU-{os.environ['ELASTIC_SLOT']}"
+
+    gpu.uuid_of = uuid_of
 
 
 def gated_start(mpi: Any) -> None:

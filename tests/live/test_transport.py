@@ -55,6 +55,12 @@ def test_workers_whose_device_hangs_after_an_abort_are_replaced_and_the_script_i
         ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
         assert {ends[line["worker_id"]] for line in hung} == {"found itself fenced"}
         assert not job.events("script_failed")
+        told = {path.name: path.read_text() for path in job.gates.glob("device.local.[123].*")}
+        assert {name: told[name] for name in ("device.local.1.0", "device.local.1.1", "device.local.3.1")} == {
+            "device.local.1.0": "",
+            "device.local.1.1": "GPU-1",
+            "device.local.3.1": "GPU-3",
+        }
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
 

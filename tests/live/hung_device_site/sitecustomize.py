@@ -3,7 +3,7 @@
 from typing import Any
 
 from chaos_tests.failpoints.import_patch import patch_when_imported
-from tests.live.exchanges import gated, gloo_for_nccl, hangs_after_abort
+from tests.live.exchanges import gated, gloo_for_nccl, hangs_after_abort, named_gpus
 
 
 def hung(process_group: Any) -> None:
@@ -13,3 +13,4 @@ def hung(process_group: Any) -> None:
 
 patch_when_imported("runtime.ring.nccl", gloo_for_nccl)
 patch_when_imported("runtime.ring.process_group", hung)
+patch_when_imported("runtime.worker.gpu", named_gpus)

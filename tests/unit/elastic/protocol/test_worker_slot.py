@@ -36,8 +36,8 @@ class Life:
 
     def _word(self, action: sv.Action) -> str:
         match action:
-            case sv.Spawn(worker_id, restarted):
-                return f"spawn {worker_id}{' again' if restarted else ''}"
+            case sv.Spawn(worker_id, restarted, device):
+                return f"spawn {worker_id}{' again' if restarted else ''}{f' on {device}' if device else ''}"
             case sv.Signal(number):
                 return number.name
             case sv.SayTo(word):
@@ -239,6 +239,18 @@ def test_a_device_that_fails_at_one_place_again_and_again_ends_the_slot_after_ma
         assert actions == (["WorkerDead"] if round_ < 3 else ["WorkerDead", "SlotGivenUp"]), round_
     assert [said.because for said in life.told] == [f"killed by SIGABRT at {place}"] * 3
     assert "it was exit 4 by the script or its device, max_restarts=3" in life.given_up.because
+
+
+def test_successors_in_a_slot_are_told_the_gpu_of_the_last_worker_that_has_joined() -> None:
+    life = Life()
+    assert life.tell(0.0, sv.Due()) == ["spawn a.0.0"]
+    life.tell(0.0, sv.Spawned(1))
+    life.tell(0.0, sv.WorkerJoined("GPU-a"))
+    life.tell(1.0, sv.Exited(KILLED))
+    assert life.tell(1.0, sv.Due()) == ["spawn a.0.1 again on GPU-a"]
+    life.tell(1.0, sv.Spawned(2))
+    life.tell(2.0, sv.Exited(KILLED))
+    assert life.tell(90.0, sv.Due()) == ["spawn a.0.2 again on GPU-a"], "the one before it has not come so far"
 
 
 def test_the_same_mistake_twice_is_found_although_a_device_failed_between_them() -> None:

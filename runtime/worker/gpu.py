@@ -1,4 +1,5 @@
-"""Which exceptions say that the GPU, its driver or NCCL has failed, so that the script need not be wrong."""
+"""A worker's GPU: which one it is, and which exceptions say that it, its driver or NCCL has failed, so that the script
+need not be wrong."""
 
 from __future__ import annotations
 
@@ -9,6 +10,11 @@ _SAYS = ("CUDA error", "NCCL error", "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN_STA
 """Libraries of torch report such errors as plain RuntimeErrors."""
 _OF_THE_SCRIPT = ("device-side assert triggered", "CUDA error: out of memory")
 """A kernel that is given wrong values, such as an index behind the end, stops itself; memory is used up by a script."""
+
+
+def uuid_of(device: torch.device) -> str:
+    """The GPU's own name, which it has in whatever order GPUs are counted; "" for a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
 
 
 def is_of_device(error: BaseException | None) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.worker.device_errors import is_of_device
+from runtime.worker.gpu import is_of_device
 
 LAUNCH = "CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
 
