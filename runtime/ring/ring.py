@@ -20,6 +20,7 @@ from elastic.errors import LinkSilent, RingBroken
 from runtime.ring.frames import Frame, FrameKind, FrameSink, LinkError, PeerLink
 from runtime.ring.tcp_liveness import KERNEL_CHECK_S, PeerWatch
 from runtime.ring.transport import Transport
+from runtime.script_end import TorchThread
 
 _LEAVES_S = 0.1
 _NOTHING = memoryview(b"")
@@ -150,7 +151,7 @@ class Ring:
         """Yield `closed_by_peers` whenever it has grown, until it names all peers, or the ring is closed. For a ring
         that was aborted: everything but the connections is freed meanwhile, as soon as no operation uses it any more,
         which may take long."""
-        threading.Thread(target=self._free_all_but_links, name="ring-free", daemon=True).start()
+        TorchThread(target=self._free_all_but_links, name="ring-free").start()
         known: tuple[str, ...] = ()
         while not self._closed and len(known) < len(self.links):
             if len(closed := self.closed_by_peers()) > len(known):
