@@ -161,7 +161,7 @@ class Worker:
         with self.shared.changed:
             self.shared.post(worker_state.ReadHeader())
             self.shared.post(worker_state.Obtained(generation, tuple((number,) for number in carried)))
-            self.donor.keep(self.shared.position.kept, self.op, {}, result)
+            self.donor.keep(self.shared.position.kept, self.op, {}, result, result)
         self.donor.window.close()
 
     def await_position(self, holds: Callable[[worker_state.WorkerState], bool]) -> None:
