@@ -18,7 +18,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-k8s test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,7 +116,21 @@ test-k8s: setup etcd ## jobs on a real control plane of Kubernetes, which this b
 
 # Not a part of `test`: without a GPU it skips everything and says so.
 test-gpu: setup ## NCCL on one GPU: kills, freezes, joins, every feature script, and what a step costs; without a GPU it tries nothing
-	$(BOUND) 40m $(PYTEST) $(LONG) -s tests/gpu
+	$(BOUND) 40m $(PYTEST) $(LONG) -s --ignore=tests/gpu/fake tests/gpu
+
+# In a venv of its own, as `setup` takes what torch a machine has, often that for CPUs. From PyPI, whose torch for Linux on
+# x86-64 is the CUDA build; on a machine whose pip is set up for another one, say PIP_CONFIG_FILE=/dev/null.
+CUDA_TORCH ?= 2.15.0
+CUDA_VENV := .venv-$(CUDA_TORCH)
+test-gpu-fake: $(CUDA_VENV)/.stamp ## torch's CUDA build (4.6 GB, of CUDA_TORCH=2.15.0) on a fake device: NCCL that hangs and fails, streams, Triton; needs gcc, no GPU
+	$(BOUND) 40m $(CUDA_VENV)/bin/python -X faulthandler -m pytest $(LONG) tests/gpu/fake
+
+$(CUDA_VENV)/.stamp: pyproject.toml constraints.txt
+	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
+	grep -v '^torch==' constraints.txt > $(CUDA_VENV)/constraints.txt
+	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CUDA_VENV)/constraints.txt torch==$(CUDA_TORCH) -e '.[dev]'
+	$(CUDA_VENV)/bin/python -c 'import torch; assert torch.version.cuda, f"torch {torch.__version__} is no CUDA build"'
+	touch $@
 
 test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
 	$(BOUND) 60m $(PYTEST) $(LONG) tests/chaos
