@@ -49,7 +49,8 @@ def write(sink: FileSink, name: str, staged: Sequence[Staged]) -> FileEntry:
     encoded += b" " * (-len(encoded) % 8)
     digest = hashlib.sha256()
     size = 0
-    for content in (memoryview(LENGTH.pack(len(encoded)) + encoded), *(_bytes(part) for piece in staged for part in piece.content)):
+    contents = (_bytes(part) for piece in staged for part in piece.content)
+    for content in (memoryview(LENGTH.pack(len(encoded)) + encoded), *contents):
         for start in range(0, content.nbytes, CHUNK_BYTES):
             part = content[start : start + CHUNK_BYTES]
             digest.update(part)

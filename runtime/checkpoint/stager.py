@@ -89,8 +89,8 @@ class Stager:
                     contents[number].append(target)
                     used += end - start
             for source in sources:
-                if source.is_cuda:
-                    source.record_stream(copy_stream(source.device))  # else its memory could be reused before it is read
+                if source.is_cuda:  # else its memory could be reused before it is read
+                    source.record_stream(copy_stream(source.device))
             events = [copy_stream(gpu).record_event() for gpu in gpus]
         for gpu, event in zip(gpus, events, strict=True):
             torch.cuda.current_stream(gpu).wait_event(event)  # the next computation changes the state

@@ -1,4 +1,4 @@
-"""Small tensors of a device, read or written by the host at once: each alone would make the host wait for the device."""
+"""Small tensors of a device, read or written by the host at once: for each alone it would wait for the device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def host_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def device_copies(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """The same in the same order, those of the CPU on that device: a GPU gets one copy for each dtype, for which the host
-    does not wait."""
+    """The same in the same order, those of the CPU on that device. A GPU gets one copy for each dtype, for which the
+    host does not wait."""
     found = list(tensors)
     alike: dict[torch.dtype, list[int]] = {}
     for number, tensor in enumerate(tensors):
