@@ -276,15 +276,15 @@ class Harvest:
             return
         parts, flags = group.buffer_parts(rest)
         counts = [buffer.merge == "mean" or shard == 0 for buffer in group.buffers]
-        self._copy(list(compress(parts, counts)), [buffer.live for buffer in compress(group.buffers, counts)])
-        if absent := [part for part, counting in zip(parts, counts, strict=True) if not counting]:
-            torch._foreach_zero_(absent)
-        if weight != 1:
-            rest[: group.weighted - group.gradients].mul_(weight)
         counting = list(compress(group.buffers, counts))  # the first ones
         flags[len(counting) :].zero_()
         if counting:
-            flags[: len(counting)].copy_(changed(counting))
+            differ = changed(counting).to(flags.dtype)
+            self._copy([*compress(parts, counts), flags[: len(counting)]], [*(b.live for b in counting), differ])
+        if absent := [part for part, counts_here in zip(parts, counts, strict=True) if not counts_here]:
+            torch._foreach_zero_(absent)
+        if weight != 1:
+            rest[: group.weighted - group.gradients].mul_(weight)
 
     def _nonfinite(self, result: Partial) -> list[str]:
         """Names of the parameters whose reduced gradient has an infinity or NaN; nearly always none.
