@@ -40,8 +40,8 @@ def write(sink: FileSink, name: str, staged: Sequence[Staged]) -> FileEntry:
     places: dict[str, Any] = {}
     end = 0
     for piece in staged:
-        rows = plain(piece.rows)
-        begin, end = end, end + rows.numel() * rows.element_size()
+        rows = plain(torch.empty(piece.rows, dtype=piece.dtype, device="meta"))
+        begin, end = end, end + rows.nbytes
         header[piece.name] = {"dtype": _NAMES[rows.dtype], "shape": list(rows.shape), "data_offsets": [begin, end]}
         places[piece.name] = {"saved_offsets": [piece.first, *[0] * (rows.dim() - 1)] if rows.dim() else []}
     header["__metadata__"] = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
@@ -49,7 +49,8 @@ def write(sink: FileSink, name: str, staged: Sequence[Staged]) -> FileEntry:
     encoded += b" " * (-len(encoded) % 8)
     digest = hashlib.sha256()
     size = 0
-    for content in (memoryview(LENGTH.pack(len(encoded)) + encoded), *(_bytes(piece.rows) for piece in staged)):
+    contents = (_bytes(part) for piece in staged for part in piece.content)
+    for content in (memoryview(LENGTH.pack(len(encoded)) + encoded), *contents):
         for start in range(0, content.nbytes, CHUNK_BYTES):
             part = content[start : start + CHUNK_BYTES]
             digest.update(part)

@@ -7,22 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from elastic.checkpoints.partition import Rows
 from runtime.state.encoding import NamedTensor
+from runtime.state.host_bytes import CHUNK_BYTES, StreamMark, chunk, copy_stream, parts_of
 
 ALIGNMENT = 64
-"""Every range of rows starts at a multiple of this many bytes, whatever its dtype."""
+"""On the CPU every range of rows starts at a multiple of this many bytes, whatever its dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows of a tensor. shape: of the whole tensor. rows: CPU, contiguous, from row `first` on."""
+    """Rows of a tensor. shape: of the whole tensor. first: the first row. dtype, rows: the dtype and the shape of the
+    rows. content: their bytes in row-major order: uint8, 1-D, CPU, one tensor after the other."""
 
     name: str
     shape: tuple[int, ...]
     first: int
-    rows: torch.Tensor
+    dtype: torch.dtype
+    rows: tuple[int, ...]
+    content: Sequence[Tensor]
 
 
 Copied = Callable[[], None]
@@ -34,7 +39,7 @@ class Stager:
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._stream: torch.cuda.Stream | None = None
+        self._chunks: list[Tensor] = []
 
     def stage(self, tensors: Sequence[NamedTensor], share: Sequence[Rows]) -> tuple[list[Staged], Copied]:
         """Copy the rows. The result of the last call is overwritten.
@@ -42,48 +47,65 @@ class Stager:
         The copies of rows on a GPU may still run when this returns: a separate stream copies them into pinned memory,
         and only the GPU's next computation waits for it, not the caller.
         """
-        pieces = [(tensors[rows.tensor], rows) for rows in share]
-        sizes = [_rows_of(tensor, rows).numel() * tensor.element_size() for (_, tensor), rows in pieces]
+        named = [tensors[rows.tensor] for rows in share]
+        sources = [_rows_of(tensor, rows) for (_, tensor), rows in zip(named, share, strict=True)]
+        gpus = list(dict.fromkeys(source.device for source in sources if source.is_cuda))
+        contents, copied = self._copy_beside(gpus, sources) if gpus else self._copy(sources)
+        staged = [
+            Staged(name, tuple(tensor.shape), rows.first, source.dtype, tuple(source.shape), content)
+            for (name, tensor), rows, source, content in zip(named, share, sources, contents, strict=True)
+        ]
+        return staged, copied
+
+    def _copy(self, sources: Sequence[Tensor]) -> tuple[list[list[Tensor]], Copied]:
         offsets = [0]
-        for size in sizes:
-            offsets.append(offsets[-1] + math.ceil(size / ALIGNMENT) * ALIGNMENT)
-        device = next((tensor.device for (_, tensor), _ in pieces if tensor.is_cuda), None)
+        for source in sources:
+            offsets.append(offsets[-1] + math.ceil(source.nbytes / ALIGNMENT) * ALIGNMENT)
         if self._buffer.numel() < offsets[-1]:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old memory first: both may not fit
-            self._buffer = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=device is not None)
-        staged: list[Staged] = []
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for ((name, tensor), rows), offset, size in zip(pieces, offsets, sizes, strict=False):
-            source = _rows_of(tensor, rows)
-            target = self._buffer[offset : offset + size].view(tensor.dtype).reshape(source.shape)
-            copies.append((target, source))
-            staged.append(Staged(name, tuple(tensor.shape), rows.first, target))
-        if device is not None:
-            return staged, self._copy_beside(device, copies)
-        for target, source in copies:
-            target.copy_(source)
-        return staged, _at_once
+            self._buffer = torch.empty(offsets[-1], dtype=torch.uint8)
+        contents: list[list[Tensor]] = []
+        for source, offset in zip(sources, offsets, strict=False):
+            target = self._buffer[offset : offset + source.nbytes]
+            target.view(source.dtype).reshape(source.shape).copy_(source)
+            contents.append([target])
+        return contents, _at_once
 
-    def _copy_beside(self, device: torch.device, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copied:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
-        computing = torch.cuda.current_stream(device)
-        self._stream.wait_stream(computing)
-        with torch.cuda.stream(self._stream):
-            for target, source in copies:
-                target.copy_(source, non_blocking=True)
-                if source.is_cuda:
-                    source.record_stream(self._stream)  # else its memory could be reused before it is read
-            event = self._stream.record_event()
-        computing.wait_event(event)  # the next computation changes the state
-        copied: Copied = event.synchronize
-        return copied
+    def _copy_beside(
+        self, gpus: Sequence[torch.device], sources: Sequence[Tensor]
+    ) -> tuple[list[list[Tensor]], Copied]:
+        parts = parts_of([source.nbytes for source in sources], CHUNK_BYTES)
+        self._chunks += [chunk() for _ in range(len(parts) - len(self._chunks))]
+        contents: list[list[Tensor]] = [[] for _ in sources]
+        with StreamMark(gpus).behind():
+            at, flat = -1, self._buffer
+            for memory, part in zip(self._chunks, parts, strict=False):
+                used = 0
+                for number, start, end in part:
+                    if number != at:
+                        at, flat = number, sources[number].contiguous().reshape(-1).view(torch.uint8)
+                    target = memory[used : used + end - start]
+                    target.copy_(flat[start:end], non_blocking=True)
+                    contents[number].append(target)
+                    used += end - start
+            for source in sources:
+                if source.is_cuda:  # else its memory could be reused before it is read
+                    source.record_stream(copy_stream(source.device))
+            events = [copy_stream(gpu).record_event() for gpu in gpus]
+        for gpu, event in zip(gpus, events, strict=True):
+            torch.cuda.current_stream(gpu).wait_event(event)  # the next computation changes the state
+
+        def copied() -> None:
+            for event in events:
+                event.synchronize()
+
+        return contents, copied
 
 
 def _at_once() -> None:
     """Do nothing: the copy was complete when `stage` returned."""
 
 
-def _rows_of(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _rows_of(tensor: Tensor, rows: Rows) -> Tensor:
     tensor = tensor.detach()
     return tensor if tensor.dim() == 0 else tensor[rows.first : rows.end]

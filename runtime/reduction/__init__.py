@@ -14,6 +14,6 @@ partial_sum.py       a partial sum, which a worker folds, sends, keeps and serve
 early_sums.py        the sum of a part of the tensors while the last shard is computed
 leaves/              what a shard brings to a sum
 flat_pool.py         memory for flat tensors, used again
-host_copies.py       small tensors of a device, read by the host at once
+host_copies.py       small tensors of a device, read or written by the host at once
 buffers.py           buffers and modes of modules that shards change, and how they are merged
 """

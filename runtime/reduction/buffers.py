@@ -3,7 +3,8 @@ evaluation. Both are kept as they were before the pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -36,6 +37,13 @@ class Buffer:
         """The tensor that the module uses now; `module.to()` replaces buffers, so it is looked up each time."""
         return cast(torch.Tensor, getattr(self.owner, self.key))
 
+    @property
+    def start(self) -> torch.Tensor:
+        """The base. Raises RuntimeError outside a pass."""
+        if self.base is None:
+            raise RuntimeError(f"{self.name} has no base: no pass has begun")
+        return self.base
+
     def check_kind(self) -> None:
         """Raise NotCarried if dtype or shape have changed since the loop began, or if it is trained now."""
         live = self.live
@@ -47,6 +55,31 @@ class Buffer:
                 "loop began; buffers are merged, and newcomers copy them, as they were then. Give it its dtype and its "
                 "full shape before the loop, and write into it (copy_, or a slice)"
             )
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each source to its target, all of one kind by one call: a GPU is given a kernel for many of them."""
+    alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        kind = (target.device, target.dtype, source.device, source.dtype)
+        some, of = alike.setdefault(kind, ([], []))
+        some.append(target)
+        of.append(source)
+    for some, of in alike.values():
+        torch._foreach_copy_(some, of)
+
+
+def changed(buffers: Sequence[Buffer]) -> torch.Tensor:
+    """For each of these, at least one, whether it differs from its base now: 0 or 1, on their device. The host does not
+    wait, and a GPU is given a few kernels however many there are."""
+    pairs = [(buffer.live.detach(), buffer.start) for buffer in buffers]
+    if not pairs[0][0].is_cuda:
+        return torch.stack([(live != base).any() for live, base in pairs])
+    lives, bases = (torch.cat([tensor.reshape(-1) for tensor in tensors]) for tensors in zip(*pairs, strict=True))
+    differ = (lives != bases).float()
+    parts = differ.split([live.numel() for live, _ in pairs])
+    # An empty one has no largest value.
+    return torch.stack(torch._foreach_norm([part if len(part) else differ.new_zeros(1) for part in parts], math.inf))
 
 
 class Modes:

@@ -21,9 +21,9 @@ from elastic.config import Compression
 from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
 from runtime.fixed_point.exponents import BlockExponents
-from runtime.reduction.buffers import Buffer, Modes
+from runtime.reduction.buffers import Buffer, Modes, changed, copy_all
 from runtime.reduction.flat_pool import CPU, Flats
-from runtime.reduction.host_copies import host_copies
+from runtime.reduction.host_copies import device_copies, host_copies
 from runtime.reduction.leaves.early_leaf import EarlyLeaf
 from runtime.reduction.leaves.fixed_leaves import FixedPoint
 from runtime.reduction.leaves.layout import FlatGroup
@@ -91,6 +91,8 @@ class Harvest:
         self._at = (0, 0, 0)
         self._installed: list[range] = []
         """The addresses in the flat tensors of the last `install`."""
+        self._uploads: list[tuple[torch.cuda.Event, torch.Tensor]] = []
+        """Flat tensors that a GPU may still copy, so that their memory must not be used again, until the event."""
         self._installed_alone: set[int] = set()
         """Those of its gradients that are in none of them."""
 
@@ -117,8 +119,10 @@ class Harvest:
             self._converts.begin(pass_no)
         self._modes.begin()
         with torch.no_grad():
-            for buffer in (*self._floats, *self._integers):
-                buffer.base = buffer.live.detach().clone()
+            buffers = [*self._floats, *self._integers]
+            for buffer in buffers:
+                buffer.base = torch.empty_like(buffer.live.detach())
+            copy_all([buffer.start for buffer in buffers], [buffer.live for buffer in buffers])
         self._clear_gradients()
         seed_all(*self._at, "begin")
 
@@ -272,16 +276,15 @@ class Harvest:
             return
         parts, flags = group.buffer_parts(rest)
         counts = [buffer.merge == "mean" or shard == 0 for buffer in group.buffers]
-        self._copy(list(compress(parts, counts)), [buffer.live for buffer in compress(group.buffers, counts)])
-        if absent := [part for part, counting in zip(parts, counts, strict=True) if not counting]:
-            torch._foreach_zero_(absent)
-        if weight != 1:
-            rest[: group.weighted - group.gradients].mul_(weight)
-        # Compared where they are: the host would wait for the device once for each buffer.
         counting = list(compress(group.buffers, counts))  # the first ones
         flags[len(counting) :].zero_()
         if counting:
-            flags[: len(counting)].copy_(torch.stack([(buffer.live != _base(buffer)).any() for buffer in counting]))
+            differ = changed(counting).to(flags.dtype)
+            self._copy([*compress(parts, counts), flags[: len(counting)]], [*(b.live for b in counting), differ])
+        if absent := [part for part, counts_here in zip(parts, counts, strict=True) if not counts_here]:
+            torch._foreach_zero_(absent)
+        if weight != 1:
+            rest[: group.weighted - group.gradients].mul_(weight)
 
     def _nonfinite(self, result: Partial) -> list[str]:
         """Names of the parameters whose reduced gradient has an infinity or NaN; nearly always none.
@@ -299,11 +302,14 @@ class Harvest:
     def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
         group = self._groups[name]
         flat = self._flats[name].take()
-        self._installed.append(range(flat.data_ptr(), flat.data_ptr() + flat.nbytes))
         if gradients == "mean":
             torch.div(self._here(result, name), _divisor(result, flat), out=flat)
         else:
             flat.copy_(result.flats[name])
+        homes = {parameter.device for parameter in group.parameters}
+        if self._staged and len(homes) == 1:
+            flat = self._upload(flat, homes.pop())
+        self._installed.append(range(flat.data_ptr(), flat.data_ptr() + flat.nbytes))
         dtype, device = flat.dtype, flat.get_device()
         for i, parameter, part in zip(group.numbers, group.parameters, self._flats[name].parts(flat), strict=False):
             if not result.has_grad >> i & 1:
@@ -315,15 +321,27 @@ class Harvest:
                 parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(part)
                 self._installed_alone.add(parameter.grad.data_ptr())
 
+    def _upload(self, flat: torch.Tensor, gpu: torch.device) -> torch.Tensor:
+        """A copy of a pinned flat tensor on the GPU, for which the host does not wait."""
+        there = flat.to(gpu, non_blocking=True)
+        self._uploads = [(event, still) for event, still in self._uploads if not event.query()]
+        self._uploads.append((torch.cuda.current_stream(gpu).record_event(), flat))
+        return there
+
     def _install_buffers(self, name: str, result: Partial) -> None:
         group = self._groups[name]
         if not group.buffers:
             return
-        flat = self._here(result, name)
-        parts, flags = group.buffer_parts(flat[group.gradients :])
-        for buffer, part, changed in zip(group.buffers, parts, flags.tolist(), strict=True):
-            merged = part / _divisor(result, flat) if buffer.merge == "mean" else part
-            _quietly(buffer.live).copy_(merged if changed else _base(buffer))
+        merged = self._here(result, name)[group.gradients :].clone()
+        merged[: group.weighted - group.gradients].div_(_divisor(result, merged))
+        differ = group.buffer_parts(merged)[1].tolist()
+        (merged,) = device_copies([merged], group.buffers[0].live.device)
+        parts, _ = group.buffer_parts(merged)
+        sources = zip(group.buffers, parts, differ, strict=True)
+        copy_all(
+            [_quietly(buffer.live) for buffer in group.buffers],
+            [part if differs else buffer.start for buffer, part, differs in sources],
+        )
 
     def _here(self, result: Partial, name: str) -> torch.Tensor:
         """A group of a result on this device; a result from another member has come through the CPU."""
@@ -332,20 +350,26 @@ class Harvest:
     def _changed_integers(self) -> Json:
         if not self._integers:
             return None
-        found = host_copies([tensor for buffer in self._integers for tensor in (buffer.live, _base(buffer))])
-        changed: dict[str, Json] = {
+        found = host_copies([tensor for buffer in self._integers for tensor in (buffer.live, buffer.start)])
+        differ: dict[str, Json] = {
             buffer.name: live.tolist()
             for buffer, live, base in zip(self._integers, found[::2], found[1::2], strict=True)
             if not torch.equal(live, base)
         }
-        return {"integers": changed} if changed else None
+        return {"integers": differ} if differ else None
 
     def _install_integers(self, note: Json) -> None:
-        changed = cast(dict[str, Json], note.get("integers", {})) if isinstance(note, dict) else {}
-        for buffer in self._integers:
-            value: object = changed.get(buffer.name)
-            new = _base(buffer) if value is None else torch.tensor(value, dtype=buffer.live.dtype)
-            _quietly(buffer.live).copy_(new)
+        differ = cast(dict[str, Json], note.get("integers", {})) if isinstance(note, dict) else {}
+        if not self._integers:
+            return
+        values = [
+            buffer.start if (value := differ.get(buffer.name)) is None else torch.tensor(value, dtype=buffer.live.dtype)
+            for buffer in self._integers
+        ]
+        copy_all(
+            [_quietly(buffer.live) for buffer in self._integers],
+            device_copies(values, self._integers[0].live.device),
+        )
 
     def _end(self) -> None:
         for buffer in (*self._floats, *self._integers):
@@ -358,8 +382,8 @@ class Harvest:
         if not (self._floats or self._integers):
             return
         with torch.no_grad():
-            for buffer in (*self._floats, *self._integers):
-                _quietly(buffer.live).copy_(_base(buffer))
+            buffers = [*self._floats, *self._integers]
+            copy_all([_quietly(buffer.live) for buffer in buffers], [buffer.start for buffer in buffers])
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
@@ -370,12 +394,6 @@ def _divisor(result: Partial, flat: torch.Tensor) -> float | torch.Tensor:
     """The weight, as a tensor on a GPU: there a division by a plain number is a multiplication by its inverse, with
     other bits than the CPU's division."""
     return torch.full((), result.weight, dtype=flat.dtype, device=flat.device) if flat.is_cuda else result.weight
-
-
-def _base(buffer: Buffer) -> torch.Tensor:
-    if buffer.base is None:
-        raise RuntimeError(f"{buffer.name} has no base: no pass has begun")
-    return buffer.base
 
 
 def _quietly(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Small tensors of a device, read by the host at once: each read alone would make the host wait for the device."""
+"""Small tensors of a device, read or written by the host at once: for each alone it would wait for the device."""
 
 from __future__ import annotations
 
@@ -19,3 +19,19 @@ def host_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for number, part in zip(numbers, parts, strict=True):
             found[number] = part.reshape(tensors[number].shape)
     return [found[number] for number in range(len(tensors))]
+
+
+def device_copies(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The same in the same order, those of the CPU on that device. A GPU gets one copy for each dtype, for which the
+    host does not wait."""
+    found = list(tensors)
+    alike: dict[torch.dtype, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            alike.setdefault(tensor.dtype, []).append(number)
+    for numbers in alike.values():
+        flat = torch.cat([tensors[number].reshape(-1) for number in numbers]).pin_memory()
+        parts = flat.to(device, non_blocking=True).split([tensors[number].numel() for number in numbers])
+        for number, part in zip(numbers, parts, strict=True):
+            found[number] = part.reshape(tensors[number].shape)
+    return found

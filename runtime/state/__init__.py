@@ -4,6 +4,7 @@ training_state.py    everything registered, and job.state, as one copy
 registrable.py       the objects that may be registered
 script_state.py      job.state
 encoding.py          values as typed JSON and raw bytes
+host_bytes.py        the bytes of tensors, also of those on a GPU
 small_values.py      values small enough for a header
 change_detection.py  changes of registered state while it must not change
 available_memory.py  how much memory a process can still get

@@ -49,22 +49,6 @@ def to_blob(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def to_blobs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`to_blob` of each tensor. Tensors on GPUs are copied through pinned memory, all at once.
-
-    Use it for results only, of which few are copied: torch keeps pinned memory for the life of the process.
-    """
-    found: list[torch.Tensor] = []
-    for tensor in tensors:
-        if tensor.is_cuda:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            tensor = host.copy_(tensor.detach(), non_blocking=True)
-        found.append(to_blob(tensor))
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
-    return found
-
-
 def from_blob(blob: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """The tensor of these bytes, sharing their memory if their alignment allows. Raises ValueError."""
     kind = _DTYPES.get(dtype)

@@ -26,6 +26,7 @@ from runtime.reduction.host_copies import host_copies
 from runtime.reduction.partial_sum import Json
 from runtime.state import encoding
 from runtime.state.change_detection import StateMarks, differences, tensor_mark, value_sum, version_of
+from runtime.state.host_bytes import StreamMark
 from runtime.state.registrable import check_registrable, sharded, unwrapped
 from runtime.state.script_state import Values, encode_value
 
@@ -66,6 +67,8 @@ class Carrier:
         self._parts: list[tuple[str, nn.Module]] = []
         self._children: list[dict[str, nn.Module | None]] = []
         """The children that each of the parts had when it was found."""
+        self.gpus: list[torch.device] = []
+        """The GPUs on which it was when registration ended, this worker's or none in most jobs."""
         self._settled = threading.Event()
         self._settled.set()
         self._unsettled = 0
@@ -135,7 +138,8 @@ class Carrier:
         merged = self._merged()
         self._watched = [(f"parameter {name}", parameter) for name, parameter in parameters if name not in merged]
         self._frozen = True
-        self.capture()
+        _, tensors = self.describe()
+        self.gpus = list(dict.fromkeys(tensor.device for _, tensor in tensors if tensor.is_cuda))
 
     def check_kinds(self) -> None:
         """Raise NotCarried if a parameter, or a buffer that a pass changes, has another dtype or shape than in the
@@ -301,12 +305,16 @@ class Carrier:
         """The learning rates are those of the pass in progress."""
         self._settled.set()
 
-    def capture_settled(self) -> tuple[dict[str, Json], list[torch.Tensor]]:
-        """As `capture`, for another thread than the script's: waits until the learning rates are settled."""
+    def mark(self) -> StreamMark:
+        """On the script's thread: behind what the GPUs have to do now, the tensors are those of this moment."""
+        return StreamMark(self.gpus)
+
+    def describe_settled(self) -> tuple[dict[str, Json], list[encoding.NamedTensor]]:
+        """As `describe`, for another thread than the script's: waits until the learning rates are settled."""
         while True:
             unsettled = self._unsettled
             self._settled.wait()
-            found = self.capture()
+            found = self.describe()
             if self._unsettled == unsettled:
                 return found
 
@@ -433,13 +441,14 @@ class Carrier:
 
     # Comparing
 
-    def digest(self) -> str:
+    def digest(self, copy: tuple[dict[str, Json], Sequence[torch.Tensor]] | None = None) -> str:
         """SHA-256, in hex, over (name, dtype, shape, bytes) of all registered state and job.state in name order.
 
-        Plain values count as (name, value) with floats in their shortest repr. Tensors count in row-major order.
+        Plain values count as (name, value) with floats in their shortest repr. Tensors count in row-major order. copy:
+        what `capture` returned, of which it is then.
         """
         sha = hashlib.sha256()
-        for path, description, payload in sorted(self._leaves(), key=lambda item: item[:2]):
+        for path, description, payload in sorted(self._leaves(copy), key=lambda item: item[:2]):
             _update(sha, path, description, payload)
         return sha.hexdigest()
 
@@ -452,12 +461,17 @@ class Carrier:
             found[path] = sha.hexdigest()[:16]
         return found
 
-    def _leaves(self) -> list[tuple[str, str, torch.Tensor | None]]:
-        """(name, dtype and shape, bytes) of each tensor, (name, value, None) of each plain value."""
-        header, blobs = self.capture()
+    def _leaves(
+        self, copy: tuple[dict[str, Json], Sequence[torch.Tensor]] | None = None
+    ) -> list[tuple[str, str, torch.Tensor | None]]:
+        """(name, dtype and shape, values) of each tensor, (name, value, None) of each plain value."""
+        if copy is None:
+            header, named = self.describe()
+            copy = header, [tensor for _, tensor in named]
+        header, tensors = copy
         found: list[tuple[str, str, torch.Tensor | None]] = []
-        for entry, blob in zip(cast(list[dict[str, Any]], header["tensors"]), blobs, strict=True):
-            found.append((entry["name"], f"{entry['dtype']} {entry['shape']}", blob))
+        for entry, tensor in zip(cast(list[dict[str, Any]], header["tensors"]), tensors, strict=True):
+            found.append((entry["name"], f"{entry['dtype']} {entry['shape']}", tensor))
         trees = {
             name: cast(dict[str, Json], entry)["state"]
             for name, entry in cast(dict[str, Json], header["objects"]).items()
@@ -529,7 +543,7 @@ class Carrier:
 def _update(sha: hashlib._Hash, path: str, description: str, payload: torch.Tensor | None) -> None:
     sha.update(f"{path}\0{description}\0".encode())
     if payload is not None:
-        sha.update(payload.numpy().data)
+        sha.update(encoding.to_blob(payload).numpy().data)
 
 
 def _nothing(nbytes: int) -> torch.Tensor:

@@ -17,11 +17,13 @@ import torch
 from elastic.checkpoints.description import described_tensors
 from runtime.reduction.flat_pool import room_for
 from runtime.reduction.partial_sum import Json
+from runtime.state.host_bytes import CHUNK_BYTES, HostBytes, Part, Slice, parts_of
 from runtime.transfer.client import ANSWER_S
 from runtime.transfer.connection import MAX_TOTAL_BYTES, CopyConnection, CopyFailed
-from runtime.transfer.parts import Part, Parts, Slice, parts_of
+from runtime.transfer.parts import Parts
 
-PART_BYTES = 32 << 20
+PART_BYTES = CHUNK_BYTES
+"""What a member copies from its GPU at once."""
 HELPERS_MAX = 3
 HELPER_S = 1.0
 """Seconds for which the donor waits for parts that helpers were asked for, before it sends them itself."""
@@ -142,14 +144,14 @@ def _sizes(header: dict[str, Json]) -> list[int]:
     return sizes
 
 
-def send_parts(connection: CopyConnection, blobs: Sequence[torch.Tensor]) -> dict[str, Json]:
+def send_parts(connection: CopyConnection, state: HostBytes) -> dict[str, Json]:
     """The answering side: send the parts asked for, until another message comes; returns that. Raises CopyFailed."""
     while True:
         request, _ = connection.receive()
         if not isinstance(asked := request.get("part"), list):
             return request
         try:
-            pieces = [blobs[blob][start:end] for blob, start, end in cast(list[Slice], asked)]
+            pieces = state.read(cast(list[Slice], asked))
         except (TypeError, ValueError, IndexError) as error:
             raise CopyFailed(f"asked for a part that is none: {str(asked)[:80]}") from error
         connection.send({}, pieces)

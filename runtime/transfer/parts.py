@@ -7,29 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeAlias
 
-Slice: TypeAlias = tuple[int, int, int]
-"""(number of the blob, first byte, end)"""
-Part: TypeAlias = tuple[Slice, ...]
-
-
-def parts_of(sizes: Sequence[int], most_bytes: int) -> list[Part]:
-    """Blobs of these sizes, in order, cut into parts of at most most_bytes bytes; every byte is in exactly one part."""
-    parts: list[Part] = []
-    part: list[Slice] = []
-    left = most_bytes
-    for blob, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            end = min(size, start + left)
-            part.append((blob, start, end))
-            left -= end - start
-            start = end
-            if not left:
-                parts.append(tuple(part))
-                part, left = [], most_bytes
-    return [*parts, tuple(part)] if part else parts
+from runtime.state.host_bytes import Part
 
 
 class Parts:

@@ -1,18 +1,17 @@
 """Results of consecutive operations, kept for newcomers whose copy of the state is older than the present one.
 
-Nothing is kept while no newcomer follows. The results themselves are held, not copied: their memory is not reused.
-Results on a GPU are copied to the CPU, which is more likely to have free memory.
+Nothing is kept while no newcomer follows. What is given is held, not copied: its memory is not reused.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from runtime.reduction.partial_sum import Partial
 from runtime.session import Op
-from runtime.state.encoding import to_blobs
+from runtime.state.host_bytes import DONE, StreamMark
 
 ENTRY_BYTES = 1024
 """Bytes that an entry counts besides its tensors, so that operations without tensors are bounded too."""
@@ -20,12 +19,13 @@ ENTRY_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class LoggedResult:
-    """One operation as its members had it. fingerprint: see Session.begin."""
+    """One operation as its members had it. fingerprint: see Session.begin. mark: behind what the result is complete."""
 
     number: int
     op: Op
     fingerprint: dict[str, str]
     result: Partial
+    mark: StreamMark = DONE
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +49,10 @@ class ResultLog:
         self._limit_bytes = max(self._limit_bytes, limit_bytes)
         self._needs[follower] = number
 
+    @property
+    def is_followed(self) -> bool:
+        return bool(self._needs)
+
     def is_followed_by(self, follower: Hashable) -> bool:
         return follower in self._needs
 
@@ -58,20 +62,15 @@ class ResultLog:
             self._trim()
 
     def append(self, entry: LoggedResult) -> bool:
-        """Add an entry. Whether its own tensors are held now. Beyond the limit all followers have to begin again."""
+        """Add an entry. Whether it is held now. Beyond the limit all followers have to begin again."""
         if not self._needs:
             return False
-        flats = entry.result.flats
-        if copied := any(flat.is_cuda for flat in flats.values()):
-            blobs = zip(flats, to_blobs(list(flats.values())), strict=True)
-            on_cpu = {name: blob.view(flats[name].dtype) for name, blob in blobs}
-            entry = replace(entry, result=replace(entry.result, flats=on_cpu))
         self._entries.append(entry)
         self._nbytes += entry.nbytes
         if self._nbytes > self._limit_bytes:
             self._needs.clear()
             self._trim()
-        return bool(self._entries) and not copied
+        return bool(self._entries)
 
     def since(self, follower: Hashable, number: int, most_bytes: int) -> list[LoggedResult]:
         """A follower's next results, from operation ``number`` on: at least one, more while they fit; [] if not held.

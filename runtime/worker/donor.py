@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import cast
 
 import torch
@@ -41,7 +41,7 @@ from elastic.protocol.worker_state import CopyBegun, CopyEnded, Phase, outcome
 from elastic.records.journal import Journal
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.session import JoinMeta, Op
-from runtime.state.encoding import to_blobs
+from runtime.state.host_bytes import DONE, HostBytes, StreamMark
 from runtime.state.training_state import Carrier
 from runtime.transfer.connection import CopyConnection, CopyFailed
 from runtime.transfer.multi_source import digest, send_parts
@@ -71,6 +71,8 @@ class CopyServer:
         """Newcomer for which there was no memory for a copy -> until when none is tried for it."""
         self._last: tuple[int, Op, dict[str, str]] | None = None
         """Number, operation and fingerprint of the last result that this worker obtained."""
+        self._mark = DONE
+        """Behind what the state is that of the operation in progress."""
         self._largest_bytes = 0
         """The size of the largest result so far, in bytes."""
         self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
@@ -81,20 +83,39 @@ class CopyServer:
 
     # ------------------------------------------------------------------------------- the user's thread
 
+    def stand_still(self) -> None:
+        """The registered tensors do not change until the end of the operation that begins now."""
+        if self.carrier is not None:
+            self._mark = self.carrier.mark()
+
     def open_window(self, op: Op, patience_s: float) -> None:
         """A joinable operation has begun. patience_s: about how many seconds from now a copy would be cut off."""
+        self.stand_still()
         with self._shared.changed:
             for connection, (newcomer, number) in self._close_behind.items():
                 if number == self._shared.position.reduced - 1:
                     self._begin_copy(connection, newcomer)
             self.window.open(op, patience_s)
 
-    def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
-        """Keep the result of an operation that is complete here. Called under the lock."""
-        entry = LoggedResult(number, op, fingerprint, result)
+    def loggable(self, result: Partial) -> Partial:
+        """What `keep` is to keep for newcomers: while one follows, a result on a GPU is copied to the CPU, which is
+        more likely to have free memory. Not called under the lock, as that takes a while. Raises NoMemory."""
+        with self._shared.changed:
+            followed = self._log.is_followed
+        if not followed or not any(flat.is_cuda for flat in result.flats.values()):
+            return result
+        _, blobs = result_json(result, _mark(result))
+        names = zip(sorted(result.flats), blobs, strict=True)
+        return replace(result, flats={name: blob.view(result.flats[name].dtype) for name, blob in names})
+
+    def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial, logged: Partial) -> None:
+        """Keep the result of an operation that is complete here. logged: as `loggable` returned it; if a newcomer has
+        followed only since then, the log holds the result where it is. Called under the lock."""
+        mark = _mark(result)
+        entry = LoggedResult(number, op, fingerprint, logged, mark)
         self._last, self._largest_bytes = (number, op, fingerprint), max(self._largest_bytes, entry.nbytes)
         held = self._log.append(entry)
-        self._shared.keep(result, shared=held)
+        self._shared.keep(result, mark, shared=held and logged is result)
 
     # ------------------------------------------------------------------------------ threads of requests
 
@@ -169,14 +190,14 @@ class CopyServer:
             directly = newcomer not in self._too_slow or self.window.stands_still
         if directly and self._send_state(connection, newcomer, follow):
             return
-        with self._holder.copy(connection, lambda: self._may_copy(newcomer), self._capture) as held:
+        with self._holder.copy(connection, lambda: self._may_copy(newcomer), self._describe) as held:
             if held is None:
                 if not self._holder.has_memory:
                     self._no_memory_until_s[newcomer] = time.monotonic() + LATER_S
                 connection.send({"later": "no copy of the state can be held here now"})
                 return
             connection.send({"op": held.number, **held.about, "state": held.header, "follows": True})
-            send_parts(connection, held.blobs)
+            send_parts(connection, HostBytes(held.blobs))
 
     def _send_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> bool:
         """Send the state from the tensors, inside the window. False: it is certainly too large for that.
@@ -196,8 +217,8 @@ class CopyServer:
             if number is None:
                 connection.send({"later": "no window here"})
                 return True
-            about, header, blobs = self._capture()
-            if not window.lasts(sum(blob.numel() for blob in blobs) / CERTAINLY_BYTES_PER_S):
+            about, header, state = self._describe()
+            if not window.lasts(sum(state.sizes) / CERTAINLY_BYTES_PER_S):
                 return False
             self._begin_copy(connection, newcomer)
             complete, base = False, 0
@@ -205,7 +226,7 @@ class CopyServer:
                 with window.sending(connection):
                     ways: dict[str, Json] = {"follows": follow, "waits": window.stands_still}
                     connection.send({"op": number, **about, "state": header, **ways})
-                    answer = send_parts(connection, blobs)
+                    answer = send_parts(connection, state)
                     complete, base = answer.get("complete") == number, cast(int, answer.get("base"))
             finally:
                 with shared.changed:
@@ -222,21 +243,23 @@ class CopyServer:
             if in_progress is None:
                 connection.send({"refused": f"operation {number} is not in progress here"})
                 return
-            _, header, blobs = self._capture()
+            _, header, state = self._describe()
             if digest(header) != wanted:
                 connection.send({"refused": "another state"})
                 return
             with window.sending(connection):
                 connection.send({"ready": number})
-                send_parts(connection, blobs)
+                send_parts(connection, state)
 
     def _is_in(self, number: int) -> bool:
         p = self._shared.position
         return self.window.is_open and p.phase is Phase.COLLECTING and p.reduced == number
 
-    def _capture(self) -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
+    def _describe(self) -> tuple[dict[str, Json], dict[str, Json], HostBytes]:
+        """What is said of the operation in progress, the header of its state, and the state's bytes."""
         assert self.carrier is not None
-        return (self._about(), *self.carrier.capture_settled())
+        header, tensors = self.carrier.describe_settled()
+        return self._about(), header, HostBytes([tensor for _, tensor in tensors], self._mark)
 
     def _about(self) -> dict[str, Json]:
         """The operation in progress, and what a newcomer needs for the script's code before it."""
@@ -310,7 +333,7 @@ class CopyServer:
         if self._last is None or result is None or not self._last[0] == number == self._shared.position.kept:
             return []
         self._follow_anew(connection, number + 1)
-        return [LoggedResult(*self._last, result)]
+        return [LoggedResult(*self._last, result, self._shared.mark)]
 
     def _follow_anew(self, connection: CopyConnection, number: int) -> None:
         """Keep the results from ``number`` on for this connection, if that is not done. Called under the lock."""
@@ -342,10 +365,10 @@ class CopyServer:
             p = shared.position
             number = outcome(p, op)
             entered = any(g.number == number and g.member(newcomer) for g in (*p.pending, p.record) if g)
-            result = shared.result if entered and p.kept == op else None
+            result, mark = shared.result if entered and p.kept == op else None, shared.mark
             shared.served += result is not None
         if result is not None:
-            self._send_result(connection, {"outcome": number}, result)
+            self._send_result(connection, {"outcome": number}, result, mark)
         elif number is None or entered:
             connection.send({"later": f"what became of operation {op} is not known here, or its result is not held"})
         else:
@@ -354,17 +377,19 @@ class CopyServer:
     def _serve_result(self, connection: CopyConnection, op: int) -> None:
         shared = self._shared
         with shared.changed:
-            result = shared.result if shared.position.kept == op else None
+            result, mark = shared.result if shared.position.kept == op else None, shared.mark
             shared.served += result is not None
         if result is None:
             connection.send({"refused": f"the result of operation {op} is not held here"})
         else:
-            self._send_result(connection, {}, result)
+            self._send_result(connection, {}, result, mark)
 
-    def _send_result(self, connection: CopyConnection, header: dict[str, Json], result: Partial) -> None:
+    def _send_result(
+        self, connection: CopyConnection, header: dict[str, Json], result: Partial, mark: StreamMark
+    ) -> None:
         """Send one result; the caller has counted this reader in ``shared.served``."""
         try:
-            part, blobs = result_json(result)
+            part, blobs = result_json(result, mark)
             connection.send(header | part, blobs)
         finally:
             with self._shared.changed:
@@ -373,15 +398,19 @@ class CopyServer:
     def _serve_initial(self, connection: CopyConnection, digest: str) -> None:
         """Send the state before the first pass: members wait in the second SYNC operation, so it stands still."""
         carrier = self.carrier
-        if carrier is None or carrier.digest() != digest:
+        if carrier is None:
+            connection.send({"refused": "no state yet"})
+            return
+        header, tensors = carrier.describe()
+        blobs = HostBytes([tensor for _, tensor in tensors], self._mark).blobs()
+        if carrier.digest((header, blobs)) != digest:
             connection.send({"refused": "another initial state"})
             return
-        header, blobs = carrier.capture()
         connection.send({"state": header}, blobs)
 
 
 def _send_entries(connection: CopyConnection, entries: Sequence[LoggedResult]) -> None:
-    parts = [result_json(entry.result) for entry in entries]
+    parts = [result_json(entry.result, entry.mark) for entry in entries]
     about: list[Json] = [
         {"about": op_json(entry.op), "fingerprint": dict(entry.fingerprint), **part}
         for entry, (part, _) in zip(entries, parts, strict=True)
@@ -393,8 +422,14 @@ def op_json(op: Op) -> dict[str, Json]:
     return {**asdict(op), "kind": str(op.kind)}
 
 
-def result_json(result: Partial) -> tuple[dict[str, Json], list[torch.Tensor]]:
-    """The header and blobs of a result, as transfer.client.parse_result reads them."""
+def _mark(result: Partial) -> StreamMark:
+    """Behind what a result is complete that the user's thread has got now."""
+    return StreamMark({flat.device for flat in result.flats.values()})
+
+
+def result_json(result: Partial, mark: StreamMark = DONE) -> tuple[dict[str, Json], list[torch.Tensor]]:
+    """The header and blobs of a result, as transfer.client.parse_result reads them. mark: behind what it is complete.
+    Raises NoMemory."""
     names = sorted(result.flats)
     groups: dict[str, Json] = {name: result.flats[name].numel() for name in names}
-    return {"result": result.meta(), "groups": groups}, to_blobs([result.flats[name] for name in names])
+    return {"result": result.meta(), "groups": groups}, HostBytes([result.flats[name] for name in names], mark).blobs()

@@ -104,7 +104,7 @@ class RingExchange:
     ) -> Partial | None:
         """The result; None if the ring was lost, a quiesce came first, or the next move is another one by now.
 
-        complete: posts the event that completes the operation, under the lock; False if a quiesce came first. Raises
+        complete: posts the event that completes the operation; False if a quiesce came first. Raises
         LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart; LinkTooSlow.
         """
         shared = self._shared
@@ -168,9 +168,8 @@ class RingExchange:
             attempts.broken(broken)
             return None
         self._reporter.reduced(task.op)
-        with shared.changed:
-            if complete(worker_state.Obtained(generation, tuple(carried)), result):
-                return result
+        if complete(worker_state.Obtained(generation, tuple(carried)), result):
+            return result
         self._attempts = attempts
         return None
 

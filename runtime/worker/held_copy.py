@@ -14,6 +14,7 @@ from elastic.records.journal import Journal
 from runtime.reduction.flat_pool import room_for
 from runtime.reduction.partial_sum import Json
 from runtime.state.available_memory import available_bytes
+from runtime.state.host_bytes import HostBytes
 from runtime.transfer.connection import CopyConnection
 from runtime.transfer.result_log import ResultLog
 from runtime.worker.copy_window import LATER_S, CopyWindow
@@ -30,8 +31,8 @@ LOG_STATES = 2
 """The log of results may take this many times the bytes of the state. A step exchanges its gradients at about the speed
 of the copy, so results of about the state's size arrive while it is copied."""
 
-Capture = Callable[[], tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]]
-"""Returns what is said of the operation in progress, and header and bytes of its state, as Carrier.capture does."""
+Describe = Callable[[], tuple[dict[str, Json], dict[str, Json], HostBytes]]
+"""Returns what is said of the operation in progress, and header and bytes of its state."""
 
 
 def log_bytes(state_bytes: int) -> int:
@@ -52,10 +53,9 @@ class Room:
         self.log_bytes = log_bytes(self.nbytes)
         """The bytes that are left for results beside this copy."""
 
-    def fill(self, blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the blobs (uint8, 1-D, of these sizes) in this memory."""
-        for tensor, blob in zip(self._tensors, blobs, strict=True):
-            tensor.copy_(blob)
+    def fill(self, state: HostBytes) -> list[torch.Tensor]:
+        """A copy of a state of these sizes in this memory, as its blobs."""
+        state.copy_to(self._tensors)
         return self._tensors
 
 
@@ -85,7 +85,7 @@ class CopyHolder:
         """Whether there was enough memory when a copy was last wanted."""
 
     @contextmanager
-    def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldCopy | None]:
+    def copy(self, reader: CopyConnection, wanted: Callable[[], bool], describe: Describe) -> Iterator[HeldCopy | None]:
         """A copy to send: the one that others read, or a new one. The reader follows the log from its operation on.
 
         wanted: whether the state of the operation in progress is wanted. None: there was no window in time or no
@@ -99,7 +99,7 @@ class CopyHolder:
             self._making = self._making or make  # another reader may still be making one, and has all the memory
         if make:
             try:
-                held = self._make(reader, wanted, capture)
+                held = self._make(reader, wanted, describe)
             finally:
                 with changed:
                     self._held, self._readers, self._making = held, int(held is not None), False
@@ -120,7 +120,7 @@ class CopyHolder:
             return held
         return None
 
-    def _make(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> HeldCopy | None:
+    def _make(self, reader: CopyConnection, wanted: Callable[[], bool], describe: Describe) -> HeldCopy | None:
         """Make a copy inside a window, whose end waits for it: not near the end, unless windows are too short for it.
 
         A first window tells how much memory the copy takes.
@@ -142,16 +142,15 @@ class CopyHolder:
                 if number is None:
                     return None
                 begun_s = time.monotonic()
-                about, header, blobs = capture()
-                sizes = [blob.numel() for blob in blobs]
-                if room is not None and room.sizes == sizes:  # else the state has grown since
-                    held = HeldCopy(number, about, header, room.fill(blobs))
+                about, header, state = describe()
+                if room is not None and room.sizes == state.sizes:  # else the state has grown since
+                    held = HeldCopy(number, about, header, room.fill(state))
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)
                     return held
             with self._shared.changed:
                 self._log.leave(reader)
-            made = self._room(sizes)
+            made = self._room(state.sizes)
             if made is None:
                 return None
             room = made

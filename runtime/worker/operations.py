@@ -120,6 +120,8 @@ class OperationLoop:
             self._shared.post(worker_state.Begin(op.units, op.joinable, self.may_part))
             if op.joinable:
                 self._donor.open_window(op, self._pace.step_s + self._grace_s)
+            elif op.kind is OpKind.SYNC:
+                self._donor.stand_still()
 
     def _leave_unless_leaving(self) -> None:
         """End the process if its part is over. In a LEAVE operation the order Close completes the operation instead."""
@@ -205,9 +207,8 @@ class OperationLoop:
                     result.settle()
                     if self._task.op.kind is OpKind.ALLREDUCE:  # the other members' values have gone with the result
                         result.note = {self.worker_id: self._task.own}
-                    with self._shared.changed:
-                        if self._complete(worker_state.Fetched(self._shared.position.reduced), result):
-                            return result
+                    if self._complete(worker_state.Fetched(self._shared.position.reduced), result):
+                        return result
                 case worker_state.Linger():
                     self._linger()
                 case worker_state.Wait() | worker_state.Released() | worker_state.Stop():
@@ -265,12 +266,14 @@ class OperationLoop:
         return max(self._timing.join_grace_s, self._pace.step_s / 4)
 
     def _complete(self, event: worker_state.Event, result: Partial) -> bool:
-        """Post the event that completes the operation; False if a quiesce came first. Called under the lock."""
-        before = self._shared.position.reduced
-        if self._shared.post(event).reduced == before:
-            return False
-        self._donor.keep(before, self._task.op, self._task.fingerprint, result)
-        return True
+        """Post the event that completes the operation; False if a quiesce came first."""
+        logged = self._donor.loggable(result)
+        with self._shared.changed:
+            before = self._shared.position.reduced
+            if self._shared.post(event).reduced == before:
+                return False
+            self._donor.keep(before, self._task.op, self._task.fingerprint, result, logged)
+            return True
 
     def _fetch(self, source: str, op: int) -> Partial | None:
         with self._shared.changed:
@@ -293,8 +296,7 @@ class OperationLoop:
                 if self._shared.position.record is not record:
                     return None
         self._journal.write("result_copied", generation=record.number, op=op, source=source)
-        with self._shared.changed:
-            return result if self._complete(worker_state.Fetched(op), result) else None
+        return result if self._complete(worker_state.Fetched(op), result) else None
 
     def _start_alike(self, first: Partial) -> None:
         """Copy rank 0's initial state if this one differs; a second operation keeps all members here meanwhile."""

@@ -18,6 +18,7 @@ from elastic.records.journal import Journal
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Partial, fold, siblings
 from runtime.ring.ring_set import Rings
+from runtime.state.host_bytes import DONE, StreamMark
 
 RESULT_POOL_MAX = 2
 
@@ -38,6 +39,8 @@ class SharedWorkerState:
         self.position = worker_state.WorkerState(me)
         self.result: Partial | None = None
         """The result of operation ``position.kept``."""
+        self.mark = DONE
+        """Behind what the tensors of that result are complete, on a GPU."""
         self._shared = False
         self.served = 0
         """Number of threads that are sending the result's tensors now: until 0 they are not reused."""
@@ -144,12 +147,12 @@ class SharedWorkerState:
             name: torch.empty(size, dtype=getattr(torch, name), device=self.sums_on) for name, size in groups.items()
         }
 
-    def keep(self, result: Partial, *, shared: bool = False) -> None:
-        """Keep a result, and drop all partial sums: the operation is complete. shared: another object holds its tensors
-        for longer; then they are not reused."""
+    def keep(self, result: Partial, mark: StreamMark = DONE, *, shared: bool = False) -> None:
+        """Keep a result, and drop all partial sums: the operation is complete. mark: behind what it is. shared: another
+        object holds its tensors for longer; then they are not reused."""
         with self.changed:
             self._free_result()
-            self.result, self._shared = result, shared
+            self.result, self.mark, self._shared = result, mark, shared
             self._held.clear()
 
     def give_back(self, flats: dict[str, torch.Tensor]) -> None:

@@ -104,7 +104,7 @@ def late_copy(module: Any) -> None:
             shared.changed.wait_for(lambda: window.op is not op and window.is_open, 10.0)
         header, blobs = carrier.capture()
         connection.send({"op": number, **about, "state": header})
-        module.send_parts(connection, blobs)
+        module.send_parts(connection, module.HostBytes(blobs))
 
     module.CopyServer._serve_state = serve_state
 

@@ -57,9 +57,9 @@ def trained() -> tuple[nn.Sequential, torch.optim.Optimizer, Carrier]:
     return model, optimizer, carried(model=model, optimizer=optimizer)
 
 
-def sent_by(capture: Callable[[], tuple[dict[str, Json], list[torch.Tensor]]]) -> dict[str, Json]:
+def sent_by(describe: Callable[[], tuple[dict[str, Json], list[NamedTensor]]]) -> dict[str, Json]:
     """The header of a copy as the other side gets it."""
-    found: dict[str, Json] = json.loads(json.dumps(capture()[0]))
+    found: dict[str, Json] = json.loads(json.dumps(describe()[0]))
     return found
 
 
@@ -74,7 +74,7 @@ def test_another_thread_copies_no_rate_that_the_script_is_about_to_set_again() -
     group, found = optimizer.param_groups[0], list[dict[str, Json]]()
     carrier.unsettle()
     group["lr"] = 0.5
-    thread = threading.Thread(target=lambda: found.append(sent_by(carrier.capture_settled)), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(sent_by(carrier.describe_settled)), daemon=True)
     thread.start()
     thread.join(0.1)
     assert not found

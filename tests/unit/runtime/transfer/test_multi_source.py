@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.reduction.partial_sum import Json
+from runtime.state.host_bytes import HostBytes, Part, Slice, parts_of
 from runtime.transfer import multi_source
 from runtime.transfer.connection import CopyConnection, CopyFailed
 from runtime.transfer.multi_source import MultiSourceCopy, digest, send_parts
-from runtime.transfer.parts import Part, Parts, Slice, parts_of
+from runtime.transfer.parts import Parts
 from tests.unit.rings import GENEROUS_S
 
 SIZES = [10, 0, 700, 33]
@@ -47,7 +48,7 @@ def to_the_end(connection: CopyConnection) -> None:
     request, _ = connection.receive()
     assert request == {"want": "part", "op": 4, "digest": digest(HEADER)}
     connection.send({"ready": 4})
-    send_parts(connection, state())
+    send_parts(connection, HostBytes(state()))
 
 
 class Served:
@@ -86,7 +87,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def gathered(served: Served, helpers: Sequence[Serve], donor: Serve | None = None) -> list[torch.Tensor]:
-    connection = served.by(donor or (lambda connection: send_parts(connection, state())))
+    connection = served.by(donor or (lambda connection: send_parts(connection, HostBytes(state()))))
     opens = [lambda serve=serve: served.by(serve) for serve in helpers]
     return MultiSourceCopy(4, HEADER).run(connection, opens)
 
@@ -105,14 +106,14 @@ def test_others_send_parts_of_the_same_state(served: Served) -> None:
     def slow_donor(connection: CopyConnection) -> None:
         """Begins once somebody else has sent a part."""
         assert helped.wait(GENEROUS_S)
-        send_parts(connection, state())
+        send_parts(connection, HostBytes(state()))
 
     def helper(connection: CopyConnection) -> None:
         connection.receive()
         connection.send({"ready": 4})
         connection.send({}, pieces(connection.receive()[0]))
         helped.set()
-        send_parts(connection, state())
+        send_parts(connection, HostBytes(state()))
 
     def late(connection: CopyConnection) -> None:
         """Begins then, too: it would leave nothing to send if the first one came late."""
@@ -146,7 +147,7 @@ def test_what_a_helper_does_not_send_the_donor_sends(served: Served, monkeypatch
     def unreachable() -> CopyConnection:
         raise CopyFailed("nobody there")
 
-    donor = served.by(lambda connection: send_parts(connection, state()))
+    donor = served.by(lambda connection: send_parts(connection, HostBytes(state())))
     assert right(MultiSourceCopy(4, HEADER).run(donor, [unreachable]))
 
 
@@ -225,7 +226,7 @@ def test_a_helper_that_is_reached_only_in_the_next_run_does_not_take_the_name_of
         reached.set()
         assert asked.wait(GENEROUS_S)
         first_done.wait(0.3)
-        send_parts(connection, state())
+        send_parts(connection, HostBytes(state()))
 
     gathering = MultiSourceCopy(4, HEADER)
     for blob in gathering._blobs:
@@ -256,7 +257,7 @@ def test_a_malformed_description_is_refused(served: Served, header: dict[str, Js
 def test_a_part_that_is_none_is_not_sent(served: Served, part: list[Json]) -> None:
     def serve(connection: CopyConnection) -> None:
         with pytest.raises(CopyFailed, match="none"):
-            send_parts(connection, state())
+            send_parts(connection, HostBytes(state()))
 
     connection = served.by(serve)
     connection.send({"part": part})

@@ -12,6 +12,7 @@ import torch
 from elastic.records.journal import Journal
 from runtime.reduction.partial_sum import Json
 from runtime.session import Op, OpKind
+from runtime.state.host_bytes import HostBytes
 from runtime.transfer.connection import CopyConnection
 from runtime.transfer.result_log import ResultLog
 from runtime.worker import held_copy
@@ -28,14 +29,14 @@ def test_a_state_without_tensors_is_held_like_any_other() -> None:
     window = CopyWindow(shared)
     window.open(Op(OpKind.PASS, 2), GENEROUS_S)
     journal = cast(Journal, SimpleNamespace(write=lambda event, **fields: None))
-    holder, captures = CopyHolder(shared, window, ResultLog(), journal), list[int]()
+    holder, described = CopyHolder(shared, window, ResultLog(), journal), list[int]()
 
-    def capture() -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
-        captures.append(len(captures))
-        assert len(captures) <= 2
-        return {}, {"state": {"n": 1}}, []
+    def describe() -> tuple[dict[str, Json], dict[str, Json], HostBytes]:
+        described.append(len(described))
+        assert len(described) <= 2
+        return {}, {"state": {"n": 1}}, HostBytes([])
 
-    with holder.copy(cast(CopyConnection, "reader"), lambda: True, capture) as held:
+    with holder.copy(cast(CopyConnection, "reader"), lambda: True, describe) as held:
         assert held is not None and (held.number, held.header, held.blobs) == (3, {"state": {"n": 1}}, [])
 
 
@@ -51,16 +52,16 @@ def test_newcomers_that_have_waited_in_vain_for_a_copy_in_the_making_do_not_have
     journal = cast(Journal, SimpleNamespace(write=lambda event, **fields: None))
     holder = CopyHolder(shared, window, ResultLog(), journal)
     begun, goes_on = threading.Event(), threading.Event()
-    captures: list[str] = []
+    described: list[str] = []
 
-    def capture() -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
-        captures.append(threading.current_thread().name)
+    def describe() -> tuple[dict[str, Json], dict[str, Json], HostBytes]:
+        described.append(threading.current_thread().name)
         begun.set()
         assert goes_on.wait(GENEROUS_S)
-        return {}, {}, [torch.zeros(8, dtype=torch.uint8)]
+        return {}, {}, HostBytes([torch.zeros(8, dtype=torch.uint8)])
 
     def want(reader: str) -> bool:
-        with holder.copy(cast(CopyConnection, reader), lambda: True, capture) as held:
+        with holder.copy(cast(CopyConnection, reader), lambda: True, describe) as held:
             return held is not None
 
     first = threading.Thread(target=want, args=("first",), name="first", daemon=True)
@@ -71,7 +72,7 @@ def test_newcomers_that_have_waited_in_vain_for_a_copy_in_the_making_do_not_have
         third = threading.Thread(target=want, args=("third",), name="third", daemon=True)
         third.start()
         third.join(1.0)
-        assert captures == ["first"]
+        assert described == ["first"]
     finally:
         goes_on.set()
         with shared.changed:

@@ -40,6 +40,7 @@ from runtime.ring.handshake import Hello
 from runtime.ring.listener import Listener
 from runtime.ring.ring_set import Rings
 from runtime.session import Copy, Op, OpKind
+from runtime.state.encoding import NamedTensor
 from runtime.state.script_state import Values
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient, parse_results
@@ -161,7 +162,7 @@ class Worker:
         with self.shared.changed:
             self.shared.post(worker_state.ReadHeader())
             self.shared.post(worker_state.Obtained(generation, tuple((number,) for number in carried)))
-            self.donor.keep(self.shared.position.kept, self.op, {}, result)
+            self.donor.keep(self.shared.position.kept, self.op, {}, result, result)
         self.donor.window.close()
 
     def await_position(self, holds: Callable[[worker_state.WorkerState], bool]) -> None:
@@ -885,24 +886,24 @@ def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_
 def test_a_newcomer_waits_while_a_donor_has_no_memory_for_a_copy(
     make: Make, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It captures its state to try again as seldom as there may be some by now."""
-    left, captured = [0], list[float]()
+    """It describes its state to try again as seldom as there may be some by now."""
+    left, described = [0], list[float]()
     monkeypatch.setattr("runtime.worker.held_copy.available_bytes", lambda: left[0])
     monkeypatch.setattr("runtime.worker.donor.LATER_S", 0.5)
     a, c = make("a", 7.0), make("c")
-    capture = a.carrier.capture
+    describe = a.carrier.describe_settled
 
-    def capture_and_count() -> tuple[dict[str, Json], list[torch.Tensor]]:
-        captured.append(time.monotonic())
-        return capture()
+    def describe_and_count() -> tuple[dict[str, Json], list[NamedTensor]]:
+        described.append(time.monotonic())
+        return describe()
 
-    monkeypatch.setattr(a.carrier, "capture", capture_and_count)
+    monkeypatch.setattr(a.carrier, "describe_settled", describe_and_count)
     follow(a, c)
     thread, joined = joining(c)
     a.begin(STEP)
     a.await_event("state_not_held")
-    wait_until(lambda: len(captured) >= 4)
-    tries = captured[::2]  # once to see whether it fits into the window, once for a copy
+    wait_until(lambda: len(described) >= 4)
+    tries = described[::2]  # once to see whether it fits into the window, once for a copy
     assert all(after - before >= 0.5 for before, after in pairwise(tries)), "sooner than it may have changed"
     left[0] = 1 << 30
     a.await_request("next", 0)
