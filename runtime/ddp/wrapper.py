@@ -75,7 +75,7 @@ def _init(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs:
         setattr(self, name, bool(given.get(name)))
     self.require_backward_grad_sync = self.require_forward_param_sync = True
     self.use_side_stream_for_tensor_copies = False
-    self.modules_buffers: list[torch.Tensor] = []  # that forward() sends to other ranks
+    self.modules_buffers = []  # that forward() sends to other ranks
     # As torch says that it has made no reducer, which its properties ask for.
     self._delay_all_reduce_all_params, self._require_manual_backward_finalization = True, False
     script.made("model", module)

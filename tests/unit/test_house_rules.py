@@ -22,6 +22,7 @@ LAYERS = (
     *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm", "elastic.k8s"),
     *("elastic.notebook", "elastic.engines", "elastic.ray", "elastic.spark", "elastic.search"),
     *(
+        "runtime.torch_names",
         "runtime.script_end",
         "runtime.fixed_point",
         "runtime.ring",
@@ -58,6 +59,7 @@ RUNTIME_MAY_USE = (
     "elastic.records",
     "elastic.security",
     "elastic.stop_signals",
+    "elastic.version",
     "elastic.agent.worker",
     "elastic.notebook.function_file",
 )

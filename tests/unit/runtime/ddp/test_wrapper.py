@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -46,7 +47,7 @@ TRAINED = {"no_sync", "join"}
 
 def torchs(use: Callable[[Any], object]) -> object:
     """What a script of a world of one sees without us."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         return use(DDP(nn.Linear(2, 1)))
     finally:
