@@ -58,8 +58,8 @@ def check(names: Mapping[str, str]) -> None:
     for name, use in names.items():
         try:
             pkgutil.resolve_name(name)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError):
             raise UnsupportedTorch(
                 f"torch {torch.__version__} lacks {name}, which elastic-ring {__version__} uses for {use}; "
                 f"it was tested with {torch_releases()}"
-            ) from error
+            ) from None
