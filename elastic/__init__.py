@@ -78,6 +78,10 @@ _LAZY = {
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _LAZY[name].startswith("runtime."):  # which cannot be imported with every torch
+        from runtime import torch_names
+
+        torch_names.check(torch_names.OF_WORKERS)
     value: object = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

@@ -20,6 +20,9 @@ _LAZY = {"batches": "runtime.ddp.drawn_batches", "enable": "runtime.ddp.enable"}
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from runtime import torch_names
+
+    torch_names.check({**torch_names.OF_WORKERS, **torch_names.OF_RANKS})
     value: object = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

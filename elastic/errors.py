@@ -3,7 +3,8 @@
 ElasticError
 ├── ConfigError               fix the input; nothing was started
 │   ├── CheckpointDirTaken    give another checkpoint directory
-│   └── CertificateOver       issue another certificate
+│   ├── CertificateOver       issue another certificate
+│   └── UnsupportedTorch      install a version of torch that was tested
 ├── StoreError
 │   ├── StoreUnavailable      try again until the deadline; read first if the failed call was `ambiguous`
 │   ├── StoreRefused          fix the request or the rights; trying again cannot help
@@ -91,6 +92,10 @@ class CheckpointDirTaken(ConfigError):
 
 class CertificateOver(ConfigError):
     """Issue another certificate, or set the clock; a worker may wait for that."""
+
+
+class UnsupportedTorch(ConfigError):
+    """Install a version of torch that was tested; the message says which, and what this one lacks."""
 
 
 class StoreError(ElasticError):

@@ -3,6 +3,7 @@
 In this list, each package imports only those above it, and of `elastic` no package above `elastic/agent/worker`:
 
     script_files.py which files belong to the script, and which to libraries
+    torch_names.py  what of torch is used that it does not document
     script_end.py   how a script ends, and where it raised
     ring/           connections between the members of a generation
     data/           batches, which depend on (epoch, step, shard) only

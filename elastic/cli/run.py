@@ -4,6 +4,7 @@ fields of JobSpec and Timing."""
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ from elastic.config import JobSpec, Option, RingKind, Timing
 from elastic.errors import ConfigError, ExitCode
 from elastic.metrics import option as metrics_option
 from elastic.preemption import selection
+from elastic.version import torch_is_newer
 
 DEFAULT_WORKERS = 2
 """The smallest world in which one death loses nothing."""
@@ -131,6 +133,8 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
     if not options.quiet and not options.module and (names := misplaced(words[2:], options.known, Path(program))):
         said = f"behind {program} is given to the script; options of `elastic run` come before it"
         print(f"elastic: {', '.join(names)} {said}", file=sys.stderr, flush=True)
+    if not options.quiet and (said := _about_torch()):
+        print(f"elastic: {said}", file=sys.stderr, flush=True)
     worker_process.check_descriptors(spec.workers + spec.spares, etcd=True)
     if spec.ring is RingKind.MPI:
         mpirun.find()
@@ -164,6 +168,14 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
                 quiet=options.quiet,
                 as_json=options.json,
             )
+
+
+def _about_torch() -> str:
+    """See torch_is_newer; torch is not imported here."""
+    try:
+        return torch_is_newer(importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:  # the workers will say so
+        return ""
 
 
 def misplaced(arguments: Sequence[str], known: Collection[str], script: Path) -> list[str]:

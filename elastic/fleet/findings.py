@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from elastic.version import torch_is_newer
+
 CLOCK_S = 1.0
 """Most seconds between the clocks of two machines without a finding: nothing is decided by clocks, but people compare
 the times in journals, and certificates are checked by them."""
@@ -186,6 +188,8 @@ def versions(survey: ProbeAnswers) -> Iterator[Finding]:
     torches = {where: str(answer.document["torch"]) for where, answer in survey.answers if "torch" in answer.document}
     if torches:
         yield from _alike("torch", torches, "exact jobs refuse workers of another torch: install the same everywhere")
+    for newer in sorted({said for version in torches.values() if (said := torch_is_newer(version))}):
+        yield Finding("torch", "fleet", newer, "install one of these, or try your script with `elastic doctor --exact`")
 
 
 def _alike(about: str, found: Mapping[str, str], advice: str) -> Iterator[Finding]:

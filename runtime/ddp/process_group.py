@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, _create_work_from_future  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import HashStore, _create_work_from_future  # type: ignore[attr-defined, unused-ignore]
 from torch.distributed import distributed_c10d
 
 from elastic.errors import ConfigError
@@ -71,7 +71,7 @@ class RankGroup(dist.ProcessGroup):
     """
 
     def __init__(self, script: RankScript) -> None:
-        super().__init__(script.home, script.ranks)  # type: ignore[call-arg]  # torch's stubs lack this one
+        super().__init__(script.home, script.ranks)  # type: ignore[call-arg, unused-ignore]  # torch 2.13's stubs lack it
         self._script = script
 
     def getBackendName(self) -> str:
@@ -164,7 +164,8 @@ def _leaders(script: RankScript, call: str, value: torch.Tensor, kind: str = "")
 
 def _as_tensor(thing: object) -> torch.Tensor:
     """The pickle that torch makes of an object in these calls."""
-    return cast(torch.Tensor, distributed_c10d._object_to_tensor(thing, torch.device("cpu"), None)[0])
+    made: torch.Tensor = distributed_c10d._object_to_tensor(thing, torch.device("cpu"), None)[0]
+    return made
 
 
 def _as_object(value: torch.Tensor) -> Any:

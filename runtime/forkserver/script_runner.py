@@ -18,7 +18,7 @@ from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import RANKS, RESTART
 from elastic.agent.worker.import_scan import Program, program_of
 from elastic.errors import ColdStart
-from runtime import script_files
+from runtime import script_files, torch_names
 from runtime.forkserver import process_title
 from runtime.script_end import ScriptEnd, run_to_end
 
@@ -70,10 +70,12 @@ def run(program: Program, command: Sequence[str]) -> NoReturn:
 
 def _run_as_asked(program: Program) -> None:
     if os.environ.get(RESTART) == "1":
+        torch_names.check(torch_names.OF_WORKERS)
         from runtime.restart import supervisor
 
         supervisor.run(lambda: _run(program))
     if os.environ.get(RANKS, "0") != "0":
+        torch_names.check({**torch_names.OF_WORKERS, **torch_names.OF_RANKS})
         from runtime.ddp.enable import enable
 
         enable()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, Store, get_debug_level, set_debug_level
 
 from elastic.errors import ConfigError
+from runtime import torch_names
 from runtime.ring.process_group import TransportGroup
 
 _NEVER = timedelta(days=365)
@@ -30,6 +31,7 @@ def check_device(device: torch.device) -> None:
         raise ConfigError(f"--ring nccl is for GPUs, and the device of this worker is {device}; use --ring tcp")
     if not dist.is_nccl_available():
         raise ConfigError(f"--ring nccl: torch {torch.__version__} was built without NCCL; use --ring tcp")
+    torch_names.check(torch_names.OF_NCCL)
 
 
 def make_group(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> TransportGroup:

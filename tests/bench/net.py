@@ -323,7 +323,7 @@ class _Model(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         for layer in self.layers:
-            value = _Pause.apply(layer(value).tanh(), lambda: self.backward_s / LAYERS)  # type: ignore[no-untyped-call]
+            value = _Pause.apply(layer(value).tanh(), lambda: self.backward_s / LAYERS)  # type: ignore[no-untyped-call, unused-ignore]
         return value
 
 

@@ -140,7 +140,7 @@ def recurrent(job: Job) -> None:
 @feature
 def convolution_channels_last(job: Job) -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(24, 2))
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
     expand = nn.Linear(6, 12)
     both = nn.ModuleDict({"expand": expand, "model": model})
     train(job, both, loss_of=lambda x, y: cross_entropy(model(expand(x).view(-1, 2, 2, 3)), y))

@@ -23,6 +23,7 @@ LAYERS = (
     *("elastic.notebook", "elastic.engines", "elastic.ray", "elastic.spark", "elastic.search"),
     *(
         "runtime.script_files",
+        "runtime.torch_names",
         "runtime.script_end",
         "runtime.fixed_point",
         "runtime.ring",
@@ -59,6 +60,7 @@ RUNTIME_MAY_USE = (
     "elastic.records",
     "elastic.security",
     "elastic.stop_signals",
+    "elastic.version",
     "elastic.agent.worker",
     "elastic.notebook.function_file",
 )

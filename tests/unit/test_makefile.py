@@ -17,14 +17,19 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = sorted({*re.findall(r"^([a-z0-9-]+):.*## ", MAKEFILE, re.MULTILINE)} - {"help", "clean"})
 
 
-def plan(target: str, checkout: Path) -> str:
+def plan(target: str, checkout: Path, *options: str) -> str:
     """What make would run there; files that it asks for are empty."""
     shutil.copy(ROOT / "Makefile", checkout)
     for name in ("pyproject.toml", "constraints.txt"):
         (checkout / name).touch()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
-        ["make", "--dry-run", target], cwd=checkout, env=environment, capture_output=True, text=True, timeout=60
+        ["make", "--dry-run", target, *options],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -33,10 +38,40 @@ def plan(target: str, checkout: Path) -> str:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_makes_its_environment_before_it_uses_it(target: str, tmp_path: Path) -> None:
     told = plan(target, tmp_path)
-    made = told.index("touch .venv/.stamp")
+    made = told.index("touch .venv")
     used = re.compile(r"\.venv/bin/(python (-X faulthandler )?-m (?!pip)|ruff|mypy)").search(told)
     assert used is None or made < used.start()
     assert "apt-get install" not in told
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_another_torch_has_a_venv_of_its_own(target: str, tmp_path: Path) -> None:
+    told = plan(target, tmp_path, "TORCH=2.15.0", "PYTHON=python3.12")
+    assert "python3.12 -m venv .venv-2.15.0" in told
+    assert not re.search(r"\.venv/|-c constraints\.txt", told)
+
+
+def test_all_but_torch_and_what_it_pins_is_installed_as_in_the_constraints(tmp_path: Path) -> None:
+    """A stand-in for pip keeps the constraints that it is given."""
+    kept = tmp_path / "kept.txt"
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nif [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; fi\n'
+        f'case "$*" in *" -c "*) while [ "$1" != -c ]; do shift; done; cp "$2" {kept};; esac\n'
+    )
+    python.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    listed = ["numpy==2.4.6", "nvidia-nccl-cu13==2.29.7", "setuptools==84.2.1", "torch==2.13.0", "torchdata==0.11.0"]
+    (tmp_path / "constraints.txt").write_text("".join(f"{line}\n" for line in listed))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    for options, expected in (
+        ([], listed),
+        (["TORCH=2.15.0"], ["numpy==2.4.6", "torchdata==0.11.0", "torch==2.15.0"]),
+    ):
+        command = ["make", "setup", f"PYTHON={python}", *options]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
+        assert kept.read_text().splitlines() == expected
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,9 @@ def owns_its_gradient(parameter: nn.Parameter) -> bool:
 def _references(gradient: Tensor) -> tuple[int, ...]:
     """Counts of references to the Python object, its storage's object, the tensor and the storage, this call's too."""
     storage = gradient.untyped_storage()
-    counts = (gradient._use_count(), torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
-    return (sys.getrefcount(gradient), sys.getrefcount(storage), *counts)
+    of_tensor = gradient._use_count()  # type: ignore[attr-defined, unused-ignore]
+    of_storage = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined, unused-ignore]
+    return (sys.getrefcount(gradient), sys.getrefcount(storage), of_tensor, of_storage)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib.metadata
 import itertools
 import json
 import os
@@ -340,6 +341,18 @@ def test_options_behind_a_script_that_does_not_know_them_are_named(tmp_path: Pat
         script.write_text(text)
         assert misplaced(words, known, script) == wanted
     assert misplaced(["4"], known, tmp_path / "no-file") == misplaced(words, known, tmp_path) == []
+
+
+def test_a_torch_that_was_not_tested_is_told_once_a_job(
+    here: Path, started: list[tuple[JobSpec, Path]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version, told in (("9.1.0+cu140", 1), ("2.13.0+cpu", 0)):
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, version=version: version)
+        assert cli.main(["run", "--fresh", "--job-dir", "job", "train.py"]) == 0
+        assert capsys.readouterr().err.count("elastic: torch 9.1.0+cu140 is newer than all that elastic-ring ") == told
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.1.0")
+    assert cli.main(["run", "--fresh", "--job-dir", "job", "--quiet", "train.py"]) == 0
+    assert "newer" not in capsys.readouterr().err
 
 
 def test_status_counts_spares_apart_from_members() -> None:

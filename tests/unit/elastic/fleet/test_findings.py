@@ -108,6 +108,14 @@ def test_one_fault_is_one_line_that_names_it_and_says_what_to_do(
     assert (finding.about, said in finding.said, advice in finding.advice) == (about, True, True), finding
 
 
+def test_a_torch_that_was_not_tested_is_told_if_it_is_the_same_everywhere() -> None:
+    newer = {name: ProbeAnswer(NODE | {"torch": "9.1.0+cu140"}) for name in ("a", "b")}
+    (finding,) = to_do(survey(nodes=newer))
+    assert (finding.about, finding.where) == ("torch", "fleet")
+    assert finding.said.startswith("torch 9.1.0+cu140 is newer than all that elastic-ring ")
+    assert "elastic doctor --exact" in finding.advice
+
+
 @pytest.mark.parametrize(
     ("fields", "advice"),
     [({"alarms": ["NOSPACE"]}, "defragment"), ({"version": "3.5.1"}, "3.5.3"), ({"bytes": 1.9e9}, "2 GB")],

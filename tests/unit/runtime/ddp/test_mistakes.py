@@ -887,7 +887,7 @@ def set_up_together() -> None:
     dist.broadcast_object_list(words, src=0)
     worlds: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(worlds, dist.get_world_size())
-    group = dist.new_group()
+    group: Any = dist.new_group()
     ones = torch.ones(1)
     dist.all_reduce(ones, group=group)
     dist.barrier()

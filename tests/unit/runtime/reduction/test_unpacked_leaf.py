@@ -24,7 +24,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolve = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.convolve = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
         self.norm = nn.BatchNorm2d(4)
         self.last = nn.Linear(4, 2)
         self.unused = nn.Parameter(torch.zeros(0))
