@@ -87,7 +87,6 @@ class Mesh:
         self._rings[number] = generation
         peers = [peer for peer in generation.ids if peer != self.w.me]
         if peers and self.w.agent.uncarried and not self.w.world.healed:
-            # What carries the gradients names nobody.
             self.w.after(0.1, 0.9, lambda: self._cannot_carry(number))
             return
         troubled = self.w.world.link_trouble()
@@ -126,9 +125,14 @@ class Mesh:
         self.w.after(0, 0.005, lambda: self._post(RingFailed(number, tuple(missing))))
 
     def _cannot_carry(self, number: int) -> None:
-        if number in self._rings:
+        """All members notice that one cannot take part, and none knows who it is."""
+        ring = self._rings.get(number)
+        if ring is not None and not self._is_up(number):
             self.w.world.reach("a ring could not be built")
             self.close(number)
+            for peer in ring.ids:
+                if peer != self.w.me:
+                    self.send(number, peer, "uncarried", True)
             self._post(RingFailed(number, ()))
 
     def close(self, number: int) -> None:
@@ -155,6 +159,8 @@ class Mesh:
         self._frames.setdefault((number, sender), {})[key] = content
         if key == "hello":
             self.w.after(0, 0, lambda: self._check_built(number))
+        elif key == "uncarried":
+            self.w.after(0, 0.001, lambda: self._cannot_carry(number))
         elif key in _ENDS or self._is_last(number, key):
             self.w.wake()
 

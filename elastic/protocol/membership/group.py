@@ -179,9 +179,11 @@ class Silence:
 
 
 class Unreached(NamedTuple):
-    """How often in a row a ring with a slot's newcomer could not be built, and when the next one may be. -inf: now."""
+    """How often in a row a ring with a slot's newcomer could not be built, last of which generation, and when the next
+    one may be. -inf: now."""
 
     times: int
+    generation: int
     until_s: float
 
 

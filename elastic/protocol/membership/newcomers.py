@@ -62,9 +62,12 @@ def keep_waiting(g: Group, worker: str, generation: int, now_s: float, do: list[
     all members, so the wait for the next one doubles with each: from backoff_min_s to set_up_s."""
     g.turned_away.add(worker)
     slot, timing = slot_of(worker), g.spec.timing
-    times = g.unreached[slot].times + 1 if slot in g.unreached else 1
+    before = g.unreached.get(slot, Unreached(0, 0, 0.0))
+    if before.generation == generation:
+        return  # another member says it too
+    times = before.times + 1
     wait_s = min(g.set_up_s, timing.backoff_min_s * 2.0 ** min(times - 1, 60))
-    g.unreached[slot] = Unreached(times, now_s + wait_s)
+    g.unreached[slot] = Unreached(times, generation, now_s + wait_s)
     about = {"worker_id": worker, "generation": generation, "times": times, "wait_s": wait_s}
     do.append(Note("newcomer_unreachable", about))
     if times % UNREACHED == 0 and g.workers[worker].stage in NEWCOMERS:

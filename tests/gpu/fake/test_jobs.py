@@ -152,3 +152,53 @@ def test_thirty_generations_in_a_row(gpus: FakeDevice, tmp_path: Path) -> None:
             generation = int(job.status()["generation"])
         finish(job, gpus, lost=10)
         assert generation >= 20
+
+
+def test_a_device_that_no_abort_brings_to_rest_costs_its_workers_and_not_the_job(
+    gpus: FakeDevice, tmp_path: Path
+) -> None:
+    """Both survivors, within 30 s, at the same line of the script: every copy of the state is lost, and kept."""
+    with job_over(gpus, tmp_path, "--snapshot-every", "1") as job:
+        job.await_world(3)
+        job.until("a snapshot", lambda: job.events("snapshot_complete"))
+        gpus.set("abort_in_vain", world=3)
+        gpus.set("exchange_hangs", world=3)
+        job.send("local.2.0", signal.SIGKILL)
+        job.until("the survivors to give way", lambda: len(job.events("device_hung")) == 2)
+        gpus.set("exchange_hangs", 0)
+        gpus.set("abort_in_vain", 0)
+        job.await_world(3)
+        job.open("end")
+        assert job.wait() == 0
+        assert not job.events("script_failed")
+        assert job.events("state_lost")
+        assert len(job.steps()) >= STEPS
+
+
+def test_a_newcomer_that_nccl_cannot_connect_is_tried_less_and_less_often(gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path) as job:
+        job.await_world(3)
+        gpus.set("init_fails", 3, world=3)
+        job.send("local.2.0", signal.SIGKILL)
+        job.until("three tries", lambda: len(job.events("newcomer_unreachable")) >= 3)
+        tried = job.events("newcomer_unreachable")
+        assert [line["times"] for line in tried[:3]] == [1, 2, 3]
+        at_s = [line["t_mono_ns"] / 1e9 for line in tried]
+        assert at_s[1] - at_s[0] >= 0.5 and at_s[2] - at_s[1] >= 1.0
+        gpus.set("init_fails", 0)
+        job.await_world(3)
+        job.open("end")
+        assert job.wait() == 0
+
+
+def test_a_gpu_that_is_lost_costs_its_slot_and_no_other(gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path) as job:
+        job.await_world(3)
+        gpus.set("devices", 2)
+        job.send("local.1.0", signal.SIGKILL)
+        job.send("local.2.0", signal.SIGKILL)
+        given_up = job.await_event("slot_given_up")
+        assert given_up["slot"] == 2 and "is gone: torch sees GPU-" in given_up["because"], given_up
+        job.until("another worker of slot 1", lambda: any(w.startswith("local.1.") for w in job.members()))
+        job.open("end")
+        assert job.wait() == 0
