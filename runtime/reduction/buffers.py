@@ -57,7 +57,7 @@ class Buffer:
             )
 
 
-def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its target. A GPU is given one kernel for many tensors, if they are of one dtype."""
     if not targets:
         return
@@ -73,7 +73,7 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         torch._foreach_copy_(some, of)
 
 
-def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def clones(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """A copy of each, with its strides, made as by `copy_all`."""
     if tensors and tensors[0].is_cuda:
         found = [torch.empty_like(tensor) for tensor in tensors]
