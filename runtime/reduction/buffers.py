@@ -57,22 +57,35 @@ class Buffer:
             )
 
 
-def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each source to its target, all of one kind by one call: a GPU is given a kernel for many of them."""
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source to its target. A GPU is given one kernel for many tensors, if they are of one dtype."""
+    if not targets:
+        return
+    if not targets[0].is_cuda:
+        torch._foreach_copy_(targets, sources)
+        return
     alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        kind = (target.device, target.dtype, source.device, source.dtype)
-        some, of = alike.setdefault(kind, ([], []))
+        some, of = alike.setdefault((target.dtype, source.dtype), ([], []))
         some.append(target)
         of.append(source)
     for some, of in alike.values():
         torch._foreach_copy_(some, of)
 
 
+def clones(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A copy of each, with its strides, made as by `copy_all`."""
+    if tensors and tensors[0].is_cuda:
+        found = [torch.empty_like(tensor) for tensor in tensors]
+        copy_all(found, tensors)
+        return found
+    return [tensor.clone() for tensor in tensors]
+
+
 def changed(buffers: Sequence[Buffer]) -> torch.Tensor:
     """For each of these, at least one, whether it differs from its base now: 0 or 1, on their device. The host does not
     wait, and a GPU is given a few kernels however many there are."""
-    pairs = [(buffer.live.detach(), buffer.start) for buffer in buffers]
+    pairs = [(buffer.live, buffer.start) for buffer in buffers]
     if not pairs[0][0].is_cuda:
         return torch.stack([(live != base).any() for live, base in pairs])
     lives, bases = (torch.cat([tensor.reshape(-1) for tensor in tensors]) for tensors in zip(*pairs, strict=True))

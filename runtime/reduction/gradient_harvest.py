@@ -21,7 +21,7 @@ from elastic.config import Compression
 from elastic.errors import NotCarried
 from runtime.data.random_state import seed_all, seed_shard
 from runtime.fixed_point.exponents import BlockExponents
-from runtime.reduction.buffers import Buffer, Modes, changed, copy_all
+from runtime.reduction.buffers import Buffer, Modes, changed, clones, copy_all
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.host_copies import device_copies, host_copies
 from runtime.reduction.leaves.early_leaf import EarlyLeaf
@@ -120,9 +120,8 @@ class Harvest:
         self._modes.begin()
         with torch.no_grad():
             buffers = [*self._floats, *self._integers]
-            for buffer in buffers:
-                buffer.base = torch.empty_like(buffer.live.detach())
-            copy_all([buffer.start for buffer in buffers], [buffer.live for buffer in buffers])
+            for buffer, base in zip(buffers, clones([buffer.live.detach() for buffer in buffers]), strict=True):
+                buffer.base = base
         self._clear_gradients()
         seed_all(*self._at, "begin")
 

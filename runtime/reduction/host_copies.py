@@ -26,8 +26,8 @@ def device_copies(tensors: Sequence[torch.Tensor], device: torch.device) -> list
     host does not wait."""
     found = list(tensors)
     alike: dict[torch.dtype, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        if device.type == "cuda" and tensor.device.type == "cpu":
+    for number, tensor in enumerate(tensors if device.type == "cuda" else ()):
+        if tensor.device.type == "cpu":
             alike.setdefault(tensor.dtype, []).append(number)
     for numbers in alike.values():
         flat = torch.cat([tensors[number].reshape(-1) for number in numbers]).pin_memory()

@@ -16,7 +16,7 @@ from elastic.records import ledger
 from runtime.reduction.partial_sum import Partial
 from runtime.ring.nccl import make_group
 from runtime.ring.process_group import meeting
-from runtime.state.encoding import to_blobs
+from runtime.state.host_bytes import HostBytes
 from tests.live.exchanges import kill_and_freeze
 from tests.live.jobs import Job
 from tests.unit.rings import rings
@@ -108,7 +108,7 @@ def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
                 out=out,
             )
             reduced_s = time.perf_counter()
-            (blob,) = to_blobs([result.flats["float32"]])
+            (blob,) = HostBytes([result.flats["float32"]]).blobs()
             times_ms["reduction"].append(1000 * (reduced_s - begun_s))
             times_ms["copy to the CPU"].append(1000 * (time.perf_counter() - reduced_s))
             assert blob.view(torch.float32).equal(root.flats["float32"].cpu())
