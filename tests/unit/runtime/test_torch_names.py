@@ -8,19 +8,22 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import elastic
 import elastic.ddp
+from elastic.agent.worker.import_scan import program_of
 from elastic.errors import UnsupportedTorch
 from elastic.version import OLDEST_TORCH, torch_is_newer, torch_releases
 from runtime import torch_names
 from runtime.forkserver import script_runner
+from runtime.ring import nccl
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,8 +31,8 @@ OF_OBJECTS: dict[str, Callable[[], object]] = {
     "_buffers": lambda: nn.Module()._buffers,
     "_modules": lambda: nn.Module()._modules,
     "_non_persistent_buffers_set": lambda: nn.Module()._non_persistent_buffers_set,
-    "_num_yielded": lambda: iter(DataLoader([1, 2]))._num_yielded,
-    "_orig_mod": lambda: torch.compile(nn.Linear(1, 1), backend="eager")._orig_mod,
+    "_num_yielded": lambda: iter(DataLoader(TensorDataset(torch.ones(2))))._num_yielded,
+    "_orig_mod": lambda: cast(Any, torch.compile(nn.Linear(1, 1), backend="eager"))._orig_mod,
     "_saved_other": lambda: _node("_saved_other"),
     "_saved_self": lambda: _node("_saved_self"),
 }
@@ -128,7 +131,7 @@ def test_objects_of_this_torch_have_it(name: str) -> None:
     [
         pytest.param(lambda: elastic.__getattr__("join"), id="elastic.join"),
         pytest.param(lambda: elastic.ddp.__getattr__("enable"), id="elastic.ddp.enable"),
-        pytest.param(lambda: script_runner.run(script_runner.program_of(["python", "x.py"]), ["x.py"]), id="--ranks"),
+        pytest.param(lambda: script_runner.run(program_of(["python", "x.py"]), ["x.py"]), id="--ranks"),
     ],
 )
 def test_a_worker_that_cannot_work_with_its_torch_says_so(
@@ -143,6 +146,13 @@ def test_a_worker_that_cannot_work_with_its_torch_says_so(
     said = str(raised.value)
     assert said.startswith("torch 9.1.0 lacks torch._C._storage_Use_Count, which elastic-ring ")
     assert said.endswith(f" before they are added; it was tested with {torch_releases()}")
+
+
+def test_a_worker_that_cannot_use_the_nccl_of_its_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch_names, "OF_NCCL", {"torch.distributed.ProcessGroupNCCL.gone": "--ring nccl"})
+    with pytest.raises(UnsupportedTorch, match=r"lacks torch\.distributed\.ProcessGroupNCCL\.gone"):
+        nccl.check_device(torch.device("cuda", 0))
 
 
 def test_only_a_newer_torch_is_told() -> None:
