@@ -124,19 +124,14 @@ test-k8s: setup etcd ## jobs on a real control plane of Kubernetes, which this b
 test-gpu: setup ## NCCL on one GPU: kills, freezes, joins, every feature script, and what a step costs; without a GPU it tries nothing
 	$(BOUND) 40m $(PYTEST) $(LONG) -s --ignore=tests/gpu/fake tests/gpu
 
-# In a venv of its own, as `setup` takes what torch a machine has, often that for CPUs. From PyPI, whose torch for Linux on
-# x86-64 is the CUDA build; on a machine whose pip is set up for another one, say PIP_CONFIG_FILE=/dev/null.
-CUDA_TORCH ?= 2.15.0
-CUDA_VENV := .venv-$(CUDA_TORCH)
-test-gpu-fake: $(CUDA_VENV)/.stamp ## torch's CUDA build (4.6 GB, of CUDA_TORCH=2.15.0) on a fake device: NCCL that hangs and fails, streams, Triton; needs gcc, no GPU
-	$(BOUND) 40m $(CUDA_VENV)/bin/python -X faulthandler -m pytest $(LONG) tests/gpu/fake
-
-$(CUDA_VENV)/.stamp: pyproject.toml constraints.txt
-	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
-	grep -v '^torch==' constraints.txt > $(CUDA_VENV)/constraints.txt
-	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CUDA_VENV)/constraints.txt torch==$(CUDA_TORCH) -e '.[dev]'
-	$(CUDA_VENV)/bin/python -c 'import torch; assert torch.version.cuda, f"torch {torch.__version__} is no CUDA build"'
-	touch $@
+# With torch 2.15.0 if no TORCH is given. PyPI's torch for Linux on x86-64 is the CUDA build; where pip is set up for
+# another one, say PIP_CONFIG_FILE=/dev/null.
+CUDA_TORCH := $(or $(TORCH),2.15.0)
+CUDA_PY := .venv-$(CUDA_TORCH)/bin/python
+test-gpu-fake: ## torch's CUDA build (4.6 GB) on a fake device: NCCL that hangs and fails, streams, Triton; needs gcc, no GPU
+	+$(MAKE) --no-print-directory setup TORCH=$(CUDA_TORCH)
+	$(CUDA_PY) -c 'import torch; assert torch.version.cuda, f"torch {torch.__version__} is no CUDA build"'
+	$(BOUND) 40m $(CUDA_PY) -X faulthandler -m pytest $(LONG) tests/gpu/fake
 
 test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
 	$(BOUND) 60m $(PYTEST) $(LONG) tests/chaos
