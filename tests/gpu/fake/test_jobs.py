@@ -58,6 +58,7 @@ def kill_last(job: Job, members: list[str]) -> None:
 def test_without_faults_a_member_makes_one_communicator(gpus: FakeDevice, tmp_path: Path) -> None:
     with job_over(gpus, tmp_path) as job:
         finish(job, gpus, lost=0)
+        assert {line["start"] for line in job.events("worker_started")} == {"forked"}
     assert gpus.count("inits") == 3
 
 
