@@ -122,6 +122,7 @@ test-k8s: setup etcd ## jobs on a real control plane of Kubernetes, which this b
 
 # Not a part of `test`: without a GPU it skips everything and says so.
 test-gpu: setup ## NCCL on one GPU: kills, freezes, joins, every feature script, and what a step costs; without a GPU it tries nothing
+	$(PY) -m tests.gpu.first_contact
 	$(BOUND) 40m $(PYTEST) $(LONG) -s --ignore=tests/gpu/fake tests/gpu
 
 # With torch 2.15.0 if no TORCH is given. PyPI's torch for Linux on x86-64 is the CUDA build; where pip is set up for

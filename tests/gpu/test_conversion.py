@@ -26,7 +26,7 @@ def values_of(length: int, dtype: torch.dtype) -> torch.Tensor:
     values[::7] = torch.randint(-5, 5, (len(values[::7]),), generator=made).to(dtype) + 0.5
     values[::11], values[::13] = 0.0, -0.0
     values[::17] = torch.finfo(dtype).tiny / 8
-    return values.cuda()
+    return values
 
 
 @pytest.mark.parametrize(("source", "into"), WAYS)
@@ -35,7 +35,7 @@ def values_of(length: int, dtype: torch.dtype) -> torch.Tensor:
 def test_the_bits_are_those_of_torch(
     source: torch.dtype, into: torch.dtype, block: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = values_of(length, source)
+    values = values_of(length, source).cuda()
     largest = torch.stack([part.abs().max() for part in values.cpu().split(block)])
     fitting = (29 if into is torch.int32 else 60) - torch.frexp(largest)[1]
     exponents = fitting.clamp(-100, 100).to(torch.int16).cuda()

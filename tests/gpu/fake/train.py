@@ -45,4 +45,5 @@ for step in job.steps(train, total=STEPS):
     gates.slow("end", 0.04 * max(0, step.index - SLOW))
     if step.index == STEPS - 2:
         gates.hold("end")
+        gates.hold("last step")
 job.print("done", step.index + 1)
