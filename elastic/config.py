@@ -51,6 +51,11 @@ class Reduction(StrEnum):
         """Whether the bits of a sum are the same for every world size."""
         return self is not Reduction.ALLREDUCE
 
+    @property
+    def of_integers(self) -> bool:
+        """Whether integers are summed, in any order."""
+        return self in (Reduction.FIXED, Reduction.FIXED64)
+
 
 class Compression(StrEnum):
     """What a shard's gradients of float32, bfloat16 and float16 are rounded to before they are summed. So is each sum

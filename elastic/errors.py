@@ -18,6 +18,7 @@ ElasticError
 ├── NameInUse                 wait until the other call has ended, or give this job another name
 ├── LinkTooSlow               use a faster link, or train less over it
 ├── JoinMissed                exit; the agent starts a new process for the slot
+├── DeviceHung                the same
 ├── ColdStart                 start the worker with an interpreter of its own; journal why
 ├── StateLost                 stop the job; restart it from a checkpoint by hand
 ├── NoMemory                  give the process more memory, or keep a smaller state
@@ -27,6 +28,7 @@ ElasticError
 │   └── NoCheckpoint          start from step 0
 └── UsageError                change the training script as the message says
     ├── NoSteps               write the loop with job.steps(), or start one worker
+    ├── TimedKernels          set torch.backends.cudnn.benchmark = False
     ├── NoGradient            call backward() in every shard, or step.skip()
     ├── GraphCaptured         leave the inner loop out of the CUDA graph
     ├── TooEarly              move optimizer.step() behind the inner loop
@@ -164,6 +166,10 @@ class JoinMissed(ElasticError):
     """Exit; the generation this newcomer copied for is void, and its agent starts a fresh process."""
 
 
+class DeviceHung(ElasticError):
+    """Exit; this process cannot use its device any more, and its agent starts a fresh process."""
+
+
 class ColdStart(ElasticError):
     """Start the worker with an interpreter of its own; the message says why it cannot be forked."""
 
@@ -202,6 +208,10 @@ class NoSteps(UsageError):
 
 class GraphCaptured(UsageError):
     """Leave the inner loop out of the CUDA graph: torch.cuda.make_graphed_callables() captures the model alone."""
+
+
+class TimedKernels(UsageError):
+    """Set torch.backends.cudnn.benchmark = False, or start the job with --reduction allreduce."""
 
 
 class NoGradient(UsageError):

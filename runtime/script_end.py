@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
+import io
 import os
 import sys
 import sysconfig
+import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import ClassVar, NoReturn
 
@@ -18,6 +23,18 @@ LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "
 OURS = f"{os.path.dirname(__file__)}{os.sep}"
 RAISED_AT = "_elastic_raised_at"
 """Attribute of an error that comes from another process: the place where it was raised there."""
+
+
+class TorchThread(threading.Thread):
+    """A daemon thread in which torch waits or computes. Before Python 3.14 such a thread must not come back from torch
+    while the interpreter ends: it would be ended in the middle of C++ code, and with it the process, by SIGABRT."""
+
+    def __init__(self, *, target: Callable[..., object], args: Sequence[object] = (), name: str) -> None:
+        super().__init__(target=target, args=args, name=name, daemon=True)
+
+
+ENDS_S = 5.0
+"""Seconds for which the end of a script that has not failed waits for each TorchThread to end."""
 
 
 def raised_at(error: BaseException) -> str:
@@ -31,9 +48,43 @@ def raised_at(error: BaseException) -> str:
 
 def exit_now(code: int) -> NoReturn:
     """End the process at once: what it has printed is shown, and no exit handler runs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # a script may have taken it away
+            stream.flush()
     os._exit(code)
+
+
+def run_to_end(script: Callable[[], object]) -> NoReturn:
+    """Run the script, and end the process with its status, after its threads and exit handlers, as the interpreter
+    does. Raises SystemExit; but if a TorchThread is left, the process ends here, without the rest of what an
+    interpreter does at its end."""
+    end = SystemExit()
+    try:
+        script()
+    except SystemExit as error:
+        end = error
+    code = end.code if end.code is not None else 0
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code, end = 1, SystemExit(1)
+    threading._shutdown()  # type: ignore[attr-defined]  # these two are what the interpreter itself calls now
+    atexit._run_exitfuncs()
+    until_s = time.monotonic() + (0.0 if code else ENDS_S)  # others wait for the end of a worker that fails
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, TorchThread)]
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        _flush_files()
+        exit_now(code & 0xFF)
+    raise end
+
+
+def _flush_files() -> None:
+    """Write what files that the script has not closed still hold back, as their finalizers would."""
+    for held in gc.get_objects():
+        if issubclass(type(held), io.IOBase):
+            with contextlib.suppress(Exception):
+                held.flush()
 
 
 class ScriptEnd:

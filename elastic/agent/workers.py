@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesse
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.agent.worker.nccl_environment import nccl_variables
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
 from elastic.config import JobSpec, Reduction, RingKind
@@ -213,8 +215,8 @@ class WorkerManager:
                     self._signal(self.slots[number].worker_id, sent)
                 case worker_slot.TellLeader():
                     self._journal.write("worker_failed", **asdict(action))
-                case worker_slot.Spawn(worker_id, restarted):
-                    self._spawn(number, worker_id, restarted)
+                case worker_slot.Spawn():
+                    self._spawn(number, action)
         self._arm(number)
         self._events.on_step()
 
@@ -236,27 +238,30 @@ class WorkerManager:
         slots = max(1, len(self.slots) - self._spec.spares)
         return Worlds(self._spec.min_workers, self._spec.workers_limit, slots)
 
-    def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
+    def _spawn(self, number: int, wanted: worker_slot.Spawn) -> None:
         if self._refused:
             asyncio.get_running_loop().call_soon(self.on_not_started, number, self._refused)
             return
         told = WorkerEnvironment.of_job(
             self._spec,
             self._job_dir,
-            worker_id,
+            wanted.worker_id,
             number,
-            restarted=restarted,
+            restarted=wanted.restarted,
             agent_socket=self.socket.path,
             address=self._reach.address,
             certs=self._reach.certs,
             worlds=self._worlds(),
+            device=wanted.device,
         )
+        nccl = self._spec.ring is RingKind.NCCL
         settings = {
+            **(nccl_variables({**os.environ, **self._spec.environment}, self._spec.workers_limit) if nccl else {}),
             **told.to_environ(),
             **self._checkpoints.to_environment(),
-            **self._mpirun.settings(worker_id),
+            **self._mpirun.settings(wanted.worker_id),
         }
-        self.processes.start(number, worker_id, settings, restarted=restarted)
+        self.processes.start(number, wanted.worker_id, settings, restarted=wanted.restarted)
 
     def _signal(self, worker_id: str, number: signal.Signals) -> None:
         self._journal.write("worker_signalled", worker_id=worker_id, signal=number.name)
@@ -304,12 +309,13 @@ class WorkerManager:
         match word:
             case messages.Announce():
                 self._detector.watch(worker_id, time.monotonic())
-                self.supervise_worker(worker_id, worker_slot.WorkerJoined())
+                self.supervise_worker(worker_id, worker_slot.WorkerJoined(word.device))
                 self.processes.announced(worker_id, word.pid)
             case messages.RingUp() | messages.Progress() if word.generation:
                 self._served(worker_id)
             case messages.Failed():
-                self.supervise_worker(worker_id, worker_slot.Raised(word.place, word.message, word.exit_code))
+                raised = worker_slot.Raised(word.place, word.message, word.exit_code, word.of_device)
+                self.supervise_worker(worker_id, raised)
             case messages.Finished():
                 self.supervise_worker(worker_id, worker_slot.MayLeave())
         self._detector.beat(worker_id, time.monotonic())

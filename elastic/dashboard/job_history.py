@@ -43,6 +43,7 @@ MOMENTS: Mapping[str, str] = {
     **dict.fromkeys(("fault_injected", "worker_frozen", "worker_failed", "member_lost", "stuck", "expelled"), "bad"),
     **dict.fromkeys(("checkpoint_failed", "snapshot_failed", "script_failed", "script_killed", "slot_given_up"), "bad"),
     **dict.fromkeys(("state_lost", "agent_silent", "newcomer_hung", "newcomer_stuck", "sink_gap"), "bad"),
+    **dict.fromkeys(("device_hung", "newcomer_unreachable"), "bad"),
     **dict.fromkeys(("worker_exited", "refused", "straggler", "newcomer_awaited", "newcomer_in_vain"), "warn"),
     **dict.fromkeys(("notice", "node_leaves", "drain_asked", "cordoned", "scaled", "stop_asked", "resized"), "warn"),
     **dict.fromkeys(("worker_signal_asked", "stacks_asked", "copy_failed", "snapshots_off", "demoted"), "warn"),

@@ -178,6 +178,7 @@ class Announce:
     bits (torch version, threads, capability); it ends with "ring:" and what carries the gradients. ready: the newcomer
     has rehearsed and asks to be admitted. invited: a leader had a place for the newcomer; until then it is a spare.
     snapshot: the newest whole snapshot in its machine's memory when the worker started, or "". home: as in Member.
+    device: the UUID of its GPU, or "".
     """
 
     worker_id: str
@@ -194,6 +195,7 @@ class Announce:
     invited: bool = False
     snapshot: str = ""
     home: int = -1
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,13 +362,15 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The script raised. place: "type file:line step shard", equal for the same mistake in another worker."""
+    """The script raised. place: "type file:line step shard", equal for the same mistake in another worker. of_device:
+    what failed is the worker's GPU, its driver or NCCL, so that equal places prove nothing."""
 
     worker_id: str
     generation: int
     place: str
     message: str
     exit_code: int = 1
+    of_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)

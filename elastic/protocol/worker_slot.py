@@ -11,6 +11,8 @@ Whose fault was an exit?
     the script   a non-zero exit, an exception, a fault of its own code (SIGSEGV, SIGABRT, ...), or leaving with 0
                  while the job goes on: replaced at most `max_restarts` times, and not at all if the replacement
                  fails at the same place
+    its device   an exception that says that the GPU has failed: counted with those of the script, which may have
+                 written where it must not, but two at the same place prove nothing
 The first replacement after an outside end starts at once. The wait grows only while workers
 die by their script, or before they took part in a ring.
 """
@@ -70,7 +72,9 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """The worker announced itself."""
+    """The worker announced itself. device: the UUID of its GPU, or ""."""
+
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +84,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The script raised. place: the same text for the same mistake."""
+    """The script raised. place: the same text for the same mistake. of_device: as in messages.Failed."""
 
     place: str
     message: str
     exit_code: int = 1
+    of_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +193,11 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
+    """device: the UUID of the GPU that the slot's workers have had, or ""."""
+
     worker_id: str
     restarted: bool
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +237,9 @@ class Slot:
 
     incarnation: above every incarnation that this slot ever had. quick_deaths: number of workers in a row that died
     without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. place: where
-    the last of them raised. told_dead: WorkerDead was sent when the death began; a second word could be taken for the
-    loss of a later ring.
+    the last of them raised, without those of its device. told_dead: WorkerDead was sent when the death began; a second
+    word could be taken for the loss of a later ring. device: the UUID of the GPU of the last worker that has joined, or
+    "".
     """
 
     node: str
@@ -251,6 +260,7 @@ class Slot:
     quick_deaths: int = 0
     script_exits: int = 0
     place: str = ""
+    device: str = ""
 
     @property
     def worker_id(self) -> str:
@@ -275,8 +285,8 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
             return replace(slot, phase=SlotPhase.STOPPING, pid=pid), (Signal(signal.SIGKILL),)
         case SpawnFailed(because) if slot.phase is SlotPhase.STARTING:
             return _give_up(slot, f"the worker cannot be started: {because}", ExitCode.BAD_INPUT)
-        case WorkerJoined():
-            return replace(slot, joined=True), ()
+        case WorkerJoined(device):
+            return replace(slot, joined=True, device=device), ()
         case Served():
             return replace(slot, served=True, quick_deaths=0), ()
         case Raised():
@@ -328,7 +338,7 @@ def _due(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     match slot.phase:
         case SlotPhase.WAITING:
             started = replace(slot, phase=SlotPhase.STARTING, deadline_s=math.inf)
-            return started, (Spawn(slot.worker_id, restarted=slot.incarnation > 0),)
+            return started, (Spawn(slot.worker_id, slot.incarnation > 0, slot.device),)
         case SlotPhase.RUNNING:
             return replace(slot, deadline_s=math.inf), (Signal(signal.SIGKILL),)
         case SlotPhase.LEAVING:
@@ -383,16 +393,18 @@ def _after_outside_end(slot: Slot, because: str, now_s: float) -> tuple[Slot, tu
 
 def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     raised = slot.raised
-    place = raised.place if raised else _place_before_join(slot, exit_)
+    of_device = raised is not None and raised.of_device
+    place = slot.place if of_device else raised.place if raised else _place_before_join(slot, exit_)
     words = raised.message if raised else exit_.last_words
     code = raised.exit_code if raised else ExitCode.SCRIPT_FAILED
     because = f"{because} at {raised.place}" if raised else _at(because, words) if place else because
     exits = slot.script_exits + 1
     last = ""
-    if place and place == slot.place:
+    if place and place == slot.place and not of_device:
         last = "so did the one before it, at the same place"
     elif exits > slot.spec.max_restarts:
-        last = f"it was exit {exits} by the script, max_restarts={slot.spec.max_restarts}"
+        blamed = "the script or its device" if of_device else "the script"
+        last = f"it was exit {exits} by {blamed}, max_restarts={slot.spec.max_restarts}"
     elif not slot.spec.replace:
         last = "replacing is off"
     if last:
@@ -431,6 +443,7 @@ def _replaced(slot: Slot, wait_s: float, now_s: float) -> tuple[Slot, tuple[Acti
         quick_deaths=slot.quick_deaths,
         script_exits=slot.script_exits,
         place=slot.place,
+        device=slot.device,
     )
     return successor, ()
 

@@ -40,9 +40,15 @@ and by the leader, of the newcomer worker_id:
 
     newcomer_hung               because          invited, and its set-up hangs: it is ended; shown to the user
     newcomer_stuck              because          admitted, and its copy hangs: it is ended
+    newcomer_unreachable        times, wait_s    a ring with it could not be built, so often in a row; the next one
+                                                 is built after wait_s; shown to the user after three
     newcomer_awaited            missed           training waits: its slot's newcomers were too late for their epoch
     newcomer_awaited            outdated         training waits: this many copies were out of date; shown to the user
     newcomer_in_vain            slot, seconds    training waited this long, and goes on without it; shown to the user
+
+And by a worker whose device does not come to rest after an exchange was aborted, before it ends:
+
+    device_hung                 because          it is replaced
 
 And by each worker, when its script has said it and when it changes:
 

@@ -12,12 +12,15 @@ from elastic.records.journal import Line, read_all
 
 EVENTS = (
     *("snapshots_off", "snapshot_complete", "snapshot_failed", "snapshot_skipped"),
-    *("state_not_held", "newcomer_in_vain", "joined"),
+    *("state_not_held", "newcomer_in_vain", "newcomer_unreachable", "joined"),
 )
 """All events that matter here; most journal lines are others."""
 
 SKIPS = 3
 """A problem exists when this many snapshots in a row were left out because the last one was still being written."""
+
+UNREACHED = 3
+"""A problem exists when this many rings in a row could not be built with a slot's newcomers."""
 
 WITHOUT = "if all workers die at once, the job goes on from a checkpoint; give it memory, or say --snapshot-every off"
 
@@ -139,6 +142,11 @@ def _kept_out(known: dict[str, Problem], line: Line) -> dict[str, Problem]:
         case {"event": "newcomer_in_vain", "worker_id": str(worker), "slot": str(slot), "seconds": float(waited_s)}:
             waits = f"training waited {waited_s:.0f} s for {worker} to copy the state, and goes on without it"
             advice = "its network is too slow for that, or --pause-limit too short, of which half is waited"
+            return {**known, slot: Problem("newcomers", slot, waits, advice)}
+        case {"event": "newcomer_unreachable", "worker_id": str(worker), "times": int(times)} if times >= UNREACHED:
+            slot = worker.rpartition(".")[0]
+            waits = f"{worker} could not be connected to the members {times} times in a row"
+            advice = "it is tried again, each time later; see whether the network and the GPU of its node are in order"
             return {**known, slot: Problem("newcomers", slot, waits, advice)}
         case {"event": "joined", "worker_id": str(worker)}:
             over = {worker.rpartition(".")[0]}

@@ -661,7 +661,7 @@ class Word(_message.Message):
     def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ...) -> None: ...
 
 class Announce(_message.Message):
-    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited", "snapshot", "home")
+    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited", "snapshot", "home", "device")
     class RingState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RING_STATE_UNKNOWN: _ClassVar[Announce.RingState]
@@ -688,6 +688,7 @@ class Announce(_message.Message):
     INVITED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     HOME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     node: str
     slot: int
@@ -702,7 +703,8 @@ class Announce(_message.Message):
     invited: bool
     snapshot: str
     home: int
-    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ..., home: _Optional[int] = ...) -> None: ...
+    device: str
+    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ..., home: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied", "copied_step", "began", "closed")
@@ -853,18 +855,20 @@ class Finished(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("worker_id", "generation", "place", "message", "exit_code")
+    __slots__ = ("worker_id", "generation", "place", "message", "exit_code", "of_device")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    OF_DEVICE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     place: str
     message: str
     exit_code: int
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    of_device: bool
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., of_device: bool = ...) -> None: ...
 
 class WorkerDead(_message.Message):
     __slots__ = ("worker_id", "because", "snapshot")

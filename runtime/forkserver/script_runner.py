@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import RANKS, RESTART
 from elastic.agent.worker.import_scan import Program, program_of
 from elastic.errors import ColdStart
 from runtime.forkserver import process_title
-from runtime.script_end import ScriptEnd
+from runtime.script_end import ScriptEnd, run_to_end
 
 FOR_TORCHRUN = (
     "This is a script for torchrun. Start it with `elastic run --ranks N ...`, N as in torchrun --nproc-per-node=N: it "
@@ -53,19 +54,23 @@ def is_installed(outermost: str, program: Program) -> bool:
     return all(any(Path(place).resolve().is_relative_to(root) for root in roots) for place in places)
 
 
-def main(command: Sequence[str]) -> None:
+def main(command: Sequence[str]) -> NoReturn:
     """Run a worker with an interpreter of its own, which has imported nothing else. Raises SystemExit."""
     held_signals.hold()
     process_title.show(command)
     run(program_of(command), command)
 
 
-def run(program: Program, command: Sequence[str]) -> None:
+def run(program: Program, command: Sequence[str]) -> NoReturn:
     """Run the program as `__main__`, to its end. Exceptions are shown as the interpreter shows them.
 
     command: the command that a process list shows. Raises SystemExit.
     """
     sys.orig_argv[:] = command
+    run_to_end(lambda: _run_as_asked(program))
+
+
+def _run_as_asked(program: Program) -> None:
     if os.environ.get(RESTART) == "1":
         from runtime.restart import supervisor
 

@@ -60,6 +60,17 @@ def check_threads(expected: int) -> None:
         )
 
 
+def check_timed_kernels(device: torch.device) -> None:
+    """Raise TimedKernels if cuDNN chooses its algorithms by a race, which each process may decide in another way."""
+    if device.type == "cuda" and torch.backends.cudnn.benchmark:
+        raise errors.TimedKernels(
+            "torch.backends.cudnn.benchmark is True. cuDNN then chooses the algorithm of each convolution by its time, "
+            "each process for itself, and algorithms differ in their last bits: the result would depend on how many "
+            "workers there are, and on faults. Set torch.backends.cudnn.benchmark = False in the script; or start the "
+            "job with --reduction allreduce, which promises no bits."
+        )
+
+
 def check_capture(where: str) -> None:
     """Raise GraphCaptured if a CUDA graph is being captured: the end of a shard and the sum cannot be replayed."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():

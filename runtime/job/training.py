@@ -28,7 +28,7 @@ from runtime.checkpoint.coordinator import Taking
 from runtime.checkpoint.memory_snapshots import Snapshots
 from runtime.data.random_state import drawn_from, randomness_kept, seed_all
 from runtime.fixed_point.exponents import BlockExponents
-from runtime.guards import checks
+from runtime.guards import checks, numerics_fingerprint
 from runtime.guards.module_attributes import Attributes
 from runtime.guards.unregistered import Strays, caller
 from runtime.job.call_replies import CallReplies
@@ -473,6 +473,7 @@ class Training:
             "reduction": str(self.session.reduction),
             "compression": str(self.session.compression),
             **self.where(),
+            **numerics_fingerprint.settings(self.device),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
             "weights, rates and job.state": self.carrier.fingerprint(self.next_step),
@@ -675,6 +676,8 @@ class Training:
         if self._leaders is not None:
             raise checks.inside_leaders("steps()", self._leaders)
         checks.check_threads(self.threads)
+        if self.session.reduction.stable and not self.session.alone:
+            checks.check_timed_kernels(self.device)
         self.carrier.check_kinds()
         harvest = self.harvest()
         self._guard.begin_pass(where, harvest.parameters, allow)

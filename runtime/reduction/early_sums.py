@@ -17,11 +17,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from elastic.errors import RingBroken
+from elastic.errors import DeviceHung, RingBroken
 from elastic.protocol.reduction_tree import Node
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Partial, add_into, siblings
 from runtime.reduction.schedule import Cut
+from runtime.script_end import TorchThread
 
 SumUp: TypeAlias = Callable[["EarlySums"], None]
 """Puts the sum over all members of the terms of such sums into their out, part by part: the n-th one as soon as `ready`
@@ -76,7 +77,7 @@ class EarlySums:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._sum_up = sum_up
-        self._thread = threading.Thread(target=self._run, name="early sums", daemon=True)
+        self._thread = TorchThread(target=self._run, name="early sums")
         self._thread.start()
 
     @property
@@ -144,7 +145,7 @@ class EarlySums:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
-        if isinstance(self._error, RuntimeError):
+        if isinstance(self._error, RuntimeError | DeviceHung):
             raise self._error
 
     def _grow(self, ready: int) -> None:

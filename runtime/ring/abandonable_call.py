@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
+from runtime.script_end import TorchThread
+
 CHECK_S = 0.02
 """Seconds between two checks whether the result is still wanted."""
 
@@ -33,7 +35,7 @@ def result_of(name: str, call: Callable[[], T], *, unwanted: threading.Event, la
         else:
             late(given)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    TorchThread(target=run, name=name).start()
     while not wait([outcome], CHECK_S).done:
         if unwanted.is_set() and outcome.cancel():
             return None

@@ -20,6 +20,7 @@ from elastic.protocol.worker_id import node_of
 from runtime.ring import handshake
 from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.ring.unix_socket import is_same_user, listen_locally, tune
+from runtime.script_end import TorchThread
 
 HELLO_S = 5.0
 """Seconds within which a caller has to send all of its hello; then it is dropped."""
@@ -303,7 +304,7 @@ class Listener:
         return f"generation {hello.generation} is over, {self._me} is at {self._floor}"
 
     def _start_copy(self, sock: socket.socket, hello: handshake.Hello) -> None:
-        thread = threading.Thread(target=self._copy, args=(sock, hello), name=f"copy-{hello.worker_id}", daemon=True)
+        thread = TorchThread(target=self._copy, args=(sock, hello), name=f"copy-{hello.worker_id}")
         with self._lock:
             full = len(self._copies) >= MAX_COPIES
             if not full:

@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ReduceOp, Store, TCPStore
 
-from elastic.errors import BuildFailed, RingBroken
+from elastic.agent.worker.nccl_environment import connect_s
+from elastic.errors import BuildFailed, DeviceHung, RingBroken
 from runtime.ring.transport import Meet, Meeting, Transport
+from runtime.script_end import TorchThread
 
-CONNECT_S = 20.0
-PEER_S = 0.1
-"""See connect_s."""
 QUEUED_MAX = 64
 """Exchanges that a GPU may be behind the host; a full queue would block a thread that no abort can reach."""
 DRAIN_S = 30.0
@@ -44,20 +43,14 @@ class TransportGroup(Protocol):
     """The used part of a torch.distributed.ProcessGroup's backend."""
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> PendingWork:
-        """Send inputs[r] to rank r, and receive outputs[r] from rank r. All are bytes; empty tensors are not sent."""
+        """Send inputs[r] to rank r, and receive outputs[r] from rank r, for every r, this rank too. All are bytes. An
+        empty tensor moves nothing, but torch calls NCCL for it, too."""
 
     def allreduce(self, tensors: list[Tensor], options: AllreduceOptions, /) -> PendingWork:
         """Replace the one tensor by the sum, or the maximum, of all members'."""
 
     def abort(self) -> None:
         """Make all work of the group end soon. Any thread; may take long."""
-
-
-def connect_s(world_size: int) -> float:
-    """Seconds in which the groups of so many members have to find each other; less if a member is lost meanwhile. Each
-    member connects to each other one, one after the other, so it grows with the world: 20.8 s for 8 members, 122 s for
-    1024."""
-    return CONNECT_S + PEER_S * world_size
 
 
 def store_on(host: str) -> TCPStore:
@@ -73,12 +66,13 @@ MakeGroup = Callable[[Store, int, int, int, torch.device], TransportGroup]
 """Makes the group from (store, rank, world size, generation, device), on all members at once. Raises RuntimeError."""
 
 
-def meeting(make: MakeGroup, host: str, device: torch.device) -> Meet:
-    """Meetings at a store that rank 0 opens on this address of its machine, and that lives as long as the meeting."""
+def meeting(make: MakeGroup, host: str, device: torch.device, *, sums: bool = False) -> Meet:
+    """Meetings at a store that rank 0 opens on this address of its machine, and that lives as long as the meeting.
+    sums: whether the transports are going to add up."""
 
     @contextmanager
     def meet(generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
-        place = _Place(make, generation, rank, len(members), device)
+        place = _Place(make, generation, rank, len(members), device, sums)
         if rank == 0:
             try:
                 place.open(host)
@@ -101,6 +95,7 @@ class _Place:
     rank: int
     world_size: int
     device: torch.device
+    sums: bool
     offer: str = ""
     because: str = ""
     server: TCPStore | None = None
@@ -113,6 +108,8 @@ class _Place:
 
     def connect(self, offer: str) -> Transport:
         try:
+            if self.device.type == "cuda":
+                _check_device(self.device)
             host, port = offer.split()
             within = timedelta(seconds=connect_s(self.world_size))
             store = TCPStore(host, int(port), timeout=within, wait_for_workers=False)
@@ -126,7 +123,7 @@ class _Place:
         if self.ended.is_set():
             transport.abort()
         try:
-            transport.greet()
+            transport.greet(self.sums)
         except (RingBroken, RuntimeError) as error:
             transport.close()
             within_s = connect_s(self.world_size)
@@ -139,6 +136,42 @@ class _Place:
         self.ended.set()
         if self.greeting is not None:
             self.greeting.abort()
+
+
+@cache
+def _stream_on(device: torch.device) -> torch.cuda.Stream:
+    """One for all generations: torch keeps the memory that was used on a stream, and gives it to no other one."""
+    return torch.cuda.Stream(device)
+
+
+def _check_device(device: torch.device) -> None:
+    """Raise DeviceHung unless a kernel that is launched now ends soon. An abort may hurt devices: its own, and those of
+    the machine's other members, whose memory it has used."""
+    stream = _stream_on(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream), _hung_if_it_fails(device):
+        torch.ones(1, device=device)
+    _await_rest(device, stream.query, time.monotonic() + DRAIN_S)
+
+
+def _await_rest(device: torch.device, at_rest: Callable[[], bool], end_s: float) -> None:
+    """Wait for what the device does. Raises DeviceHung at end_s, and if the device reports an error."""
+    while True:
+        with _hung_if_it_fails(device):
+            if at_rest():
+                return
+        if time.monotonic() > end_s:
+            raise DeviceHung(f"{device} still runs an exchange {DRAIN_S:g} s after it was aborted")
+        time.sleep(_PAUSE_MAX_S)
+
+
+@contextmanager
+def _hung_if_it_fails(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise DeviceHung(f"{device}: {error}") from error
 
 
 class ProcessGroupTransport:
@@ -154,7 +187,7 @@ class ProcessGroupTransport:
         self._rank = rank
         self._world_size = world_size
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream_on(device) if device.type == "cuda" else None
         self._using = threading.Lock()
         self._ending = threading.Lock()
         self._aborted = threading.Event()
@@ -184,8 +217,9 @@ class ProcessGroupTransport:
             finally:
                 self._last = None
 
-    def greet(self) -> None:
-        """Exchange a byte with every member, so that all connections are made now. Raises RingBroken."""
+    def greet(self, sums: bool) -> None:
+        """Exchange a byte with every member, and with `sums` add up a number, so that all connections are made now:
+        later nobody has as much time for them. Raises RingBroken."""
         timer = threading.Timer(connect_s(self._world_size), self.abort)
         timer.daemon = True  # a process that ends does not wait for the timer
         timer.start()
@@ -194,6 +228,8 @@ class ProcessGroupTransport:
                 others = [rank for rank in range(self._world_size) if rank != self._rank]
                 byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
                 self.exchange(dict.fromkeys(others, byte), {rank: torch.empty_like(byte) for rank in others})
+                if sums:
+                    self.add_up([torch.zeros(1, dtype=torch.int32, device=self._device)])
         finally:
             timer.cancel()
 
@@ -246,7 +282,7 @@ class ProcessGroupTransport:
             if self._aborted.is_set() or self._group is None:
                 return
             self._aborted.set()
-            self._aborting = threading.Thread(target=self._group.abort, name="transport-abort", daemon=True)
+            self._aborting = TorchThread(target=self._group.abort, name="transport-abort")
             self._aborting.start()
 
     def close(self) -> None:
@@ -272,11 +308,11 @@ class ProcessGroupTransport:
     def _drain(self) -> None:
         """Wait until nothing reads or writes the tensors of the broken attempt.
 
-        Raises RuntimeError after DRAIN_S: then this process cannot go on.
+        Raises DeviceHung after DRAIN_S: then this process cannot go on.
         """
-        done = self._stream.query if self._stream is not None else self._last.is_completed if self._last else None
         end_s = time.monotonic() + DRAIN_S
-        while done is not None and not done():
-            if time.monotonic() > end_s:
-                raise RuntimeError(f"{self._device} still runs an exchange {DRAIN_S:g} s after it was aborted")
-            time.sleep(_PAUSE_MAX_S)
+        at_rest = self._stream.query if self._stream is not None else self._last.is_completed if self._last else None
+        if at_rest is not None:
+            _await_rest(self._device, at_rest, end_s)
+        if (aborting := self._aborting) is not None:  # NCCL has a stream of its own, for which ours may not wait yet
+            _await_rest(self._device, lambda: not aborting.is_alive(), end_s)

@@ -20,6 +20,7 @@ from elastic.errors import LinkSilent, RingBroken
 from runtime.ring.frames import Frame, FrameKind, FrameSink, LinkError, PeerLink
 from runtime.ring.tcp_liveness import KERNEL_CHECK_S, PeerWatch
 from runtime.ring.transport import Transport
+from runtime.script_end import TorchThread
 
 _LEAVES_S = 0.1
 _NOTHING = memoryview(b"")
@@ -148,12 +149,9 @@ class Ring:
 
     def watch_ends(self) -> Iterator[tuple[str, ...]]:
         """Yield `closed_by_peers` whenever it has grown, until it names all peers, or the ring is closed. For a ring
-        that was aborted: everything but the connections is freed first, as soon as no operation uses it any more."""
-        if self.transport is not None:
-            self.transport.close()
-        with self._using:
-            self._scratch.clear()
-            self.said.clear()
+        that was aborted: everything but the connections is freed meanwhile, as soon as no operation uses it any more,
+        which may take long."""
+        TorchThread(target=self._free_all_but_links, name="ring-free").start()
         known: tuple[str, ...] = ()
         while not self._closed and len(known) < len(self.links):
             if len(closed := self.closed_by_peers()) > len(known):
@@ -161,17 +159,17 @@ class Ring:
             sleep(ENDS_POLL_S)
 
     def close(self) -> None:
-        """Abort and free the connections; returns when no operation uses them any more. Any thread."""
+        """Abort and free the connections, and then the transport, which may take long; returns when no operation uses
+        them any more. Any thread."""
         self.abort()
+        with self._using, self._ending:
+            if not self._closed:
+                self._closed = True
+                for link in self.links.values():
+                    link.close()
+                self._free()
         if self.transport is not None:
             self.transport.close()
-        with self._using, self._ending:
-            if self._closed:
-                return
-            self._closed = True
-            for link in self.links.values():
-                link.close()
-            self._free()
 
     def hand_over(self, peers: Sequence[str]) -> dict[str, PeerLink]:
         """Abort, and close the connections, but for those to these peers that the next ring may use: they are the
@@ -192,6 +190,13 @@ class Ring:
                 return kept
         finally:
             self._using.release()
+
+    def _free_all_but_links(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+        with self._using:
+            self._scratch.clear()
+            self.said.clear()
 
     def _free(self) -> None:
         os.close(self._wake)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from elastic.config import RingKind
-from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
+from elastic.errors import BuildFailed, ConfigError, DeviceHung, GenerationEnded, RingBroken
 from elastic.protocol.messages import Generation
 from elastic.protocol.worker_state import Event, LinksClosed, RingBuilt, RingFailed
 from runtime.ring.abandonable_call import result_of
@@ -16,6 +16,7 @@ from runtime.ring.listener import Listener
 from runtime.ring.ring import Peer, Ring
 from runtime.ring.ring_builder import build
 from runtime.ring.transport import Meet, Meeting, Transport
+from runtime.script_end import TorchThread
 
 FAILURES_MAX = 3
 """How often in a row the mesh may connect the members while their transports fail."""
@@ -42,6 +43,7 @@ class Rings:
         self._meet = meet
         self._failures: list[BuildFailed] = []
         """The failures of transports since a transport was last connected."""
+        self._hung: DeviceHung | None = None
         self._lock = threading.Lock()
         self._rings: dict[int, Ring] = {}
         self._building: dict[int, threading.Event] = {}
@@ -54,8 +56,10 @@ class Rings:
             return self._rings.get(generation)
 
     def check(self) -> None:
-        """Raise ConfigError if another try is of no use."""
+        """Raise ConfigError if another try is of no use, and DeviceHung if it is of none in this process."""
         with self._lock:
+            if self._hung is not None:
+                raise self._hung
             if len(self._failures) >= FAILURES_MAX:
                 last = self._failures[-1]
                 raise ConfigError(
@@ -69,7 +73,7 @@ class Rings:
             self._building[generation.number] = cancelled
             left, self._left = self._left, None
         name = f"ring-{generation.number}"
-        threading.Thread(target=self._build, args=(generation, left, cancelled, post), name=name, daemon=True).start()
+        TorchThread(target=self._build, args=(generation, left, cancelled, post), name=name).start()
 
     def _build(
         self, generation: Generation, left: Ring | None, cancelled: threading.Event, post: Callable[[Event], object]
@@ -81,11 +85,13 @@ class Rings:
             _close_all([left])
         try:
             ring = self._connect(generation, kept, cancelled)
-        except BuildFailed as failed:
+        except (BuildFailed, DeviceHung) as failed:
             with self._lock:
                 self._building.pop(generation.number, None)
+                if isinstance(failed, DeviceHung):
+                    self._hung = failed
             if not cancelled.is_set():
-                post(RingFailed(generation.number, tuple(failed.unreachable)))
+                post(RingFailed(generation.number, getattr(failed, "unreachable", ())))
             return
         except GenerationEnded:
             return
@@ -210,7 +216,7 @@ def _watch(ring: Ring, post: Callable[[Event], object]) -> None:
 def _close_all(rings: Iterable[Ring]) -> None:
     """Close rings in the background, because a ring may be in use."""
     if closing := list(rings):
-        threading.Thread(target=_close_each, args=(closing,), name="ring-close", daemon=True).start()
+        TorchThread(target=_close_each, args=(closing,), name="ring-close").start()
 
 
 def _close_each(rings: Sequence[Ring]) -> None:

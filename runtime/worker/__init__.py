@@ -23,6 +23,7 @@ copy is served, by a thread of its own. They share one lock, `SharedWorkerState.
     held_copy.py        a copy of the state that its donor holds while training goes on
     copy_window.py      when other threads may read the registered tensors
     single.py           a job of one: the session of a script without an agent
+    gpu.py              which GPU this worker has, and which exceptions are the GPU's
     recorded_join.py    a job of one that enters as a newcomer would, for `elastic doctor --exact`
     isolated_shards.py  a job of one that computes each shard in a process of its own
 """

@@ -175,7 +175,7 @@ class RingExchange:
 
     def _merges(self, task: OperationSpec) -> bool:
         """Whether a member brings the sum of its roots, in place of each."""
-        return self._reduction in (Reduction.FIXED, Reduction.FIXED64) and bool(task.groups)
+        return self._reduction.of_integers and bool(task.groups)
 
     # ------------------------------------------------------------------------------------ overlap with backward
 

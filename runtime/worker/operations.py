@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from elastic.agent.worker.client import AgentClient
 from elastic.config import Compression, Overlap, Reduction, Timing
-from elastic.errors import RingBroken, StateLost
+from elastic.errors import DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Ready
 from elastic.protocol.worker_state import Phase
@@ -128,7 +129,8 @@ class OperationLoop:
             self._orders.leave_if_over()
 
     def send_early(self) -> EarlySums | None:
-        return self._turn.send_early(self._task)
+        with self._or_gives_way():
+            return self._turn.send_early(self._task)
 
     def next_unit(self) -> int | None:
         self._leave_unless_leaving()
@@ -152,7 +154,8 @@ class OperationLoop:
         if self.behind:
             return self._admission.take_over(self._task.op, self._task.fingerprint)
         self._reporter.waits(self._task.op)
-        result = self._finish()
+        with self._or_gives_way():
+            result = self._finish()
         if result is None:
             return None
         self._reporter.after(self._task.op)
@@ -167,6 +170,15 @@ class OperationLoop:
         if self._task.op.kind is OpKind.SYNC and self._task.op.pass_no == 0:
             self._start_alike(result)
         return result
+
+    @contextmanager
+    def _or_gives_way(self) -> Iterator[None]:
+        """End the process if its device hangs. No code of the script runs after that: it could wait for the device."""
+        try:
+            yield
+        except DeviceHung as hung:
+            self._journal.write("device_hung", generation=self.generation, because=str(hung))
+            self._orders.give_way(str(hung))
 
     def used(self) -> None:
         if not self._retains and not self.behind:

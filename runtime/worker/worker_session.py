@@ -24,7 +24,7 @@ from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.settings import Settings
 from elastic.config import RingKind
-from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
+from elastic.errors import DeviceHung, Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
 from elastic.protocol import messages
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.worker_id import node_of
@@ -47,6 +47,7 @@ from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
 from runtime.worker.donor import CopyServer
+from runtime.worker.gpu import is_of_device, uuid_of
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.operations import OperationLoop
@@ -90,7 +91,8 @@ class WorkerSession(OperationLoop):
             on_refused=lambda because, caller: refusals.say(because, at="worker", peer=caller),
         )
         host, port = self._listener.address
-        meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
+        sums = told.reduction.of_integers
+        meet = meeting(nccl.make_group, host, device, sums=sums) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
             meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
@@ -109,7 +111,15 @@ class WorkerSession(OperationLoop):
         bits = numerics_fingerprint.fingerprint(threads, device)
         kept = newest_in_memory(Settings.from_environment(environ))
         self._announce = messages.Announce(
-            self.worker_id, told.node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
+            self.worker_id,
+            told.node,
+            self.local_rank,
+            os.getpid(),
+            host,
+            port,
+            bits,
+            snapshot=kept,
+            device=uuid_of(device),
         )
         self._client.connect(self._orders.deliver, self._on_lost)
 
@@ -288,7 +298,7 @@ class WorkerSession(OperationLoop):
         return [StepRecord.from_line(line) for line in lines]
 
     def failed(self, error: BaseException, step: int | None, shard: int | None) -> None:
-        if isinstance(error, JoinMissed):
+        if isinstance(error, JoinMissed | DeviceHung):
             self._orders.give_way(str(error))
         place = f"{type(error).__name__} {raised_at(error)}"
         for name, number in (("step", step), ("shard", shard)):
@@ -299,7 +309,8 @@ class WorkerSession(OperationLoop):
         elif isinstance(error, LinkTooSlow):
             code = ExitCode.BELOW_QUORUM
         message = "".join(traceback.format_exception(error))
-        self._client.send(messages.Failed(self.worker_id, self.generation, place, message, int(code)))
+        of_device = is_of_device(error)
+        self._client.send(messages.Failed(self.worker_id, self.generation, place, message, int(code), of_device))
         self._journal.write("script_failed", generation=self.generation, place=place)
         self._client.close()
 

@@ -5,7 +5,10 @@ Patches for their processes (see tests/mutants) say who carries the gradients, a
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +90,31 @@ def gated(process_group: Any) -> None:
         return attempt(self)
 
     transport.attempt, transport.exchange, transport.add_up = counted, exchange, add_up
+
+
+def hangs_after_abort(process_group: Any) -> None:
+    """Devices of the first workers of slots 1 and 2 never come to rest after an abort. To be called after `gated`."""
+    transport = process_group.ProcessGroupTransport
+    drain = transport._drain
+    process_group.DRAIN_S = 0.5
+
+    def hanging(self: Any) -> None:
+        if self.attempts > 1 and os.environ.get("ELASTIC_WORKER_ID") in ("local.1.0", "local.2.0"):
+            self._last = SimpleNamespace(is_completed=lambda: False)
+        drain(self)
+
+    transport._drain = hanging
+
+
+def named_gpus(gpu: Any) -> None:
+    """The slots have GPUs of their own. The file `device.<worker_id>` beside the gates says what a worker was told."""
+
+    def uuid_of(device: object) -> str:
+        told = Path(os.environ["LIVE_GATES"], f"device.{os.environ['ELASTIC_WORKER_ID']}")
+        told.write_text(os.environ["ELASTIC_DEVICE"])
+        return f"GPU-{os.environ['ELASTIC_SLOT']}"
+
+    gpu.uuid_of = uuid_of
 
 
 def gated_start(mpi: Any) -> None:

@@ -44,6 +44,19 @@ def test_the_same_exception_at_the_same_place_ends_the_job_with_its_traceback_fi
         assert job.left_behind() == {}
 
 
+def test_cuda_errors_of_several_workers_in_the_same_step_do_not_end_the_job(tmp_path: Path) -> None:
+    """As when a link between GPUs fails."""
+    with run(tmp_path, "two devices fail", "--workers", "3") as job:
+        job.pace(0.3)  # the steps behind the errors take half a minute
+        for slot in (1, 2):
+            job.await_event("worker_exited", worker_id=f"local.{slot}.0", because="exited with 1")
+        assert "local.0.0" in job.await_world(3)
+        job.pace(0)
+        assert job.wait() == ExitCode.DONE
+        assert len(job.steps()) == 40
+        assert job.output.count("CUDA error: unspecified launch failure") >= 1, "the operator is told"
+
+
 def test_a_loader_process_that_is_killed_costs_its_worker_and_nobody_else(tmp_path: Path) -> None:
     """As by the kernel when memory runs out."""
     with run(tmp_path, "a loader process is killed") as job:

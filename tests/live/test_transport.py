@@ -6,6 +6,7 @@ The group is gloo's between CPUs, in the place of NCCL's between GPUs; everythin
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.live.jobs import TRAINER, Job
 from tests.live.test_kills import Killer
 
 SITE = Path(__file__).parent / "gloo_site"
+HUNG_DEVICE = Path(__file__).parent / "hung_device_site"
 KILLS = 12
 
 
@@ -26,6 +28,39 @@ def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet:
         job.shut("end")
         kill_and_freeze(job)
         assert {line["over"] for line in job.events("ring_up")} == {"nccl"}
+        assert job.result["digest"] == quiet.digest
+        assert ledger.compare(quiet.steps, job.steps()) is None
+
+
+def test_workers_whose_device_hangs_after_an_abort_are_replaced_and_the_script_is_not_blamed(
+    quiet: Quiet, tmp_path: Path
+) -> None:
+    options = ("--workers", "4", "--ring", "nccl", "--quiet")
+    with Job(tmp_path, *options, str(TRAINER), site=HUNG_DEVICE) as job:
+        job.pace(0.05)
+        job.shut("end")
+        job.await_world(4)
+        (job.gates / "exchange").write_text("local.3.0")
+        job.until("the victim in an exchange", (job.gates / "exchange.local.3.0").exists)
+        job.send("local.3.0", signal.SIGKILL)
+        job.open("exchange")
+        job.until("other workers in their slots", lambda: not {"local.1.0", "local.2.0"} & set(job.members()))
+        assert "local.0.0" in job.await_world(4)
+        job.pace(0)
+        job.open("end")
+        assert job.wait() == 0
+        hung = job.events("device_hung")
+        assert {line["worker_id"] for line in hung} == {"local.1.0", "local.2.0"}
+        assert all("still runs an exchange 0.5 s after it was aborted" in line["because"] for line in hung)
+        ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
+        assert {ends[line["worker_id"]] for line in hung} == {"found itself fenced"}
+        assert not job.events("script_failed")
+        told = {path.name: path.read_text() for path in job.gates.glob("device.local.[123].*")}
+        assert {name: told[name] for name in ("device.local.1.0", "device.local.1.1", "device.local.3.1")} == {
+            "device.local.1.0": "",
+            "device.local.1.1": "GPU-1",
+            "device.local.3.1": "GPU-3",
+        }
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
 

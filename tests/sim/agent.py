@@ -119,6 +119,8 @@ class Agent:
         self.clock = world.new_timepiece()
         self.workers: dict[str, Worker] = {}
         self.draining = False
+        self.uncarried = False
+        """What carries the gradients fails here."""
         self.stream: Stream | None = None
         self.reader = Reader()
         self.memory = Memory()
@@ -136,6 +138,9 @@ class Agent:
             self._arm(number)
         self.connect()
         self._watch()
+
+    def is_carried(self) -> None:
+        self.uncarried = False
 
     def do(self, act: Callable[[], None]) -> None:
         """Now, or when this process is thawed; not at all if it is dead."""

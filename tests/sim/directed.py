@@ -271,6 +271,14 @@ def _pending_ring_not_built(random: Random, name: str) -> Scene:
     return _scene(random, name, change, mute, *second, nodes=4, max_workers=5, heal_s=14.0)
 
 
+def _newcomer_cannot_be_connected(random: Random, name: str) -> Scene:
+    """What carries the gradients fails on the node of a newcomer, each time that a ring with it is built."""
+    fails = Fault("uncarried", "self", hook="invited", nth=1, for_s=random.choice([8.0, 40.0]))
+    later = (Fault("crash", random.randrange(8), at_s=random.uniform(2.0, 9.0)),) * random.randint(0, 1)
+    steps, spares = random.choice([200, 600]), random.choice([0, 0, 1])
+    return _scene(random, name, _early(random), fails, *later, spares=spares, steps=steps, units=2, heal_s=45.0)
+
+
 def _unreachable_member(random: Random, name: str) -> Scene:
     """What one member sends does not arrive while two rings in a row are built after a loss."""
     what, replace = random.choice(["mute", "mute_all", "mute_all"]), random.random() < 0.7
@@ -387,7 +395,8 @@ STORIES: dict[str, Callable[[Random, str], Scene]] = {
         _another_node_while_one_is_awaited, _refused_commit, _frozen_newcomer, _frozen_then_busy, _two_stand_still,
         _drained_while_one_copies, _dead_as_its_generation_begins, _stuck_as_its_generation_begins,
         _newcomer_alone_is_past_k, _waited_for_in_vain, _copied_result_comes_too_late, _computed_alone_in_vain,
-        _pending_ring_not_built, _unreachable_member, _loss_as_a_change_takes_effect, _untold_change,
+        _pending_ring_not_built, _newcomer_cannot_be_connected, _unreachable_member,
+        _loss_as_a_change_takes_effect, _untold_change,
         _uneven_and_struck, _demoted_and_struck, _all_die, _all_die_in_the_first_step, _held_after_all,
         _slot_fails_after_all_died,
     )
@@ -395,7 +404,7 @@ STORIES: dict[str, Callable[[Random, str], Scene]] = {
 
 AGAIN = (
     "all die", "copied result comes too late", "dead as its generation begins", "frozen then busy",
-    "started as the job ends", "two stand still", "unreachable member",
+    "newcomer cannot be connected", "started as the job ends", "two stand still", "unreachable member",
     "unreachable member",
 )  # fmt: skip
 """Told once more for each time that they stand here, because they seldom end as they are meant to."""

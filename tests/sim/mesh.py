@@ -86,6 +86,10 @@ class Mesh:
         self._close_left(generation.ids)
         self._rings[number] = generation
         peers = [peer for peer in generation.ids if peer != self.w.me]
+        if peers and self.w.agent.uncarried and not self.w.world.healed:
+            # What carries the gradients names nobody.
+            self.w.after(0.1, 0.9, lambda: self._cannot_carry(number))
+            return
         troubled = self.w.world.link_trouble()
         for peer in peers:
             if not troubled:
@@ -120,6 +124,12 @@ class Mesh:
         self.w.world.reach("a ring could not be built")
         self.close(number)
         self.w.after(0, 0.005, lambda: self._post(RingFailed(number, tuple(missing))))
+
+    def _cannot_carry(self, number: int) -> None:
+        if number in self._rings:
+            self.w.world.reach("a ring could not be built")
+            self.close(number)
+            self._post(RingFailed(number, ()))
 
     def close(self, number: int) -> None:
         ring = self._rings.pop(number, None)

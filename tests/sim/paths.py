@@ -145,6 +145,8 @@ class Paths:
             reach(f"nobody {'answered' if worker.paused else 'got on'}, and all were ended")
         if worker.newcomer.hung:
             reach("a newcomer whose set-up hung was replaced")
+        if worker.agent.uncarried and not worker.p.entered:
+            reach("a newcomer that could not be connected was replaced")
 
     def joined(self, worker: Worker, leader: Leader | None, waited_s: float, outdated: int) -> None:
         reach = self.world.reach

@@ -84,6 +84,9 @@ def _strike_worker(world: World, fault: Fault, victim: Worker) -> None:
             for other in others if fault.what == "mute_all" else [clock.random.choice(others)]:
                 world.network.mute(agent.node, other.agent.node)
             clock.after(fault.for_s, world.network.unmute)
+        case "uncarried":
+            agent.uncarried = True
+            clock.after(fault.for_s, agent.is_carried)
         case "isolate":
             world.network.part(one_way=False, apart={agent.node})
             _heal_parts(world, fault)

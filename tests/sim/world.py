@@ -317,6 +317,8 @@ class World:
         if event in ("straggler", "demoted"):
             self.reach(f"a worker was {'demoted' if event == 'demoted' else 'named a straggler'}")
             self.hook(event)
+        if event == "newcomer_unreachable":
+            self.reach("a newcomer could not be connected")
 
     def committed(self, record: Generation) -> None:
         if self.is_told:

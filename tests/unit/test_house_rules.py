@@ -135,7 +135,7 @@ SMALL = {
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
     "runtime.launched": "a program of its own, which `elastic run -m` starts",
-    "runtime.guards.numerics_fingerprint": "a worker says it to its leader; the other guards are of the loop",
+    "runtime.worker.gpu": "what torch says of a GPU, for who starts a worker and for who reports its end",
     "runtime.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
 }
 """Modules of fewer than 40 lines -> why each is a module of its own."""

@@ -7,6 +7,7 @@ step_spool.py   records of steps, kept until the agent has acknowledged them
 held_signals.py  stop signals that do not come from the agent
 stack_dump.py   the stacks of a worker that the agent gives up
 import_scan.py  the modules that a script is going to import
+nccl_environment.py  what NCCL reads from the environment
 mpi_ranks.py    which worker has which rank of mpirun
 examination.py  what `elastic doctor --exact` tells the script's process
 """

@@ -22,6 +22,8 @@ from elastic.security.roles import CERTS_VARIABLE
 AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
 """The unix socket of the agent that started this process. Unset: a job of one worker."""
 SLOT = "ELASTIC_SLOT"
+RING = "ELASTIC_RING"
+DEVICE = "ELASTIC_DEVICE"
 """The worker's number on its node, from 0."""
 THREADS = "ELASTIC_THREADS"
 """The value of `elastic run --threads`, for a script that does not set the thread count itself."""
@@ -61,7 +63,8 @@ def _path(text: str) -> Path | None:
 class WorkerEnvironment:
     """What a worker is told. address: the node's, under which other workers reach this one. certs: directory of
     certificates; None: plain text. restarted: the worker replaces one that has ended. worlds: those in which it
-    matters how many shards there are; None: none."""
+    matters how many shards there are; None: none. device: the UUID of the GPU that the workers of this slot had before,
+    or ""."""
 
     worker_id: Annotated[str, _Variable(WORKER_ID)]
     job: Annotated[str, _Variable("ELASTIC_JOB")]
@@ -75,12 +78,13 @@ class WorkerEnvironment:
     compression: Annotated[Compression, _Variable("ELASTIC_COMPRESSION", Compression)]
     overlap: Annotated[Overlap, _Variable("ELASTIC_OVERLAP", Overlap)]
     retain_results: Annotated[bool, _flag("ELASTIC_RETAIN_RESULTS")]
-    ring: Annotated[RingKind, _Variable("ELASTIC_RING", RingKind)]
+    ring: Annotated[RingKind, _Variable(RING, RingKind)]
     timing: Annotated[Timing, _object("ELASTIC_TIMING", Timing)]
     agent_socket: Annotated[str, _Variable(AGENT_SOCKET)]
     address: Annotated[str, _Variable("ELASTIC_HOST")]
     certs: Annotated[Path | None, _Variable(CERTS_VARIABLE, _path, lambda certs: str(certs or ""), default="")]
     worlds: Annotated[Worlds | None, _object("ELASTIC_WORLDS", Worlds)]
+    device: Annotated[str, _Variable(DEVICE, default="")]
 
     @classmethod
     def of_job(
@@ -95,6 +99,7 @@ class WorkerEnvironment:
         address: str,
         certs: Path | None,
         worlds: Worlds | None,
+        device: str = "",
     ) -> Self:
         return cls(
             worker_id=worker_id,
@@ -106,6 +111,7 @@ class WorkerEnvironment:
             address=address,
             certs=certs,
             worlds=worlds,
+            device=device,
             **{name: getattr(spec, name) for name in _variables() if hasattr(spec, name)},
         )
 

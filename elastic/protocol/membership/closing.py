@@ -11,10 +11,14 @@ from elastic.protocol.messages import Failed, Finished, SlotGivenUp
 
 
 def failed(g: Group, word: Failed, now_s: float, do: list[Action]) -> None:
-    """Two workers that raise at the same place prove a mistake of the script, which replacements would repeat."""
+    """Two workers that raise at the same place prove a mistake of the script, which replacements would repeat. Devices
+    prove nothing: when a link between GPUs fails, all members get the same CUDA error in the same step."""
     do.append(Note("script_failed", {"worker_id": word.worker_id, "place": word.place, "message": word.message}))
     if word.exit_code != 1:
         become_closed(g, word.exit_code, f"{word.worker_id} stopped the job at {word.place}\n{word.message}", now_s, do)
+        return
+    if word.of_device:
+        g.errors[f"{word.worker_id} {word.place}"] = word
         return
     first = g.errors.setdefault(word.place, word).worker_id
     if first != word.worker_id:

@@ -178,6 +178,13 @@ class Silence:
     ended_s: float = math.inf
 
 
+class Unreached(NamedTuple):
+    """How often in a row a ring with a slot's newcomer could not be built, and when the next one may be. -inf: now."""
+
+    times: int
+    until_s: float
+
+
 @dataclass(slots=True)
 class Group:
     """The state of a job's membership, owned by one loop. `advance` changes it."""
@@ -209,6 +216,8 @@ class Group:
     """The first generation may be formed with min_workers."""
     turned_away: set[str] = field(default_factory=set)
     """Newcomers that a member could not reach; they are wanted again once the ring has settled without them."""
+    unreached: dict[str, Unreached] = field(default_factory=dict)
+    """Slot whose newcomers could not be connected to the members, since one of them last became a member."""
     missed: dict[str, int] = field(default_factory=dict)
     """Slot -> number of its newcomers in a row that died while ready, most likely because their epoch was over."""
     awaited: str = ""
@@ -241,7 +250,7 @@ class Group:
     failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
     """Members -> those of their generations whose ring could not be built."""
     errors: dict[str, Failed] = field(default_factory=dict)
-    """Place of an exception -> the word of the worker that raised it first."""
+    """Place of an exception -> the word of the worker that raised it first. Failures of devices have a place each."""
     slots_given_up: dict[str, str] = field(default_factory=dict)
     youngest: int = -1
     """The highest seniority that has been given."""
@@ -303,7 +312,8 @@ class Group:
     def raised(self) -> Failed | None:
         """The last exception of the script that has ended a worker of the present world; None: the job has survived all
         that there were."""
-        return next((word for word in reversed(self.errors.values()) if self.lists(word.worker_id)), None)
+        words = [word for word in self.errors.values() if not word.of_device and self.lists(word.worker_id)]
+        return words[-1] if words else None
 
     @property
     def base(self) -> Generation | None:
@@ -397,6 +407,15 @@ class Group:
             for worker, one in seen.items()
             if one.stage is Stage.INVITED and one.member.node not in self.silent_nodes
         }
+
+    @property
+    def kept_waiting(self) -> dict[str, float]:
+        """Newcomers that ask to be admitted, and with which no ring is built yet because the last one failed -> until
+        when."""
+        asking = self.workers.at(Stage.READY) if self.unreached else set()
+        slots = {worker: self.unreached.get(slot_of(worker)) for worker in asking}
+        waits = {worker: known.until_s for worker, known in slots.items() if known is not None}
+        return {worker: until_s for worker, until_s in waits.items() if until_s > -math.inf}
 
     @property
     def set_up_s(self) -> float:

@@ -1,16 +1,22 @@
-"""Newcomers without progress: a hanging set-up gives its place back; training waits once for a copy that is too
-slow."""
+"""Newcomers without progress: a hanging set-up gives its place back; training waits once for a copy that is too slow;
+who cannot be connected to the members is tried less and less often."""
 
 from __future__ import annotations
 
+import math
+
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, Stage, State, slot_of
-from elastic.protocol.membership.planned_changes import stop_waiting
+from elastic.protocol.membership.group import NEWCOMERS, Group, Stage, State, Unreached, slot_of
+from elastic.protocol.membership.planned_changes import plan_change, stop_waiting
 from elastic.protocol.membership.transitions import move_on
 from elastic.protocol.messages import Kill
 
 OUTDATED = 3
 """After this many copies in a row that were out of date, the ring waits for the next copy."""
+
+UNREACHED = 5
+"""After so many rings in a row that could not be built with a slot's newcomers, the last of them is ended: another
+process may succeed, and a spare may take the place."""
 
 
 def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
@@ -49,3 +55,27 @@ def stop_in_vain(g: Group, now_s: float, do: list[Action]) -> None:
         waited_s = round(now_s - g.awaited_s, 1)
         do.append(Note("newcomer_in_vain", {"worker_id": worker, "slot": slot, "seconds": waited_s}))
     stop_waiting(g, slot, now_s, do)
+
+
+def keep_waiting(g: Group, worker: str, generation: int, now_s: float, do: list[Action]) -> None:
+    """Turn away a newcomer that no ring could be built with, even if it has died of that. Each try is a new ring for
+    all members, so the wait for the next one doubles with each: from backoff_min_s to set_up_s."""
+    g.turned_away.add(worker)
+    slot, timing = slot_of(worker), g.spec.timing
+    times = g.unreached[slot].times + 1 if slot in g.unreached else 1
+    wait_s = min(g.set_up_s, timing.backoff_min_s * 2.0 ** min(times - 1, 60))
+    g.unreached[slot] = Unreached(times, now_s + wait_s)
+    about = {"worker_id": worker, "generation": generation, "times": times, "wait_s": wait_s}
+    do.append(Note("newcomer_unreachable", about))
+    if times % UNREACHED == 0 and g.workers[worker].stage in NEWCOMERS:
+        do.append(Tell((worker,), Kill(g.term, worker)))
+        move_on(g, worker, Stage.REFUSED)
+
+
+def try_again(g: Group, now_s: float, do: list[Action]) -> None:
+    """Plan with the newcomers that have waited long enough since the last ring with them could not be built."""
+    due = [worker for worker, until_s in g.kept_waiting.items() if now_s >= until_s]
+    for slot in map(slot_of, due):
+        g.unreached[slot] = g.unreached[slot]._replace(until_s=-math.inf)
+    if due:
+        plan_change(g, now_s, do)

@@ -55,7 +55,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
         holders = [m.worker_id for m in members]
     if not holders:
         return
-    wanted = wanted_newcomers(g, lost)
+    wanted = wanted_newcomers(g, lost, now_s)
     stay = [worker for worker in holders if worker not in g.drains]
     if not stay:
         last = g.state_left_with(holders)
@@ -109,9 +109,10 @@ def _leaves_early(g: Group, running: messages.Generation, listed: set[str]) -> l
     return None if tuple(stay) in planned else stay
 
 
-def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
-    """Newcomers that may be admitted, the most senior first."""
+def wanted_newcomers(g: Group, lost: set[str], now_s: float) -> list[str]:
+    """Newcomers that may be admitted now, the most senior first."""
     assert g.aim is not None
+    lost = lost | {worker for worker, until_s in g.kept_waiting.items() if now_s < until_s}
     asking = g.workers.at(Stage.READY) - lost - g.drains.keys() - set(g.aim.ids)
     return sorted(asking, key=lambda worker: g.workers[worker].member.seniority)
 
@@ -250,6 +251,7 @@ def progressed(g: Group, word: messages.Progress, now_s: float, do: list[Action]
         g.applied = max(g.applied, word.applied)
     if word.generation and not seen.entered:
         g.in_vain.discard(slot_of(word.worker_id))
+        g.unreached.pop(slot_of(word.worker_id), None)
         stop_waiting(g, slot_of(word.worker_id), now_s, do)
     take_effect(g, running, now_s, do)
     transitions.kill_expelled(g, now_s, do)

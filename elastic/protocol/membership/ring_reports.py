@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
-from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.group import Group, State, slot_of
+from elastic.protocol.membership.newcomers import keep_waiting
 from elastic.protocol.membership.planned_changes import commit_planned, plan_change, settle
 from elastic.protocol.membership.transitions import become_quiescing
 from elastic.protocol.messages import BuildFailedReport, Generation, Progress, RingBrokenReport, RingState, RingUp
@@ -43,7 +44,7 @@ def heard_of_ring(
 
 
 def _turn_away(g: Group, record: Generation, involved: set[str], now_s: float, do: list[Action]) -> None:
-    """Plan without the named newcomers, and later with them again, because a pending ring could not be built.
+    """Plan without the named newcomers, and with them again after a while, because a pending ring could not be built.
 
     If only members are named, the same list is tried again; their present ring works.
     """
@@ -51,8 +52,7 @@ def _turn_away(g: Group, record: Generation, involved: set[str], now_s: float, d
     unsettled = set(record.ids) - set(g.running.ids)
     turned_away = sorted(unsettled & involved or unsettled)
     for worker in turned_away:
-        do.append(Note("newcomer_unreachable", {"worker_id": worker, "generation": record.number}))
-        g.turned_away.add(worker)
+        keep_waiting(g, worker, record.number, now_s, do)
     if turned_away:
         plan_change(g, now_s, do)
     elif g.committing is None:
@@ -84,6 +84,8 @@ def rebuilt(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
 def _settled(g: Group, base: Generation, now_s: float, do: list[Action]) -> None:
     do.append(Note("running", {"generation": base.number}))
     g.accused, g.failed_builds = {}, {}
+    for slot in map(slot_of, base.ids if g.unreached else ()):
+        g.unreached.pop(slot, None)
     settle(g, base.because, now_s, do)
     plan_change(g, now_s, do)
 

@@ -16,7 +16,7 @@ from elastic.protocol.membership.formation import announced, elected, form
 from elastic.protocol.membership.group import Group, Stage, State
 from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
-from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, wait_for_slow
+from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, try_again, wait_for_slow
 from elastic.protocol.membership.partitions import fell_silent, is_absence, next_silence_ends_s, silent_too_long
 from elastic.protocol.membership.restore import checkpointed, unreadable
 from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
@@ -135,6 +135,7 @@ def deadline_s(g: Group) -> float:
         deadlines.append(g.last_call_s)
     deadlines += [since + timing.progress_s for since in g.joining.values()]
     deadlines += g.setting_up.values()
+    deadlines += g.kept_waiting.values()
     if g.awaited:
         deadlines.append(g.awaited_until_s)
     if g.state is not State.CLOSED:
@@ -164,6 +165,7 @@ def ticked(g: Group, now_s: float, do: list[events.Action]) -> None:
         form(g, now_s, do)
     planned_changes.replace_stuck(g, now_s, do)
     end_hung(g, now_s, do)
+    try_again(g, now_s, do)
     if g.awaited and now_s >= g.awaited_until_s:
         stop_in_vain(g, now_s, do)
     if g.state is State.QUIESCING and now_s >= g.since_s + g.timing.progress_s:

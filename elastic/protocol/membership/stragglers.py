@@ -103,7 +103,7 @@ def _demote(g: Group, running: Generation, now_s: float, do: list[Action]) -> bo
     if g.spec.stragglers is not Stragglers.DEMOTE or not able or not full or g.drains.keys() & set(running.ids):
         return False
     lost = {*g.dead, *g.given_up, *g.turned_away}
-    if wanted_newcomers(g, lost):
+    if wanted_newcomers(g, lost, now_s):
         slowest = max(able, key=lambda worker: g.workers[worker].shard_us)
         g.drains[slowest] = Leaver(g.stragglers[slowest], math.inf, demoted=True)
         g.demoted_s[slot_of(slowest)] = now_s

@@ -51,7 +51,7 @@
     COUNTER(receives)                                                                           \
     COUNTER(sums)            /* ncclAllReduce */                                                \
     COUNTER(polls)           /* ncclCommGetAsyncError */                                        \
-    COUNTER(aborts)                                                                             \
+    COUNTER(aborts)          /* that have ended */                                              \
     COUNTER(destroys)                                                                           \
     COUNTER(used_after_free) /* uses of a communicator after its abort has freed it */
 

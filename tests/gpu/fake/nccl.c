@@ -99,11 +99,11 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result) {
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-    count(counted_aborts, 1);
     nap(setting(abort_ms, comm->world_size));
     comm->aborted = 1;
     nap(FREES_MS);
     comm->freed = 1; /* its memory stays, so that a later use can be counted */
+    count(counted_aborts, 1);
     return ncclSuccess;
 }
 

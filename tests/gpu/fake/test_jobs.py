@@ -1,7 +1,8 @@
-"""Whole jobs over the fake device: `elastic run --ring nccl` with faults of NCCL and of the GPU."""
+"""Whole jobs over the fake device: `elastic run --ring nccl` through faults of NCCL, of the GPU and of processes."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from tests.gpu.fake.device import FakeDevice
 from tests.live.jobs import Job
 
 TRAIN = Path(__file__).parent / "train.py"
+STEPS = 60
+REMOTE_ERROR = 6
+"""ncclRemoteError."""
+WAIT_S = "2"
+"""How long torch waits for a communicator in these jobs."""
 
 
 @pytest.fixture
@@ -22,16 +28,127 @@ def gpus(device: FakeDevice) -> FakeDevice:
 
 
 def job_over(gpus: FakeDevice, home: Path, *options: str) -> Job:
-    """Of three workers."""
+    """Of three workers, which go slowly until the test opens the gate `end`."""
     words = ("--workers", "3", "--ring", "nccl", *options, "--quiet", str(TRAIN))
-    return Job(home, *words, environment=gpus.environment())
+    job = Job(home, *words, environment={**gpus.environment(), "TORCH_NCCL_NONBLOCKING_TIMEOUT": WAIT_S})
+    job.shut("end")
+    return job
 
 
-def test_a_job_without_faults_makes_one_communicator_a_member(gpus: FakeDevice, tmp_path: Path) -> None:
-    with job_over(gpus, tmp_path) as job:
-        assert job.wait() == 0
-        assert len(job.steps()) == 60
-        assert {line["over"] for line in job.events("ring_up")} == {"nccl"}
-        assert job.left_behind() == {}
-    assert gpus.count("inits") == 3
+def finish(job: Job, gpus: FakeDevice, lost: int) -> None:
+    """Let the job end, with all its workers, and check what it has left. lost: workers that were killed."""
+    assert len(job.await_world(3)) == 3
+    job.open("end")
+    assert job.wait() == 0
+    assert [line["step"] for line in job.steps()] == list(range(STEPS))
+    assert {line["over"] for line in job.events("ring_up")} == {"nccl"}
+    ends = [line["because"] for line in job.events("worker_exited")]
+    assert sorted(ends) == ["exited with 0"] * 3 + ["killed by SIGKILL"] * lost
+    assert not job.events("script_failed")
+    assert job.left_behind() == {}
     assert gpus.count("used_after_free") == 0
+
+
+def kill_last(job: Job, members: list[str]) -> None:
+    """SIGKILL the member of the highest rank."""
+    job.send(members[-1], signal.SIGKILL)
+    job.until("a world without it", lambda: members[-1] not in job.members())
+
+
+def test_without_faults_a_member_makes_one_communicator(gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path) as job:
+        finish(job, gpus, lost=0)
+    assert gpus.count("inits") == 3
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fixed"])
+def test_a_member_that_is_killed_in_an_exchange_is_replaced(reduction: str, gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path, "--reduction", reduction) as job:
+        members = job.await_world(3)
+        gpus.set("exchange_hangs")
+        before = len(job.steps())
+        kill_last(job, members)
+        gpus.set("exchange_hangs", 0)
+        assert len(job.steps()) <= before + 1
+        finish(job, gpus, lost=1)
+
+
+def test_an_error_of_nccl_in_all_members_costs_a_generation_and_nobody(gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path) as job:
+        job.await_world(3)
+        gpus.set("comm_fails", REMOTE_ERROR)
+        job.until("a failure", lambda: len(job.events("committed")) > 1)
+        gpus.set("comm_fails", 0)
+        finish(job, gpus, lost=0)
+
+
+def test_a_member_that_is_killed_after_an_error_of_nccl_is_replaced(gpus: FakeDevice, tmp_path: Path) -> None:
+    """As real deaths are: the network says it before the agent does."""
+    with job_over(gpus, tmp_path) as job:
+        members = job.await_world(3)
+        gpus.set("exchange_hangs")
+        gpus.set("comm_fails", REMOTE_ERROR)
+        kill_last(job, members)
+        gpus.set("exchange_hangs", 0)
+        gpus.set("comm_fails", 0)
+        finish(job, gpus, lost=1)
+
+
+def test_a_communicator_that_is_not_ready_in_time_is_tried_again(gpus: FakeDevice, tmp_path: Path) -> None:
+    gpus.set("init_hangs")
+    with job_over(gpus, tmp_path) as job:
+        job.await_event("entered", generation=2)  # after the first one has failed
+        gpus.set("init_hangs", 0)
+        finish(job, gpus, lost=0)
+
+
+def test_a_member_that_is_killed_while_a_communicator_is_made_is_replaced(gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path) as job:
+        members = job.await_world(3)
+        gpus.set("init_hangs")
+        kill_last(job, members)
+        members = job.members()
+        made = gpus.count("inits")
+        job.until("two that wait for a communicator", lambda: gpus.count("inits") > made or None)
+        job.send(members[-1], signal.SIGKILL)
+        job.until("a world without it", lambda: members[-1] not in job.members())
+        gpus.set("init_hangs", 0)
+        finish(job, gpus, lost=2)
+
+
+def test_a_newcomer_that_cannot_connect_does_not_stop_the_others(gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path) as job:
+        members = job.await_world(3)
+        gpus.set("init_fails", REMOTE_ERROR, world=3)
+        kill_last(job, members)
+        job.until(
+            "a world of three that failed", lambda: any(len(e["members"]) == 3 for e in job.events("entered")[3:])
+        )
+        before = len(job.steps())
+        job.await_steps(before + 5)
+        gpus.set("init_fails", 0)
+        finish(job, gpus, lost=1)
+
+
+def test_a_job_ends_well_right_after_a_loss(gpus: FakeDevice, tmp_path: Path) -> None:
+    """Threads may still be in the abort, in torch's C++, when the script is over."""
+    with job_over(gpus, tmp_path, "--no-replace") as job:
+        members = job.await_world(3)
+        gpus.set("abort_ms", 3000)
+        job.until("the last steps", lambda: job.held_at("end"))
+        job.send(members[-1], signal.SIGKILL)
+        job.open("end")
+        assert job.wait() == 0
+        ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
+        assert [ends[member] for member in members[:-1]] == ["exited with 0"] * 2
+
+
+def test_thirty_generations_in_a_row(gpus: FakeDevice, tmp_path: Path) -> None:
+    with job_over(gpus, tmp_path) as job:
+        generation = 0
+        for _ in range(10):
+            members = job.await_world(3)
+            kill_last(job, members)
+            generation = int(job.status()["generation"])
+        finish(job, gpus, lost=10)
+        assert generation >= 20

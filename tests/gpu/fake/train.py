@@ -9,6 +9,8 @@ import elastic
 from tests.live.scripts import gates
 
 STEPS = 60
+SLOW = 10
+"""From this step on each takes a while, as long as the gate `end` is shut."""
 
 job = elastic.join(seed=7)
 inputs = torch.randn(320, 16, generator=torch.Generator().manual_seed(1))
@@ -39,6 +41,8 @@ for step in job.steps(train, total=STEPS):
         step.log(loss=loss)
     optimizer.step()
     optimizer.zero_grad()
+    # Nobody can join while all wait for the gate, so there are minutes of slow steps before.
+    gates.slow("end", 0.04 * max(0, step.index - SLOW))
     if step.index == STEPS - 2:
         gates.hold("end")
 job.print("done", step.index + 1)

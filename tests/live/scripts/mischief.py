@@ -46,6 +46,8 @@ for step in job.steps(train, shards=None if train else 4, total=40):
     if what == "a loader process is killed" and step.index == 5 and slot == 1 and not restarted:
         (child,) = multiprocessing.active_children()
         child.kill()
+    if what == "two devices fail" and step.index == 5 and slot > 0 and not restarted:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
     if what == "one leaves the loop" and step.index == 5 and slot == 1:
         break
     if what == "each time another mistake" and step.index >= 2 and slot == 1:

@@ -49,3 +49,102 @@ def test_an_exit_with_a_status_is_an_error_of_the_script_and_one_without_closes_
     )
     assert (done.returncode, done.stderr) == (status, words)
     assert (done.stdout.splitlines() or [""])[0] == heard
+
+
+IN_TORCH = """
+import atexit, sys, threading
+from datetime import timedelta
+import runtime.script_end as script_end
+from torch._C._distributed_c10d import TCPStore
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
+inside = threading.Semaphore(0)
+script_end.ENDS_S = 0.5
+
+def wait(for_ever):
+    while True:
+        inside.release()
+        try:
+            store.wait(["never"], timedelta(milliseconds=20))
+        except Exception:
+            pass
+        if not for_ever:
+            return
+
+threads = [script_end.TorchThread(target=wait, args=[FOR_EVER], name=f"in torch {n}") for n in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    inside.acquire()
+class Late:
+    def __del__(self):
+        print("deleted", flush=True)
+late = Late()
+unclosed = open("unclosed.txt", "w")
+unclosed.write("not lost")
+atexit.register(print, "exit handler")
+plain = threading.Thread(target=lambda: print("thread"))
+plain.start()
+"""
+
+
+def run_cold(script: str, where: Path) -> subprocess.CompletedProcess[str]:
+    (where / "train.py").write_text(script)
+    return subprocess.run(
+        [sys.executable, "-c", COLD, sys.executable, "train.py"],
+        cwd=where,
+        env={"PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("", 0, ""),
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit(-1)", 255, ""),
+        ("sys.exit('no data')", 1, "no data\n"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+    ],
+)
+@pytest.mark.parametrize("for_ever", [True, False])
+def test_threads_that_are_in_torch_at_the_end_change_neither_exit_code_nor_output(
+    end: str, status: int, words: str, for_ever: bool, tmp_path: Path
+) -> None:
+    done = run_cold(IN_TORCH.replace("FOR_EVER", str(for_ever)) + end + "\n", tmp_path)
+    assert (done.returncode, done.stderr[-len(words) :] if words else done.stderr) == (status, words)
+    assert done.stdout.splitlines()[:2] == ["thread", "exit handler"]
+    assert (tmp_path / "unclosed.txt").read_text() == "not lost"
+    if not for_ever and status == 0:
+        assert done.stdout.splitlines()[2:] == ["deleted"], "the interpreter ends as it would without the threads"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "sys.exit()",
+        "sys.exit(True)",
+        "sys.exit(258)",
+        "sys.exit(2**70)",
+        "sys.exit(['a', 1])",
+        "sys.exit('')",
+        "raise SystemExit('words')",
+        "raise KeyError('x')",
+        "atexit.register(sys.exit, 5)",
+        "atexit.register(lambda: 1 / 0)",
+        "os.close(1)",
+        "sys.stdout = None",
+    ],
+)
+def test_a_script_ends_as_it_does_under_python_itself(end: str, tmp_path: Path) -> None:
+    script = "import atexit, os, sys\natexit.register(print, 'handler')\nprint('script')\n" + end + "\n"
+    ours = run_cold(script, tmp_path)
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=120
+    )
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]

@@ -32,16 +32,16 @@ def told(**changes: Any) -> WorkerEnvironment:
     return WorkerEnvironment.of_job(SPEC, Path("/jobs/gpt"), "gpu-7.1.4", 1, **{**values, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"certs": None}, {"restarted": False}, {"worlds": None}])
+@pytest.mark.parametrize("changes", [{}, {"certs": None}, {"restarted": False}, {"worlds": None}, {"device": "GPU-a"}])
 def test_a_worker_knows_what_its_agent_has_told(changes: dict[str, Any]) -> None:
     environ = {**os.environ, "ELASTIC_CERTS": "/of/the/command", **told(**changes).to_environ()}
     assert WorkerEnvironment.from_environ(environ) == told(**changes)
     assert (environ["ELASTIC_NODE"], environ["ELASTIC_SLOT"]) == ("gpu-7", "1")
 
 
-def test_every_variable_but_two_must_be_there_and_is_named() -> None:
+def test_every_variable_but_three_must_be_there_and_is_named() -> None:
     environ = told().to_environ()
-    for name in environ.keys() - {"ELASTIC_NODE", "ELASTIC_CERTS"}:
+    for name in environ.keys() - {"ELASTIC_NODE", "ELASTIC_CERTS", "ELASTIC_DEVICE"}:
         with pytest.raises(ConfigError, match=f"^{name} is not set; start the script with `elastic run`"):
             WorkerEnvironment.from_environ({other: value for other, value in environ.items() if other != name})
 

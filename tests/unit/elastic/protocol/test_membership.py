@@ -191,7 +191,8 @@ class Job:
             case "finished":
                 return Finished(worker, number, plain[2])
             case "failed":
-                return Failed(worker, 0, plain[1], "Traceback", int(options.get("exit", 1)))
+                exit_code = int(options.get("exit", 1))
+                return Failed(worker, 0, plain[1], "Traceback", exit_code, of_device="device" in plain)
             case "dead":
                 return WorkerDead(worker, "signal 9", options.get("snapshot", ""))
             case "unreadable":

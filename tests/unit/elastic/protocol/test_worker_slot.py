@@ -36,8 +36,8 @@ class Life:
 
     def _word(self, action: sv.Action) -> str:
         match action:
-            case sv.Spawn(worker_id, restarted):
-                return f"spawn {worker_id}{' again' if restarted else ''}"
+            case sv.Spawn(worker_id, restarted, device):
+                return f"spawn {worker_id}{' again' if restarted else ''}{f' on {device}' if device else ''}"
             case sv.Signal(number):
                 return number.name
             case sv.SayTo(word):
@@ -227,6 +227,40 @@ def test_a_kill_between_two_equal_exceptions_does_not_hide_them() -> None:
             life.tell(10.0 * round_ + 1, sv.Raised("ValueError train.py:7 step 3 shard 1", "boom"))
         actions = life.tell(10.0 * round_ + 2, sv.Exited(status))
     assert actions == ["WorkerDead", "SlotGivenUp"]
+
+
+def test_a_device_that_fails_at_one_place_again_and_again_ends_the_slot_after_max_restarts() -> None:
+    life = Life(spec(max_restarts=3))
+    place = "AcceleratorError train.py:7 step 3 shard 1"
+    for round_ in range(4):
+        life.live(100.0 * round_)
+        life.tell(100.0 * round_ + 1, sv.Raised(place, "CUDA error: unspecified launch failure", of_device=True))
+        actions = life.tell(100.0 * round_ + 2, sv.Exited(-signal.SIGABRT))
+        assert actions == (["WorkerDead"] if round_ < 3 else ["WorkerDead", "SlotGivenUp"]), round_
+    assert [said.because for said in life.told] == [f"killed by SIGABRT at {place}"] * 3
+    assert "it was exit 4 by the script or its device, max_restarts=3" in life.given_up.because
+
+
+def test_successors_in_a_slot_are_told_the_gpu_of_the_last_worker_that_has_joined() -> None:
+    life = Life()
+    assert life.tell(0.0, sv.Due()) == ["spawn a.0.0"]
+    life.tell(0.0, sv.Spawned(1))
+    life.tell(0.0, sv.WorkerJoined("GPU-a"))
+    life.tell(1.0, sv.Exited(KILLED))
+    assert life.tell(1.0, sv.Due()) == ["spawn a.0.1 again on GPU-a"]
+    life.tell(1.0, sv.Spawned(2))
+    life.tell(2.0, sv.Exited(KILLED))
+    assert life.tell(90.0, sv.Due()) == ["spawn a.0.2 again on GPU-a"], "the one before it has not come so far"
+
+
+def test_the_same_mistake_twice_is_found_although_a_device_failed_between_them() -> None:
+    life = Life(spec(max_restarts=9))
+    for round_, of_device in enumerate((False, True, False)):
+        life.live(100.0 * round_)
+        life.tell(100.0 * round_ + 1, sv.Raised("ValueError train.py:7 step 3", "boom", of_device=of_device))
+        actions = life.tell(100.0 * round_ + 2, sv.Exited(1))
+    assert actions == ["WorkerDead", "SlotGivenUp"]
+    assert "so did the one before it, at the same place" in life.given_up.because
 
 
 def test_a_script_that_breaks_before_join_twice_alike_is_not_tried_a_third_time() -> None:

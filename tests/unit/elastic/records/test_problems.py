@@ -105,6 +105,21 @@ def test_status_shows_them_to_people_and_to_machines(
     assert capsys.readouterr().out.splitlines()[-1] == f"trouble: {Problem(**told)}"
 
 
+def test_a_slot_that_cannot_be_connected_is_told_from_the_third_try_on(tmp_path: Path, worker: Journal) -> None:
+    notices = Alerts(tmp_path)
+    for times, wait_s in enumerate((0.5, 1.0), 1):
+        worker.write("newcomer_unreachable", worker_id="local.1.2", times=times, wait_s=wait_s)
+    assert notices.poll() == [] and problems.of_job(tmp_path) == []
+    worker.write("newcomer_unreachable", worker_id="local.1.2", times=3, wait_s=2.0)
+    (said,) = notices.poll()
+    assert said.startswith("local.1.2 could not be connected to the members 3 times in a row; it is tried again")
+    worker.write("newcomer_unreachable", worker_id="local.1.3", times=4, wait_s=4.0)
+    assert notices.poll() == [] and [trouble.where for trouble in problems.of_job(tmp_path)] == ["local.1"]
+    with Journal(journal_path(tmp_path, "local.1.3"), "job", "local.1.3", "local", "local.1.3") as newcomer:
+        newcomer.write("joined", op=7)
+    assert problems.of_job(tmp_path) == []
+
+
 def test_what_keeps_replacements_out_stands_in_status_until_one_has_joined(tmp_path: Path, worker: Journal) -> None:
     notices = Alerts(tmp_path)
     worker.write("newcomer_in_vain", worker_id="local.2.3", slot="local.2", seconds=300.0)

@@ -6,6 +6,7 @@ import pickle
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,83 @@ def test_cuda_without_an_index_is_this_workers_own_device(
     assert current == [torch.device("cuda", chosen)]
     with pytest.raises(ConfigError, match="device='cuda:2': torch sees 2 CUDA devices"):
         process_start.device("cuda:2")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The UUIDs of a machine's GPUs, in the order in which torch counts them."""
+    gpus = ["GPU-a", "GPU-b"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(process_start, "uuid_of", lambda device: gpus[device.index])
+    for variable in ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"):
+        monkeypatch.delenv(variable, raising=False)
+    return gpus
+
+
+def test_a_replacement_has_the_gpu_of_its_slot_whatever_has_become_of_the_others(
+    two_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTIC_SLOT", "1")
+    monkeypatch.setenv("ELASTIC_DEVICE", "GPU-b")
+    assert process_start.device(None) == torch.device("cuda", 1)
+    del two_gpus[0]
+    assert process_start.device(None) == torch.device("cuda", 0), "the GPUs behind a lost one have other numbers"
+    two_gpus[:] = ["GPU-a", "GPU-c"]
+    with pytest.raises(ConfigError, match=r"GPU-b, on which the workers of slot 1 .* is gone: torch sees GPU-a, GPU-c"):
+        process_start.device(None)
+    assert process_start.device("cuda:1") == torch.device("cuda", 1), "the script has said which"
+
+
+def test_of_equal_uuids_as_of_parts_of_a_gpu_that_with_the_number_of_the_slot_is_taken(
+    two_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_gpus[:] = ["GPU-a", "GPU-a"]
+    monkeypatch.setenv("ELASTIC_SLOT", "1")
+    monkeypatch.setenv("ELASTIC_DEVICE", "GPU-a")
+    assert process_start.device(None) == torch.device("cuda", 1)
+
+
+def test_with_nccl_workers_do_not_share_a_gpu_unless_nccl_was_told_so(
+    two_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTIC_SLOT", "2")
+    assert process_start.device(None) == torch.device("cuda", 0)
+    monkeypatch.setenv("ELASTIC_RING", "nccl")
+    with pytest.raises(ConfigError, match=r"worker 2 of this node would share a GPU, as torch sees 2.*--ring tcp"):
+        process_start.device(None)
+    monkeypatch.setenv("NCCL_HOSTID", "another host")
+    assert process_start.device(None) == torch.device("cuda", 0)
+    monkeypatch.delenv("NCCL_HOSTID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    del two_gpus[0]
+    assert process_start.device(None) == torch.device("cuda", 0), "a wrapper has given each worker its own"
+
+
+def test_a_machine_whose_gpus_torch_cannot_use_does_not_train_on_its_cpu_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def too_old() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it")
+
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(process_start, "GPU_FILES", f"{tmp_path}/nvidia[0-9]*")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ConfigError, match=r"nvidia0\).*built for CUDA 13\.0.*too old \(found version 11040\)\. Mostly"):
+        elastic.join()
+    assert process_start.device("cpu") == torch.device("cpu"), "on purpose"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert process_start.device(None) == torch.device("cpu"), "a fleet hides the GPUs of others"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert process_start.device(None) == torch.device("cpu"), "a torch without CUDA was chosen"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    (tmp_path / "nvidia0").unlink()
+    assert process_start.device(None) == torch.device("cpu")
 
 
 def test_an_error_in_a_library_is_at_the_line_of_the_script_that_called_it() -> None:

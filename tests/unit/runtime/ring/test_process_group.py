@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, Store
 
+from elastic.agent.worker import nccl_environment
+from elastic.agent.worker.nccl_environment import connect_s
 from elastic.config import RingKind
-from elastic.errors import BuildFailed, ConfigError
+from elastic.errors import BuildFailed, ConfigError, DeviceHung, ElasticError
 from elastic.protocol.messages import Generation, Kind, Member, Plan
 from elastic.protocol.worker_state import Event, RingBuilt, RingFailed
-from runtime.ring import process_group
 from runtime.ring.nccl import check_device
-from runtime.ring.process_group import PendingWork, TransportGroup, connect_s, meeting
+from runtime.ring.process_group import PendingWork, TransportGroup, meeting
 from runtime.ring.ring_set import FAILURES_MAX, Rings
 from runtime.ring.transport import Meet, Meeting, Transport
 from tests.unit.gloo import GlooGroup
@@ -80,7 +81,7 @@ def test_the_store_listens_on_its_own_address_only() -> None:
 
 
 def test_a_member_that_does_not_come_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "CONNECT_S", 0.3)
+    monkeypatch.setattr(nccl_environment, "CONNECT_S", 0.3)
 
     def make(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> TransportGroup:
         store.get("of rank 1")
@@ -98,8 +99,8 @@ def test_a_large_world_has_longer_to_connect() -> None:
 
 
 def test_a_greeting_has_the_time_of_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "CONNECT_S", 0.0)
-    monkeypatch.setattr(process_group, "PEER_S", 0.15)
+    monkeypatch.setattr(nccl_environment, "CONNECT_S", 0.0)
+    monkeypatch.setattr(nccl_environment, "PEER_S", 0.15)
 
     class Silent:
         """A group whose exchange ends when it is aborted."""
@@ -146,8 +147,8 @@ def test_an_offer_that_is_none_fails_the_build() -> None:
 class Unwilling:
     """Meetings that fail so many times."""
 
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
+    def __init__(self, failures: int, error: ElasticError | None = None) -> None:
+        self.failures, self.error = failures, error or BuildFailed("no way")
         self.offer = self.because = ""
 
     @contextmanager
@@ -157,7 +158,7 @@ class Unwilling:
     def connect(self, offer: str) -> Transport | None:
         self.failures -= 1
         if self.failures >= 0:
-            raise BuildFailed("no way")
+            raise self.error
         with meeting(GlooGroup, "127.0.0.1", CPU)(next(GENERATIONS), ["a"], 0) as met:
             return met.connect(met.offer)
 
@@ -200,6 +201,16 @@ def test_transports_that_cannot_be_connected_are_tried_a_few_times(failures: int
                 rings.check()
 
 
+def test_a_device_that_hangs_ends_the_process_at_the_next_check() -> None:
+    unwilling = Unwilling(1, DeviceHung("cuda:0 still runs"))
+    with listeners(["a"]) as opened:
+        door = opened["a"]
+        rings = Rings(door, JOB, "a", GENEROUS_S, RingKind.NCCL, unwilling.meet)
+        assert build(rings, door.address[1], 1) == RingFailed(1, ())
+        with pytest.raises(DeviceHung, match="cuda:0 still runs"):
+            rings.check()
+
+
 class Late:
     """A meeting that says when it is asked to connect, and gives a transport when it is told to."""
 
@@ -240,7 +251,7 @@ def test_connecting_ends_with_its_generation_and_what_comes_later_is_closed() ->
 
 def test_nobody_waits_at_the_store_when_the_generation_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """One member waits for the other's word in the store, and the other never comes; both hear that it is over."""
-    monkeypatch.setattr(process_group, "CONNECT_S", 10 * GENEROUS_S)
+    monkeypatch.setattr(nccl_environment, "CONNECT_S", 10 * GENEROUS_S)
     waits = threading.Semaphore(0)
 
     def make(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> TransportGroup:
@@ -266,7 +277,7 @@ def test_nobody_waits_at_the_store_when_the_generation_is_over(monkeypatch: pyte
 
 
 def test_a_greeting_that_nobody_answers_ends_with_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "CONNECT_S", 10 * GENEROUS_S)
+    monkeypatch.setattr(nccl_environment, "CONNECT_S", 10 * GENEROUS_S)
     greets = threading.Event()
 
     class Silent:

@@ -272,6 +272,36 @@ def test_a_member_knows_who_has_closed_its_end_and_who_has_only_left(hosts: list
         assert ring.closed_by_peers() == () and list(ring.watch_ends()) == []
 
 
+class SlowToClose:
+    """A transport that is closed when the test says so."""
+
+    def __init__(self) -> None:
+        self.closing, self.closed = threading.Event(), threading.Event()
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closing.set()
+        assert self.closed.wait(GENEROUS_S)
+
+
+def test_ends_are_seen_and_links_are_closed_while_a_transport_takes_long_to_close() -> None:
+    with rings(3) as (ring, other, gone):
+        transport = SlowToClose()
+        ring.transport = transport  # type: ignore[assignment]
+        ring.abort()
+        gone.close()
+        ends = ring.watch_ends()
+        assert next(ends) == ("w2",)
+        assert transport.closing.wait(GENEROUS_S)
+        closing = in_thread(ring.close)
+        wait_until(lambda: other.closed_by_peers() == ("w0", "w2"))
+        assert not closing.done(), "it waits for its transport"
+        transport.closed.set()
+        closing.result(GENEROUS_S)
+
+
 def test_a_connection_that_nothing_comes_back_on_was_not_closed_by_the_peer() -> None:
     with rings(2, ["127.0.0.1", "127.0.0.2"]) as (ring, gone):
         link = ring.links["w1"]
