@@ -42,7 +42,8 @@ TO_HOST = 2
 class Donor:
     """A donor's side without its ring: a state of 42 MiB on the GPU, which a script trains on a stream of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: int = 0) -> None:
+        torch.cuda.set_device(gpu)
         self.device = FakeDevice.of_this_process()
         position = SimpleNamespace(
             donor=True, reduced=0, entered=1, kept=-1, phase=Phase.COLLECTING, record=None, copying=(), quiesced=False
@@ -56,7 +57,7 @@ class Donor:
         self.server._may_copy = lambda newcomer: True  # type: ignore[method-assign]
         seed_all("state")
         self.model = nn.Sequential(nn.Linear(MIB, 10), nn.Linear(512, 1024), nn.BatchNorm1d(8)).cuda()
-        self.carrier = self.server.carrier = Carrier(Values(), torch.device("cuda", 0))
+        self.carrier = self.server.carrier = Carrier(Values(), torch.device("cuda", gpu))
         self.carrier.register(model=self.model)
         self.carrier.freeze()
         self.bytes = sum(value.nbytes for value in self.model.state_dict().values())
@@ -130,8 +131,8 @@ def received(connection: CopyConnection, header: Any) -> list[torch.Tensor]:
     return blobs
 
 
-def helper() -> dict[str, Any]:
-    donor = Donor()
+def helper(gpu: int = 0) -> dict[str, Any]:
+    donor = Donor(gpu)
     donor.begin(GENEROUS_S)
     header, _ = donor.carrier.describe()
     with donor.asked() as connection:
@@ -183,6 +184,12 @@ def initially() -> dict[str, Any]:
     return donor.found(blobs)
 
 
+def touched_beside() -> int:
+    """How often the first GPU was touched, where the state is on the second one."""
+    helper(1)
+    return FakeDevice.of_this_process().touched(0)
+
+
 def check(device: FakeDevice, way: Callable[[], dict[str, Any]]) -> None:
     seen = device.call(way)
     waits = seen.pop("waits")
@@ -198,6 +205,11 @@ def test_a_newcomer_gets_the_state_behind_the_stream_of_the_script_and_each_byte
 
 def test_so_does_a_member_that_sends_parts(device: FakeDevice) -> None:
     check(device, helper)
+
+
+def test_a_copy_from_one_gpu_makes_no_context_on_another_one(device: FakeDevice) -> None:
+    device.set("devices", 2)
+    assert device.call(touched_beside) == 0
 
 
 def test_so_does_a_copy_that_is_held(device: FakeDevice) -> None:
