@@ -25,6 +25,7 @@ OF_WORKERS: Mapping[str, str] = {
     "torch.UntypedStorage._cdata": "gradients that are not copied before they are added",
     "torch._foreach_copy_": "the sum of gradients",
     "torch._foreach_mul_": "the sum of gradients",
+    "torch._foreach_norm": "seeing which buffers a script changes",
     "torch._foreach_zero_": "the sum of gradients",
     "torch.Tensor._version": "seeing what a script changes",
     "torch._debug_has_internal_overlap": "copying the state to a newcomer",
@@ -44,6 +45,9 @@ OF_RANKS: Mapping[str, str] = {
 """The same with --ranks."""
 
 OF_NCCL: Mapping[str, str] = {
+    "torch._C._distributed_c10d.DebugLevel": "--ring nccl",
+    "torch._C._distributed_c10d.get_debug_level": "--ring nccl",
+    "torch._C._distributed_c10d.set_debug_level": "--ring nccl",
     "torch.distributed.ProcessGroupNCCL.Options._timeout": "--ring nccl",
     "torch.distributed.ProcessGroupNCCL.Options.config": "--ring nccl",
     "torch.distributed.ProcessGroupNCCL.eager_connect_single_device": "--ring nccl",

@@ -46,7 +46,7 @@ REPLACED = {"_allgather_base", "_reduce_scatter_base"}
 
 NOT_OF_TORCH = {
     *("_Message", "_elastic_raised_at", "_fields"),
-    *("_exit", "_getframe", "_slotnames", "_run_module_as_main", "_Hash"),
+    *("_exit", "_getframe", "_slotnames", "_run_module_as_main", "_Hash", "_shutdown", "_run_exitfuncs"),
 }
 """Of ours, in strings, and of the standard library."""
 
