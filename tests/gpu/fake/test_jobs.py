@@ -82,20 +82,6 @@ def test_a_newcomer_that_nccl_cannot_connect_is_tried_less_and_less_often(gpus: 
         assert job.wait() == 0
 
 
-def test_workers_that_end_while_an_abort_goes_on_end_as_their_script_does(gpus: FakeDevice, tmp_path: Path) -> None:
-    """The threads are in torch's C++ code then; Python before 3.14 would end the process with SIGABRT."""
-    gpus.set("abort_ms", 2000)
-    with job_over(gpus, tmp_path, "--no-replace") as job:
-        job.shut("end")
-        job.await_world(3)
-        job.send("local.2.0", signal.SIGKILL)
-        job.until("a world without it", lambda: "local.2.0" not in job.members())
-        job.open("end")
-        assert job.wait() == 0
-        ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
-        assert ends == {"local.0.0": "exited with 0", "local.1.0": "exited with 0", "local.2.0": "killed by SIGKILL"}
-
-
 def test_a_gpu_that_is_lost_costs_its_slot_and_no_other(gpus: FakeDevice, tmp_path: Path) -> None:
     with job_over(gpus, tmp_path) as job:
         job.pace(0.4)
