@@ -44,6 +44,9 @@ class Rings:
         self._failures: list[BuildFailed] = []
         """The failures of transports since a transport was last connected."""
         self._hung: DeviceHung | None = None
+        self.on_hung: Callable[[DeviceHung], object] = lambda hung: None
+        """Called at once, on the thread that builds: the user's thread may wait for the same device, and never come to
+        `check`."""
         self._lock = threading.Lock()
         self._rings: dict[int, Ring] = {}
         self._building: dict[int, threading.Event] = {}
@@ -90,6 +93,8 @@ class Rings:
                 self._building.pop(generation.number, None)
                 if isinstance(failed, DeviceHung):
                     self._hung = failed
+            if isinstance(failed, DeviceHung):
+                self.on_hung(failed)
             if not cancelled.is_set():
                 post(RingFailed(generation.number, getattr(failed, "unreachable", ())))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from elastic.agent.worker.client import AgentClient
 from elastic.config import Compression, Overlap, Reduction, Timing
@@ -177,8 +178,12 @@ class OperationLoop:
         try:
             yield
         except DeviceHung as hung:
-            self._journal.write("device_hung", generation=self.generation, because=str(hung))
-            self._orders.give_way(str(hung))
+            self._give_way(hung)
+
+    def _give_way(self, hung: DeviceHung) -> NoReturn:
+        """Any thread."""
+        self._journal.write("device_hung", generation=self.generation, because=str(hung))
+        self._orders.give_way(str(hung))
 
     def used(self) -> None:
         if not self._retains and not self.behind:

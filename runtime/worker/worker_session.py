@@ -102,6 +102,7 @@ class WorkerSession(OperationLoop):
         self._donor = CopyServer(self._shared, self._journal)
         self._asker = CopyClient(self.job, self.worker_id, seal)
         self._orders = LeaderOrders(self._shared, self._asker, self._client, self._journal)
+        self._rings.on_hung = self._give_way
         self._admission = JoinProtocol(self._shared, self._orders, self._asker, self._journal)
         self._applied = 0
         self._reporter = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())

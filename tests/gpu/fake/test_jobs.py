@@ -160,22 +160,26 @@ def test_thirty_generations_in_a_row(gpus: FakeDevice, tmp_path: Path) -> None:
 def test_a_device_that_no_abort_brings_to_rest_costs_its_workers_and_not_the_job(
     gpus: FakeDevice, tmp_path: Path
 ) -> None:
-    """Both survivors, within 30 s, at the same line of the script: every copy of the state is lost, and kept."""
-    with job_over(gpus, tmp_path, "--snapshot-every", "1") as job:
+    """All members, in an exchange or as they greet a newcomer, while their scripts wait for the device: every copy of
+    the state is lost, and kept. It takes a minute."""
+    with job_over(gpus, tmp_path, "--snapshot-every", "1 steps") as job:
         job.await_world(3)
         job.until("a snapshot", lambda: job.events("snapshot_complete"))
+
+        def hung() -> set[str]:
+            return {line["worker_id"] for line in job.events("device_hung")}
+
         gpus.set("abort_in_vain", world=3)
         gpus.set("exchange_hangs", world=3)
         job.send("local.2.0", signal.SIGKILL)
-        job.until("the survivors to give way", lambda: len(job.events("device_hung")) == 2)
+        job.until("the survivors to give way", lambda: {"local.0.0", "local.1.0"} <= hung())
         gpus.set("exchange_hangs", 0)
         gpus.set("abort_in_vain", 0)
         job.await_world(3)
         job.open("end")
         assert job.wait() == 0
-        assert not job.events("script_failed")
-        assert job.events("state_lost")
-        assert len(job.steps()) >= STEPS
+        assert "every copy of the state is lost" in job.output and "it goes on from step" in job.output
+        assert "raised at" not in job.output
 
 
 def test_a_newcomer_that_nccl_cannot_connect_is_tried_less_and_less_often(gpus: FakeDevice, tmp_path: Path) -> None:
@@ -200,8 +204,8 @@ def test_a_gpu_that_is_lost_costs_its_slot_and_no_other(gpus: FakeDevice, tmp_pa
         gpus.set("devices", 2)
         job.send("local.1.0", signal.SIGKILL)
         job.send("local.2.0", signal.SIGKILL)
-        given_up = job.await_event("slot_given_up")
-        assert given_up["slot"] == 2 and "is gone: torch sees GPU-" in given_up["because"], given_up
         job.until("another worker of slot 1", lambda: any(w.startswith("local.1.") for w in job.members()))
-        job.open("end")
+        given_up = job.await_event("slot_given_up")
+        assert "is gone: torch sees GPU-" in given_up["because"]
+        job.pace(0)
         assert job.wait() == 0
