@@ -254,7 +254,7 @@ class WorkerManager:
             worlds=self._worlds(),
             device=wanted.device,
         )
-        nccl = self._spec.ring is RingKind.NCCL
+        nccl = self._spec.ring is RingKind.NCCL and not self._spec.restart  # there scripts have groups of their own
         settings = {
             **(nccl_variables({**os.environ, **self._spec.environment}, self._spec.workers_limit) if nccl else {}),
             **told.to_environ(),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -139,15 +139,17 @@ class _Place:
 
 
 @cache
-def _stream_on(device: torch.device) -> torch.cuda.Stream:
-    """One for all generations: torch keeps the memory that was used on a stream, and gives it to no other one."""
+def _stream_on(device: torch.device, what: Literal["greetings", "reductions"]) -> torch.cuda.Stream:
+    """One for all generations: torch keeps the memory that was used on a stream, and gives it to no other one. But two
+    generations meet where one greets while the other trains, and on one stream members could then wait for each other:
+    one has the greeting first, another one the exchange."""
     return torch.cuda.Stream(device)
 
 
 def _check_device(device: torch.device) -> None:
     """Raise DeviceHung unless a kernel that is launched now ends soon. An abort may hurt devices: its own, and those of
     the machine's other members, whose memory it has used."""
-    stream = _stream_on(device)
+    stream = _stream_on(device, "greetings")
     with torch.cuda.device(device), torch.cuda.stream(stream), _hung_if_it_fails(device):
         torch.ones(1, device=device)
     _await_rest(device, stream.query, time.monotonic() + DRAIN_S)
@@ -187,7 +189,7 @@ class ProcessGroupTransport:
         self._rank = rank
         self._world_size = world_size
         self._device = device
-        self._stream = _stream_on(device) if device.type == "cuda" else None
+        self._stream = _stream_on(device, "greetings") if device.type == "cuda" else None
         self._using = threading.Lock()
         self._ending = threading.Lock()
         self._aborted = threading.Event()
@@ -232,6 +234,8 @@ class ProcessGroupTransport:
                     self.add_up([torch.zeros(1, dtype=torch.int32, device=self._device)])
         finally:
             timer.cancel()
+        if self._stream is not None:
+            self._stream = _stream_on(self._device, "reductions")
 
     def exchange(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> None:
         """See Transport."""

@@ -14,6 +14,8 @@ TRAIN = Path(__file__).parent / "train.py"
 STEPS = 60
 REMOTE_ERROR = 6
 """ncclRemoteError."""
+LAUNCH_FAILURE = 719
+"""cudaErrorLaunchFailure."""
 WAIT_S = "2"
 """How long torch waits for a communicator in these jobs."""
 
@@ -131,6 +133,28 @@ def test_a_newcomer_that_cannot_connect_does_not_stop_the_others(gpus: FakeDevic
         assert [line["step"] for line in job.steps()] == list(range(STEPS))
         ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
         assert [ends[member] for member in members[:-1]] == ["exited with 0"] * 2
+
+
+def test_a_member_whose_device_an_abort_has_hurt_is_replaced(gpus: FakeDevice, tmp_path: Path) -> None:
+    """Its device fails between two exchanges, as others abort, and works again in the next process."""
+    with job_over(gpus, tmp_path) as job:
+        members = job.await_world(3)
+        job.shut("shard")
+        job.until("all in their scripts", lambda: job.held_at("shard") >= set(members))
+        gpus.set("cuda_fails", LAUNCH_FAILURE, pid=job.workers()[members[1]])
+        kill_last(job, members)
+        job.until("a ring that was not built", lambda: len(job.events("committed")) > 2)
+        gpus.set("cuda_fails", 0)
+        job.open("shard")
+        hung = job.await_event("device_hung", worker_id=members[1])
+        assert "unspecified launch failure" in hung["because"]
+        job.until("its end", lambda: members[1] not in job.workers())
+        job.await_world(3)
+        job.open("end")
+        assert job.wait() == 0
+        ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
+        assert (ends[members[0]], ends[members[1]]) == ("exited with 0", "found itself fenced")
+        assert not job.events("script_failed")
 
 
 def test_a_job_ends_well_right_after_a_loss(gpus: FakeDevice, tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ The other members are not there, and the fake NCCL does not miss them.
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,15 @@ SOON_S = 30.0
 
 
 @contextmanager
-def connected(generation: int = 1, sums: bool = False) -> Iterator[Any]:
-    """Rank 0 of a world of two."""
+def connected(generation: int = 1, sums: bool = False, world_size: int = 2) -> Iterator[Any]:
+    """Rank 0 of a world."""
     import torch
 
     from runtime.ring import nccl
     from runtime.ring.process_group import meeting
 
     meet = meeting(nccl.make_group, "127.0.0.1", torch.device("cuda", 0), sums=sums)
-    with meet(generation, ["w0", "w1"], 0) as met:
+    with meet(generation, [f"w{rank}" for rank in range(world_size)], 0) as met:
         transport = met.connect(met.offer)
     assert transport is not None
     try:
@@ -188,6 +187,38 @@ def ticks() -> dict[str, int]:
 def test_other_threads_run_while_nccl_does_not_return(device: FakeDevice) -> None:
     seen = device.call(ticks, environment=WORKER)
     assert seen["made"] > 5 and seen["aborted"] > 5
+
+
+def connects_beside_an_exchange() -> bool:
+    """A generation that is planned connects while the one before still trains."""
+    import torch
+
+    from elastic.errors import RingBroken
+
+    device = FakeDevice.of_this_process()
+    with connected(1) as old:
+        device.set("exchange_hangs", world=2)
+        launched = len(device.notes("exchange"))
+
+        def train() -> None:
+            mine = torch.empty(1000, dtype=torch.uint8, device="cuda")
+            with suppress(RingBroken), old.attempt():
+                old.exchange({1: mine}, {1: torch.empty_like(mine)})
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        while len(device.notes("exchange")) == launched:
+            time.sleep(0.01)
+        with connected(2, world_size=3):
+            still = thread.is_alive()
+        old.abort()
+        thread.join()
+    return still
+
+
+def test_a_planned_generation_connects_beside_an_exchange_of_the_one_before(device: FakeDevice) -> None:
+    """On one stream two members could wait for each other: one has the exchange first there, and one the greeting."""
+    assert device.call(connects_beside_an_exchange, environment=WORKER)
 
 
 # ---------------------------------------------------------------------------------------------------------------- hangs
@@ -376,7 +407,7 @@ def test_the_variables_are_those_that_torch_and_nccl_read(device: FakeDevice) ->
 
     read = (Path(torch.__file__).parent / "lib" / "libtorch_cuda.so").read_bytes()
     read += (Path(next(iter(nvidia.nccl.__path__))) / "lib" / "libnccl.so.2").read_bytes()
-    assert [name for name in WORKER if not re.search(rf"(?<![A-Z_]){name}\0".encode(), read)] == []
+    assert [name for name in WORKER if f"{name}\0".encode() not in read] == []
 
 
 def test_no_variable_of_the_workers_is_reported_as_unknown_or_old(device: FakeDevice) -> None:
