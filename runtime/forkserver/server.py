@@ -7,6 +7,7 @@ thread and uses no accelerator, so a fork of it is equivalent to a new interpret
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import multiprocessing.process
@@ -65,6 +66,8 @@ def main(channel: str, without: str, *command: str) -> None:
         _leave(agent, str(found))
     except ColdStart as refused:
         _leave(agent, str(refused))
+    if _reports_leaks():
+        atexit.register(gc.unfreeze)
     gc.freeze()
     if gc.get_threshold()[0] == 0:  # no import has set another threshold
         gc.set_threshold(*thresholds)
@@ -73,6 +76,12 @@ def main(channel: str, without: str, *command: str) -> None:
     agent.close()
     _become(order, command)
     script_runner.run(wanted, command)
+
+
+def _reports_leaks() -> bool:
+    """Whether an imported library would report what gc.freeze() keeps alive, at the end of each worker and behind its
+    last words: those made with nanobind do, such as Triton 3.9, which comes with CUDA builds of torch 2.15."""
+    return any(type(one).__module__ == "nanobind" for one in gc.get_objects() if issubclass(type(one), type))
 
 
 class Unsuitable(ColdStart):
