@@ -299,7 +299,9 @@ class WorkerSession(OperationLoop):
         return [StepRecord.from_line(line) for line in lines]
 
     def failed(self, error: BaseException, step: int | None, shard: int | None) -> None:
-        if isinstance(error, JoinMissed | DeviceHung):
+        if isinstance(error, DeviceHung):
+            self._give_way(error)
+        if isinstance(error, JoinMissed):
             self._orders.give_way(str(error))
         place = f"{type(error).__name__} {raised_at(error)}"
         for name, number in (("step", step), ("shard", shard)):
