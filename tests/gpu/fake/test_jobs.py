@@ -139,8 +139,8 @@ def test_a_member_whose_device_an_abort_has_hurt_is_replaced(gpus: FakeDevice, t
     """Its device fails between two exchanges, as others abort, and works again in the next process."""
     with job_over(gpus, tmp_path) as job:
         members = job.await_world(3)
-        job.shut("shard")
-        job.until("all in their scripts", lambda: job.held_at("shard") >= set(members))
+        (job.gates / "shard").write_text(members[1])
+        job.until("its script at rest", lambda: members[1] in job.held_at("shard"))
         gpus.set("cuda_fails", LAUNCH_FAILURE, pid=job.workers()[members[1]])
         kill_last(job, members)
         job.until("a ring that was not built", lambda: len(job.events("committed")) > 2)
