@@ -197,7 +197,6 @@ def test_a_device_that_no_abort_brings_to_rest_costs_its_workers_and_not_the_job
             assert ended["because"] == "found itself fenced"
         gpus.set("exchange_hangs", 0)
         gpus.set("abort_in_vain", 0)
-        job.await_world(3)
         job.open("end")
         assert job.wait() == 0
         assert job.events("device_hung")
