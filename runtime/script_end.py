@@ -46,7 +46,7 @@ def raised_at(error: BaseException) -> str:
 def exit_now(code: int) -> NoReturn:
     """End the process at once: what it has printed is shown, and no exit handler runs."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # a script may have taken it away
+        with contextlib.suppress(Exception):  # closed or taken away by the script, or nobody reads it any more
             stream.flush()
     os._exit(code)
 

@@ -133,6 +133,21 @@ def test_threads_that_are_in_torch_at_the_end_change_neither_exit_code_nor_outpu
 @pytest.mark.parametrize(
     "end",
     [
+        "sys.stdout.close()",
+        "import os\nprint('lost')\nread, write = os.pipe()\nos.close(read)\nos.dup2(write, 1)",
+    ],
+)
+def test_output_that_cannot_be_written_does_not_keep_a_process_with_threads_in_torch_from_its_end(
+    end: str, tmp_path: Path
+) -> None:
+    silent = IN_TORCH.replace('print, "exit handler"', "int").replace('print("thread")', "None")
+    done = run_cold(silent.replace("FOR_EVER", "True") + end + "\n", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
         "",
         "sys.exit()",
         "sys.exit(True)",
