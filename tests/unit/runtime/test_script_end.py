@@ -116,6 +116,8 @@ def test_a_job_whose_close_refuses_the_script_hears_why(tmp_path: Path) -> None:
         ("sys.exit(-1)", 255, ""),
         ("sys.exit('no data')", 1, "no data\n"),
         ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt\n"),
+        ("raise GeneratorExit", 1, "GeneratorExit\n"),
     ],
 )
 @pytest.mark.parametrize("for_ever", [True, False])
@@ -157,6 +159,8 @@ def test_output_that_cannot_be_written_does_not_keep_a_process_with_threads_in_t
         "sys.exit('')",
         "raise SystemExit('words')",
         "raise KeyError('x')",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
         "atexit.register(sys.exit, 5)",
         "atexit.register(lambda: 1 / 0)",
         "os.close(1)",
