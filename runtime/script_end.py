@@ -7,6 +7,7 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -46,21 +47,25 @@ def raised_at(error: BaseException) -> str:
 def exit_now(code: int) -> NoReturn:
     """End the process at once: what it has printed is shown, and no exit handler runs."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # a script may have taken it away
+        with contextlib.suppress(Exception):  # closed or taken away by the script, or nobody reads it any more
             stream.flush()
     os._exit(code)
 
 
 def run_to_end(script: Callable[[], object]) -> NoReturn:
     """Run the script, and end the process with its status, after its threads and exit handlers, as the interpreter
-    does. Raises SystemExit; but if a TorchThread is left, the process ends here, without the rest of what an
-    interpreter does at its end."""
-    end = SystemExit()
+    does. Raises SystemExit, or what else the script raised, which was shown; but if a TorchThread is left, the process
+    ends here, without the rest of what an interpreter does at its end."""
+    end: BaseException = SystemExit()
     try:
         script()
     except SystemExit as error:
         end = error
-    code = end.code if end.code is not None else 0
+    except BaseException as error:  # most often KeyboardInterrupt
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook = lambda *shown: None  # the interpreter, which chooses the status, would show it again
+        end = error
+    code = 1 if not isinstance(end, SystemExit) else end.code if end.code is not None else 0
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code, end = 1, SystemExit(1)
@@ -72,6 +77,9 @@ def run_to_end(script: Callable[[], object]) -> NoReturn:
         thread.join(max(0.0, until_s - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         _flush_files()
+        if isinstance(end, KeyboardInterrupt):  # as the interpreter does, for who has started this process
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         exit_now(code & 0xFF)
     raise end
 

@@ -65,15 +65,15 @@ def is_installed(path: str) -> bool:
 
 
 def _is_installed(path: str) -> bool:
-    script = _script_directory()
+    scripts, script = _script_directories(), frozenset(_script_spellings())
     below = path
     for directory in _ancestors(path):
         if _is_site(directory):
             return True
         name = os.path.relpath(below, directory)
-        if directory in sys.path and name in _recorded(directory):
+        if directory in sys.path and name in _recorded(directory, script):
             return True
-        if directory == script:
+        if directory in scripts:
             return False
         if directory == _torch():
             return True
@@ -98,15 +98,18 @@ def _spellings(path: str) -> set[str]:
 
 
 @functools.cache
-def _recorded(directory: str) -> frozenset[str]:
+def _recorded(directory: str, script: frozenset[str]) -> frozenset[str]:
     """The outermost names of what distributions have installed in a directory of sys.path (`pip install --target`).
 
-    Files beside them, as of a script that is shipped with its libraries in one directory, are of no distribution.
+    Files beside them, as of a script that is shipped with its libraries in one directory, are of no distribution. The
+    distribution that holds the script (its spellings) is left out.
     """
     names: set[str] = set()
     for found in importlib.metadata.distributions(path=[directory]):
         record = found.read_text("RECORD") or ""
-        names.update(line.split(",")[0].split("/")[0].strip('"') for line in record.splitlines())
+        files = {line.split(",")[0].strip('"') for line in record.splitlines()}
+        if not any(os.path.join(directory, file) in script for file in files):
+            names.update(file.split("/")[0] for file in files)
     return frozenset(names)
 
 
@@ -117,18 +120,22 @@ def _torch() -> str | None:
     return os.path.dirname(file) if file else None
 
 
-def _script_directory() -> str | None:
-    """None before the script runs, and for a program without a file, such as a notebook; None too if the script itself
-    lies directly in a site directory."""
+def _script_spellings() -> set[str]:
+    """Empty before the script runs, and for a program without a file, such as a notebook."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
-    directory = os.path.dirname(os.path.realpath(file)) if file else None
-    return None if directory is None or _is_site(directory) else directory
+    return _spellings(file) if file else set()
+
+
+def _script_directories() -> set[str]:
+    """The script's directory as it is named, and without symbolic links; not a site directory in which it lies."""
+    return {directory for directory in map(os.path.dirname, _script_spellings()) if not _is_site(directory)}
 
 
 def _in_other_project(file: str) -> bool:
     """Whether a file is of a distribution in editable mode whose project does not hold the script."""
-    script = f"{_script_directory() or os.getcwd()}{os.sep}"
-    return any(file.startswith(root) and not script.startswith(root) for root in _editable_projects())
+    scripts = [f"{directory}{os.sep}" for directory in _script_directories() or (os.getcwd(),)]
+    others = (root for root in _editable_projects() if not any(script.startswith(root) for script in scripts))
+    return file.startswith(tuple(others))
 
 
 @functools.cache

@@ -77,7 +77,7 @@ class Alerts:
             case _:
                 return sentence
         words = words.strip()
-        if not words or words in self._words:
+        if sentence is None or not words or words in self._words:
             return sentence
         self._words.add(words)
         return f"{sentence}\n{words}"

@@ -419,6 +419,10 @@ class Group:
         waits = {worker: known.until_s for worker, known in slots.items() if known is not None}
         return {worker: until_s for worker, until_s in waits.items() if until_s > -math.inf}
 
+    def needs_newcomers(self) -> None:
+        """Who could not be connected is tried at once: training stands still, or ends, without newcomers."""
+        self.unreached = {slot: known._replace(until_s=-math.inf) for slot, known in self.unreached.items()}
+
     @property
     def set_up_s(self) -> float:
         """How long a newcomer's set-up may stay in one phase: half of the time for which a job waits at its start or

@@ -127,6 +127,8 @@ def wished_to_drain(g: Group, word: messages.DrainWish, now_s: float, do: list[A
     takes_s = max(LAST_CALL_S, LAST_PASSES * g.pass_s(members) + LEAVING_S)
     last_call_s = now_s if g.stopping else now_s + max(left_s - takes_s, left_s / 2)
     g.drains |= dict.fromkeys(leavers, Leaver(word.because, last_call_s))
+    if members:
+        g.needs_newcomers()
     if g.state is not State.FORMING:  # a job that forms waits for them, and stops in order once it has begun
         release_newcomers(g, do)
     plan_change(g, now_s, do)

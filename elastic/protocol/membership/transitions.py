@@ -64,6 +64,8 @@ def become_paused(g: Group, now_s: float, do: list[Action]) -> None:
     if members >= g.spec.min_workers:
         because = g.running.because
     if (g.state, g.because) != (State.PAUSED, because):
+        if members < g.spec.min_workers:
+            g.needs_newcomers()
         become(g, State.PAUSED, because, now_s, do)
 
 

@@ -116,6 +116,8 @@ def test_a_job_whose_close_refuses_the_script_hears_why(tmp_path: Path) -> None:
         ("sys.exit(-1)", 255, ""),
         ("sys.exit('no data')", 1, "no data\n"),
         ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt\n"),
+        ("raise GeneratorExit", 1, "GeneratorExit\n"),
     ],
 )
 @pytest.mark.parametrize("for_ever", [True, False])
@@ -133,6 +135,21 @@ def test_threads_that_are_in_torch_at_the_end_change_neither_exit_code_nor_outpu
 @pytest.mark.parametrize(
     "end",
     [
+        "sys.stdout.close()",
+        "import os\nprint('lost')\nread, write = os.pipe()\nos.close(read)\nos.dup2(write, 1)",
+    ],
+)
+def test_output_that_cannot_be_written_does_not_keep_a_process_with_threads_in_torch_from_its_end(
+    end: str, tmp_path: Path
+) -> None:
+    silent = IN_TORCH.replace('print, "exit handler"', "int").replace('print("thread")', "None")
+    done = run_cold(silent.replace("FOR_EVER", "True") + end + "\n", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
         "",
         "sys.exit()",
         "sys.exit(True)",
@@ -142,6 +159,8 @@ def test_threads_that_are_in_torch_at_the_end_change_neither_exit_code_nor_outpu
         "sys.exit('')",
         "raise SystemExit('words')",
         "raise KeyError('x')",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
         "atexit.register(sys.exit, 5)",
         "atexit.register(lambda: 1 / 0)",
         "os.close(1)",

@@ -97,6 +97,15 @@ def test_libraries_that_are_shipped_in_the_scripts_own_directory_are_told_from_i
     ]
 
 
+def test_what_is_installed_with_the_script_itself_is_the_scripts(tmp_path: Path) -> None:
+    library = install(tmp_path, "one")
+    own = install(tmp_path, "mine").parent
+    script, record = tmp_path / "train.py", tmp_path / "mine-1.0.dist-info" / "RECORD"
+    record.write_text("mine/__init__.py,,\ntrain.py,sha256=abc,7\nmodel.py,,\n")
+    files = (script, tmp_path / "model.py", own / "loop.py", library)
+    assert ask(script, *files) == [SCRIPTS, SCRIPTS, SCRIPTS, LIBRARY]
+
+
 def test_torch_of_a_source_checkout_is_a_library(tmp_path: Path) -> None:
     torch = tmp_path / "pytorch" / "torch" / "__init__.py"
     torch.parent.mkdir(parents=True)
@@ -130,6 +139,15 @@ def test_a_script_that_is_installed_itself_has_its_own_package(tmp_path: Path) -
     script = site / "mine" / "train.py"
     found = ask(script, script, script.parent / "loop" / "a.py", site / "torch" / "a.py", site / "b.py")
     assert found == [SCRIPTS, SCRIPTS, LIBRARY, LIBRARY]
+
+
+def test_a_package_that_is_linked_into_a_site_directory_is_that_of_its_script(tmp_path: Path) -> None:
+    source, site = tmp_path / "source" / "mine", tmp_path / "site-packages"
+    source.mkdir(parents=True)
+    site.mkdir()
+    (site / "mine").symlink_to(source)
+    script = site / "mine" / "train.py"
+    assert ask(script, script, source / "model.py", site / "one" / "a.py") == [SCRIPTS, SCRIPTS, LIBRARY]
 
 
 @pytest.mark.parametrize(

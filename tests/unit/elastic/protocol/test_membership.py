@@ -30,7 +30,7 @@ from elastic.protocol.membership import (
     Stopped,
     Tell,
 )
-from elastic.protocol.membership.group import Stage, WorkerView
+from elastic.protocol.membership.group import Stage, Unreached, WorkerView
 from elastic.protocol.membership.hangs import holding_up, standing_still
 from elastic.protocol.membership.planned_changes import LEAVING_S
 from elastic.protocol.membership.restore import founders
@@ -683,3 +683,29 @@ def test_an_agent_of_which_no_slots_are_known_has_none() -> None:
     for event in (AgentUp("n", 3), AgentUp("n", 0)):
         group, _ = step(group, event, 0.0)
     assert group.slots == {"n": 3}, "it has come back, and says no slots then"
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        ("10 drain a.0.0", "10 committed"),
+        (
+            *("10 dead b.0.0", "10 report a.0.0 promise=3 entered=3 reduced=5 kept=4", "10 report c.0.0 promise=3"),
+            *("10 committed", "10 ringup a.0.0 4", "10 ready c.0.0 4"),
+        ),
+    ],
+    ids=["a member drains", "below quorum"],
+)
+def test_a_newcomer_that_could_not_be_connected_is_tried_at_once_when_the_job_needs_it(need: tuple[str, ...]) -> None:
+    job = Job()
+    for line in (
+        *("0 job workers=2 min=2 max=3", "0 elected 1", "0 announce a.0.0", "0 announce b.0.0", "0 committed"),
+        *("0 ringup a.0.0 1", "0 ringup b.0.0 1", "5 announce c.0.0", "5 ready c.0.0 1", "5 committed"),
+        *("6 unreachable a.0.0 2 c.0.0", "6 committed", "6.1 progress a.0.0 3 5"),
+    ):
+        job.feed(line)
+    assert job.group.unreached.keys() == {"c.0"}
+    job.group.unreached["c.0"] = Unreached(10, 2, 262.0)
+    said = [word for line in need for word in job.feed(line)]
+    assert [word for word in said if word.startswith("commit ")][-1].endswith("new c.0.0")
+    assert job.group.unreached["c.0"].times == 10, "and the wait after that is no shorter"

@@ -77,6 +77,17 @@ def test_a_traceback_is_told_once_however_many_workers_it_ends(tmp_path: Path) -
     assert not notices.has_told("") and not notices.has_told("ValueError")
 
 
+def test_a_slot_that_is_given_up_is_told_with_its_traceback_by_the_leaders_line_alone(tmp_path: Path) -> None:
+    notices = notices_of(tmp_path)
+    because = "local.0.0 exited with 1; max_restarts=0\nValueError: boom"
+    with Journal(journal_path(tmp_path, "agent"), "job", "agent", "local") as agent:
+        agent.write("slot_given_up", slot=0, because=because)
+        agent.write("slot_given_up", slot="local.0", because=because)
+    (said,) = notices.poll()
+    assert said.startswith("slot local.0 gets no worker any more: local.0.0 exited")
+    assert said.endswith("\nValueError: boom")
+
+
 def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:
     notices = notices_of(tmp_path)
     with Journal(journal_path(tmp_path, "agent-a"), "job", "agent-a", "a") as agent:
