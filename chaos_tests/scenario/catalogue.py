@@ -180,6 +180,14 @@ ROWS = (
     _get_stuck(
         "raise", "a script raises in a shard", places=(failpoints.IN_SHARD,), noted_s=RAISED_S, given={"act": Act.RAISE}
     ),
+    _at_point(
+        "raise-newcomer",
+        "a replacement raises while it copies the state: members with the same script prove that it trains",
+        places=(failpoints.COPY_RECEIVED,),
+        spark=True,
+        noted_s=RAISED_S,
+        given={"act": Act.RAISE},
+    ),
     _get_stuck(
         "interrupt",
         "a script is given an exception by another thread",

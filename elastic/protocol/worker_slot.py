@@ -240,9 +240,9 @@ class Slot:
 
     incarnation: above every incarnation that this slot ever had. quick_deaths: number of workers in a row that died
     without having taken part in a ring. script_exits: exits caused by the script, over the slot's life. refusals:
-    newcomers that raised. place: where the last of the exits raised, without those of its device. told_dead: WorkerDead
-    was sent when the death began; a second word could be taken for the loss of a later ring.
-    device: the UUID of the GPU of the last worker that has joined, or "".
+    newcomers in a row that raised. place: where the last of the exits raised, without those of its device. told_dead:
+    WorkerDead was sent when the death began; a second word could be taken for the loss of a later ring. device: the
+    UUID of the GPU of the last worker that has joined, or "".
     """
 
     node: str
@@ -391,8 +391,9 @@ def _after_outside_end(slot: Slot, because: str, now_s: float) -> tuple[Slot, tu
         return _give_up(slot, f"{slot.worker_id} {because}, and replacing is off", ExitCode.BELOW_QUORUM)
     raised = slot.raised
     told = (TellLeader(slot.worker_id, f"{because} at {raised.place}", raised.message),) if raised is not None else ()
-    quick = 0 if slot.served else slot.quick_deaths + 1
-    return _replaced(replace(slot, quick_deaths=quick), _back_off_s(slot.spec, quick - 1), now_s)[0], told
+    quick, refusals = (0, 0) if slot.served else (slot.quick_deaths + 1, slot.refusals)
+    slot = replace(slot, quick_deaths=quick, refusals=refusals)
+    return _replaced(slot, _back_off_s(slot.spec, quick - 1), now_s)[0], told
 
 
 def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:

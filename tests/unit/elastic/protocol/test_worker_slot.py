@@ -279,8 +279,14 @@ def test_newcomers_that_raise_beside_members_are_not_counted_and_wait_twice_as_l
         "in 2 s"
     )
     life.live(now_s)
-    life.tell(now_s + 1, sv.Raised(place, "Traceback"))
-    assert life.tell(now_s + 2, sv.Exited(1)) == ["WorkerDead", "SlotGivenUp"], "this one was a member"
+    life.tell(now_s + 1, sv.Exited(KILLED))
+    life.live(now_s + 2)
+    life.tell(now_s + 3, sv.Raised(place, "Traceback", newcomer=True))
+    life.tell(now_s + 4, sv.Exited(1))
+    assert life.slot.deadline_s == now_s + 4.5, "one before it was a member"
+    life.live(now_s + 5)
+    life.tell(now_s + 6, sv.Raised(place, "Traceback"))
+    assert life.tell(now_s + 7, sv.Exited(1)) == ["WorkerDead", "SlotGivenUp"], "this one was a member"
 
 
 def test_a_script_that_breaks_before_join_twice_alike_is_not_tried_a_third_time() -> None:
