@@ -226,8 +226,7 @@ class ModelCopies:
         group.tensors = {
             key: tensor
             for key, tensor in group.tensors.items()
-            if seen.isdisjoint((id(tensor), _memory(tensor)))
-            and tensor.untyped_storage().data_ptr() not in storages
+            if seen.isdisjoint((id(tensor), _memory(tensor))) and tensor.untyped_storage().data_ptr() not in storages
         }
         seen.update(map(_memory, group.tensors.values()))
         if group.tensors:
