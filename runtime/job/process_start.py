@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -26,6 +27,9 @@ from runtime.worker.single import SingleSession
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GPU_FILES = "/dev/nvidia[0-9]*"
 """Those of GPUs of NVIDIA, which their driver has made."""
+_HIDDEN = re.compile(r"(?!\s*(\d|GPU-|MIG-))")
+"""Values of that variable that hide all GPUs: CUDA takes what stands before the first word that names none. So do "",
+-1, and the NoDevFiles that Slurm gives jobs without a GPU."""
 
 
 def threads(given: int | None) -> int:
@@ -84,7 +88,7 @@ def _check_without_gpu() -> None:
     """Raise ConfigError if this machine has GPUs for which torch was built, and torch cannot use them: a worker that
     trains on its CPU without a word would hold up all others."""
     found = sorted(glob.glob(GPU_FILES))
-    if torch.version.cuda is None or not found or os.environ.get(VISIBLE) in ("", "-1"):
+    if torch.version.cuda is None or not found or _HIDDEN.match(os.environ.get(VISIBLE, "0")):
         return
     try:
         torch.cuda.init()

@@ -323,7 +323,8 @@ class Agent:
             case RingUp() | Progress() if word.generation:
                 self._served(word.worker_id)
             case Failed():
-                raised = worker_slot.Raised(word.place, word.message, word.exit_code, newcomer=word.newcomer)
+                how = (word.exit_code, word.of_device, word.newcomer)
+                raised = worker_slot.Raised(word.place, word.message, *how)
                 self.supervise_worker(word.worker_id, raised)
             case Finished():
                 self.supervise_worker(word.worker_id, worker_slot.MayLeave())

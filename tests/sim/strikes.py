@@ -93,7 +93,7 @@ def _strike_worker(world: World, fault: Fault, victim: Worker) -> None:
         case "crash_others":
             _crash(world, [w for w in world.workers.values() if w.alive and w.agent is not agent])
         case "raise":
-            victim.raises = f"line {clock.random.randrange(3)}"
+            victim.raises = clock.random.choice(("line 0", "line 1", "device"))
         case "raise_there":
             victim.raises = "line 0"
         case "guard":

@@ -416,7 +416,8 @@ class Worker:
 
     def _raise(self, place: str) -> None:
         code = 5 if place.startswith("guard") else 1
-        self.say(Failed(self.me, self.p.entered, place, "what the script says", code, newcomer=self.p.newcomer))
+        said, of_device = "what the script says", place == "device"
+        self.say(Failed(self.me, self.p.entered, place, said, code, of_device, self.p.newcomer))
         self.busy = True
         self.after(0.001, 0.02, lambda: self.die(code, f"raised at {place}"))
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elastic.errors import ConfigError
 from runtime.ddp import mistakes
-from runtime.ddp.frames.places import DEPTH_MAX, ScriptFrames, ValuePlace
+from runtime.ddp.frames.places import DEPTH_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.state.change_detection import version_of
 
 KEPT_MAX = 1 << 20
@@ -95,14 +95,11 @@ class ModelCopies:
         }
         if not look:
             return
-        # A state_dict() of a copy, as in a checkpoint that the script saves, is a view of that copy.
-        known = {tensor.untyped_storage().data_ptr() for tensor in self._tensors.values()}
         late = {
             place: tensor
             for group in groups
             if group.place not in self._names
             for place, tensor in group.tensors.items()
-            if tensor.untyped_storage().data_ptr() not in known
         }
         for place, tensor in late.items():
             was, version = self._late.get(place, (tensor, version_of(tensor)))
@@ -200,16 +197,17 @@ class ModelCopies:
             for module in self._modules
             for tensor in (*module.parameters(), *module.buffers())
         }
-        seen: set[int] = set(self._closed)
-        # An average keeps its place, whichever other name refers to it since, as a checkpoint that the script saves.
+        seen: set[object] = set(self._closed)
+        # An average keeps its place, whichever other name refers to it since, as a checkpoint that the script saves. A
+        # checkpoint is a dict, and may be gone soon: averages have their places elsewhere if they can.
         known = {(place.frame, place.function, place.name) for place in self._names}
         names = list(self._frames.names())
-        names.sort(key=lambda named: (named[0].frame, named[0].function, named[0].name) not in known)
+        names.sort(key=lambda at: ((at[0].frame, at[0].function, at[0].name) not in known, is_dict(at[1])))
         for place, value in names:
             yield from self._inside(place, (value,), storages, seen)
 
     def _inside(
-        self, place: ValuePlace, owners: tuple[Any, ...], storages: set[int], seen: set[int]
+        self, place: ValuePlace, owners: tuple[Any, ...], storages: set[int], seen: set[object]
     ) -> Iterator[_Group]:
         owner = owners[-1]
         if id(owner) in seen:
@@ -228,13 +226,18 @@ class ModelCopies:
         group.tensors = {
             key: tensor
             for key, tensor in group.tensors.items()
-            if id(tensor) not in seen and tensor.untyped_storage().data_ptr() not in storages
+            if seen.isdisjoint((id(tensor), _memory(tensor))) and tensor.untyped_storage().data_ptr() not in storages
         }
-        seen.update(map(id, group.tensors.values()))
+        seen.update(map(_memory, group.tensors.values()))
         if group.tensors:
             yield group
         for inner, value in below:
             yield from self._inside(inner, (*owners, value), storages, seen)
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """Equal for a tensor and a view of all of it, as state_dict() gives."""
+    return (tensor.data_ptr(), tensor.numel()) if tensor.numel() else id(tensor)
 
 
 def _is_tensor(value: object) -> bool:

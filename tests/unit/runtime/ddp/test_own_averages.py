@@ -327,8 +327,39 @@ def saved_as_it_is() -> None:
     tell(*ema.shadow.values())
 
 
-@pytest.mark.parametrize("main", [saved_as_a_view, saved_as_it_is])
-def test_an_average_in_a_checkpoint_that_the_script_makes_in_its_loop_is_no_new_one(main: Main) -> None:
+def saved_before_the_loop_as_a_view() -> None:
+    """The checkpoint is gone when a newcomer copies."""
+    setup = Setup()
+    ema = copy.deepcopy(setup.model.module)
+    checkpoint: dict[str, Any] | None = {"ema": ema.state_dict()}
+    for x, y in setup.loader:
+        setup.step(x, y)
+        with torch.no_grad():
+            for mine, theirs in zip(ema.parameters(), setup.model.module.parameters(), strict=True):
+                mine.mul_(0.9).add_(theirs, alpha=0.1)
+        checkpoint = None
+    assert checkpoint is None
+    tell(*ema.parameters())
+
+
+def saved_before_the_loop_as_it_is() -> None:
+    setup = Setup()
+    checkpoint: dict[str, Any] | None = None
+    ema = Shadow(unwrapped(setup))
+    checkpoint = {"ema": ema.shadow}
+    for x, y in setup.loader:
+        setup.step(x, y)
+        ema.update(unwrapped(setup))
+        checkpoint = None
+    assert checkpoint is None
+    tell(*ema.shadow.values())
+
+
+SAVED = [saved_as_a_view, saved_as_it_is, saved_before_the_loop_as_a_view, saved_before_the_loop_as_it_is]
+
+
+@pytest.mark.parametrize("main", SAVED)
+def test_an_average_in_a_checkpoint_that_the_script_makes_is_no_new_one(main: Main) -> None:
     expected = quiet(main)
     for workers in (1, 3):
         same(main, expected, workers)

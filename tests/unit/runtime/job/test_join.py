@@ -187,8 +187,13 @@ def test_a_machine_whose_gpus_torch_cannot_use_does_not_train_on_its_cpu_without
     with pytest.raises(ConfigError, match=r"nvidia0\).*built for CUDA 13\.0.*too old \(found version 11040\)\. Mostly"):
         elastic.join()
     assert process_start.device("cpu") == torch.device("cpu"), "on purpose"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert process_start.device(None) == torch.device("cpu"), "a fleet hides the GPUs of others"
+    for hides_all in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hides_all)
+        assert process_start.device(None) == torch.device("cpu"), "a fleet, or Slurm, hides the GPUs of others"
+    for hides_some in ("0", "1,2", "GPU-8f2a", "MIG-8f2a"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hides_some)
+        with pytest.raises(ConfigError, match="cannot use them"):
+            process_start.device(None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.version, "cuda", None)
     assert process_start.device(None) == torch.device("cpu"), "a torch without CUDA was chosen"
