@@ -152,10 +152,10 @@ def test_losses_are_those_of_torchrun_but_for_the_last_bits(tmp_path: Path) -> N
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
     there = Command(torchrun, tmp_path / "torchrun.out", environment={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
     try:
-        assert there.process.wait(DEADLINE_S) == 0, there.output
+        there.process.wait(DEADLINE_S)  # its status may be that of an abort of torch behind the script's last line
     finally:
         there.stop()
-    assert len(here) == 64
+    assert len(here) == len(losses(there.output)) == 64, there.output
     assert here[:50] == pytest.approx(losses(there.output)[:50], rel=1e-5)
 
 
