@@ -229,5 +229,5 @@ def test_a_gpu_that_is_lost_costs_its_slot_and_no_other(gpus: FakeDevice, tmp_pa
         job.until("another worker of slot 1", lambda: any(w.startswith("local.1.") for w in job.members()))
         given_up = job.await_event("slot_given_up")
         assert "is gone: torch sees GPU-" in given_up["because"]
-        job.pace(0)
+        job.open("end")
         assert job.wait() == 0
