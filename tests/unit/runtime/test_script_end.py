@@ -154,7 +154,6 @@ def test_output_that_cannot_be_written_does_not_keep_a_process_with_threads_in_t
         "sys.exit()",
         "sys.exit(True)",
         "sys.exit(258)",
-        "sys.exit(2**70)",
         "sys.exit(['a', 1])",
         "sys.exit('')",
         "raise SystemExit('words')",
