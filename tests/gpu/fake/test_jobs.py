@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests.support.processes import kill_if_there
 from tests.gpu.fake.device import FakeDevice
 from tests.live.jobs import Job
 
@@ -223,9 +224,10 @@ def test_a_newcomer_that_nccl_cannot_connect_is_tried_less_and_less_often(gpus: 
 def test_a_gpu_that_is_lost_costs_its_slot_and_no_other(gpus: FakeDevice, tmp_path: Path) -> None:
     with job_over(gpus, tmp_path) as job:
         job.await_world(3)
+        pids = job.workers()
         gpus.set("devices", 2)
-        job.send("local.1.0", signal.SIGKILL)
-        job.send("local.2.0", signal.SIGKILL)
+        kill_if_there(pids["local.1.0"])
+        kill_if_there(pids["local.2.0"])  # it may have ended already, by an error of the GPU that it has lost
         job.until("another worker of slot 1", lambda: any(w.startswith("local.1.") for w in job.members()))
         given_up = job.await_event("slot_given_up")
         assert "is gone: torch sees GPU-" in given_up["because"]
