@@ -15,7 +15,7 @@ from torch import Tensor
 _ELEMENTS = 2048
 """Elements that one GPU program converts; a power of two."""
 _OPTIONS = {"enable_fp_fusion": False}
-"""Of the compiler. No bit here depends on it; Triton 3.9 warns where it is left open, as 3.10 changes the default."""
+"""For the compiler. No bit here depends on it; Triton 3.9 warns where it is left open, as 3.10 changes the default."""
 
 
 @triton.jit

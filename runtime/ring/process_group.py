@@ -140,7 +140,7 @@ class _Place:
 
 @cache
 def _stream_on(device: torch.device, what: Literal["greetings", "reductions"]) -> torch.cuda.Stream:
-    """One for all generations: torch keeps the memory that was used on a stream, and gives it to no other one. But two
+    """One stream for all generations: torch keeps the memory that was used on a stream for that stream alone. But two
     generations meet where one greets while the other trains, and on one stream members could then wait for each other:
     one has the greeting first, another one the exchange."""
     return torch.cuda.Stream(device)

@@ -43,10 +43,9 @@ class Rings:
         self._meet = meet
         self._failures: list[BuildFailed] = []
         """The failures of transports since a transport was last connected."""
-        self._hung: DeviceHung | None = None
         self.on_hung: Callable[[DeviceHung], object] = lambda hung: None
-        """Called at once, on the thread that builds: the user's thread may wait for the same device, and never come to
-        `check`."""
+        """Called on the thread that builds, and ends a worker's process: the user's thread may wait for the same
+        device, and never come to `check`."""
         self._lock = threading.Lock()
         self._rings: dict[int, Ring] = {}
         self._building: dict[int, threading.Event] = {}
@@ -59,10 +58,8 @@ class Rings:
             return self._rings.get(generation)
 
     def check(self) -> None:
-        """Raise ConfigError if another try is of no use, and DeviceHung if it is of none in this process."""
+        """Raise ConfigError if another try is of no use."""
         with self._lock:
-            if self._hung is not None:
-                raise self._hung
             if len(self._failures) >= FAILURES_MAX:
                 last = self._failures[-1]
                 raise ConfigError(
@@ -91,8 +88,6 @@ class Rings:
         except (BuildFailed, DeviceHung) as failed:
             with self._lock:
                 self._building.pop(generation.number, None)
-                if isinstance(failed, DeviceHung):
-                    self._hung = failed
             if isinstance(failed, DeviceHung):
                 self.on_hung(failed)
             if not cancelled.is_set():

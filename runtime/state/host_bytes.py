@@ -74,7 +74,7 @@ class StreamMark:
 
 
 DONE = StreamMark()
-"""Of tensors that are complete, or on the CPU."""
+"""The mark of tensors that are complete, or on the CPU."""
 
 
 class HostBytes:

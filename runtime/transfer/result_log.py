@@ -19,7 +19,8 @@ ENTRY_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class LoggedResult:
-    """One operation as its members had it. fingerprint: see Session.begin. mark: behind what the result is complete."""
+    """One operation as its members had it. fingerprint: see Session.begin. mark: where the result is complete
+    on the GPUs."""
 
     number: int
     op: Op

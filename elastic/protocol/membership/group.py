@@ -420,7 +420,7 @@ class Group:
         return {worker: until_s for worker, until_s in waits.items() if until_s > -math.inf}
 
     def needs_newcomers(self) -> None:
-        """Who could not be connected is tried at once: training stands still, or ends, without newcomers."""
+        """Newcomers that could not be connected are tried at once: training stands still, or ends, without them."""
         self.unreached = {slot: known._replace(until_s=-math.inf) for slot, known in self.unreached.items()}
 
     @property

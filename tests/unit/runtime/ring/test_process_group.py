@@ -201,14 +201,15 @@ def test_transports_that_cannot_be_connected_are_tried_a_few_times(failures: int
                 rings.check()
 
 
-def test_a_device_that_hangs_ends_the_process_at_the_next_check() -> None:
+def test_a_device_that_hangs_is_told_at_once_on_the_thread_that_builds() -> None:
+    heard: list[DeviceHung] = []
     unwilling = Unwilling(1, DeviceHung("cuda:0 still runs"))
     with listeners(["a"]) as opened:
         door = opened["a"]
         rings = Rings(door, JOB, "a", GENEROUS_S, RingKind.NCCL, unwilling.meet)
+        rings.on_hung = heard.append
         assert build(rings, door.address[1], 1) == RingFailed(1, ())
-        with pytest.raises(DeviceHung, match="cuda:0 still runs"):
-            rings.check()
+        assert [str(hung) for hung in heard] == ["cuda:0 still runs"]
 
 
 class Late:
