@@ -14,7 +14,7 @@ from elastic.protocol.messages import Kill
 OUTDATED = 3
 """After this many copies in a row that were out of date, the ring waits for the next copy."""
 
-UNREACHED = 5
+TRIES_MAX = 5
 """After so many rings in a row that could not be built with a slot's newcomers, the last of them is ended: another
 process may succeed, and a spare may take the place."""
 
@@ -70,7 +70,7 @@ def keep_waiting(g: Group, worker: str, generation: int, now_s: float, do: list[
     g.unreached[slot] = Unreached(times, generation, now_s + wait_s)
     about = {"worker_id": worker, "generation": generation, "times": times, "wait_s": wait_s}
     do.append(Note("newcomer_unreachable", about))
-    if times % UNREACHED == 0 and g.workers[worker].stage in NEWCOMERS:
+    if times % TRIES_MAX == 0 and g.workers[worker].stage in NEWCOMERS:
         do.append(Tell((worker,), Kill(g.term, worker)))
         move_on(g, worker, Stage.REFUSED)
 
