@@ -91,10 +91,10 @@ live: setup etcd $(PROMETHEUS) ## live tests alone: real processes, real etcd
 	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run; torchrun scripts in larger worlds
-	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/job/test_random_worlds.py tests/unit/runtime/ddp/test_worlds.py
+	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/loop/test_random_worlds.py tests/unit/runtime/frontends/ddp/test_worlds.py
 
 fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, other ones each time
-	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/reduction/test_fuzz_data.py tests/unit/elastic/wire/test_fuzz_control.py tests/unit/chaos_tests/scenario/test_fuzz_chaos.py
+	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/allreduce/reduction/test_fuzz_data.py tests/unit/elastic/wire/test_fuzz_control.py tests/unit/chaos_tests/scenario/test_fuzz_chaos.py
 
 test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live tests/unit

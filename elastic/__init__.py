@@ -6,10 +6,9 @@ import this package too, stay light. Below, each package imports only those abov
     errors.py       every error, named by what the caller does next
     version.py      of this program
     file_modes.py   who may read what a job writes
-    stop_signals.py signals that ask processes to stop, and whose are obeyed
+    process/        what processes have in common: signals, log lines, systemd, options from a file
     checkpoints/    durable checkpoints, without torch
     config.py       what a job is, and how long things may take
-    daemon/         log lines, systemd and options from a file, of processes that run for ever
     protocol/       what is said and what is decided, pure: the job's state machine, a worker's, plans, assignments
     wire/           how messages are serialised
     records/        a job's directory: ledger, journals, what is told from them
@@ -21,18 +20,14 @@ import this package too, stay light. Below, each package imports only those abov
     agent/          the agent of a node: its workers, their lives and deaths
     fleet/          several machines, several jobs
     adopt/          training scripts rewritten for job.steps()
-    cli/            the command line
-    dashboard/      a page that shows a job or a fleet, and its buttons
-    timeline/       a job on a time axis
-    notebook/       elastic.launch(): functions of a notebook or a program
-    engines/        jobs on nodes that another system has: what Ray and Spark have in common
-    ray/            jobs on a Ray cluster
-    spark/          jobs on the executors of Spark
-    search/         hyperparameter search, each trial a job
-    slurm/          batch scripts for Slurm
-    k8s/            the manifest of a job on Kubernetes, and what its pods run
-    trackers/       the process that sends steps to MLflow or W&B
+    platforms/      where jobs run: this machine, Ray, Spark, Slurm, Kubernetes
+    observability/  the dashboard, traces, trackers
+    cli/            the command line; no other package imports it
+    ray.py          the public name of platforms/ray
+    spark.py        the public name of platforms/spark
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
+
+Up to fleet/ this is the core, without which no job runs; platforms/, observability/ and cli/ stand on it.
 
 `runtime` is the other half, inside the training process; `chaos_tests` breaks both on purpose.
 """
@@ -46,10 +41,10 @@ from elastic import errors
 from elastic.version import __version__
 
 if TYPE_CHECKING:
-    from elastic.notebook.launcher import launch
+    from elastic.platforms.local.launcher import launch
     from runtime.data.parquet import ParquetStream
-    from runtime.job.job import Job, join
-    from runtime.job.sinks import JsonLines, MLflow, TensorBoard, WandB
+    from runtime.loop.job import Job, join
+    from runtime.loop.sinks import JsonLines, MLflow, TensorBoard, WandB
 
 __all__ = [
     "Job",
@@ -64,14 +59,14 @@ __all__ = [
     "launch",
 ]
 _LAZY = {
-    "Job": "runtime.job.job",
-    "join": "runtime.job.job",
-    "launch": "elastic.notebook.launcher",
-    "JsonLines": "runtime.job.sinks",
-    "MLflow": "runtime.job.sinks",
+    "Job": "runtime.loop.job",
+    "join": "runtime.loop.job",
+    "launch": "elastic.platforms.local.launcher",
+    "JsonLines": "runtime.loop.sinks",
+    "MLflow": "runtime.loop.sinks",
     "ParquetStream": "runtime.data.parquet",
-    "TensorBoard": "runtime.job.sinks",
-    "WandB": "runtime.job.sinks",
+    "TensorBoard": "runtime.loop.sinks",
+    "WandB": "runtime.loop.sinks",
 }
 
 

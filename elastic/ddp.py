@@ -10,11 +10,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.ddp.drawn_batches import batches
-    from runtime.ddp.enable import enable
+    from runtime.frontends.ddp.drawn_batches import batches
+    from runtime.frontends.ddp.enable import enable
 
 __all__ = ["batches", "enable"]
-_LAZY = {"batches": "runtime.ddp.drawn_batches", "enable": "runtime.ddp.enable"}
+_LAZY = {"batches": "runtime.frontends.ddp.drawn_batches", "enable": "runtime.frontends.ddp.enable"}
 
 
 def __getattr__(name: str) -> object:

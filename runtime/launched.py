@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from elastic.notebook import function_file
-from runtime.job import job
+from elastic.agent.worker import function_file
+from runtime.loop import job
 
 
 def main(path: Path) -> None:

@@ -26,10 +26,10 @@ import torch
 
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
-from runtime.reduction.early_sums import EarlySums
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import Cut
-from runtime.state.training_state import Carrier
+from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.partial_sum import Json, Partial
+from runtime.allreduce.reduction.schedule import Cut
+from runtime.recovery.state.training_state import Carrier
 
 
 class OpKind(StrEnum):

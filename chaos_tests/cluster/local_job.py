@@ -16,7 +16,7 @@ from typing import Any
 from chaos_tests.cluster.job_handle import Followed
 from chaos_tests.support.json_lines import Tail
 from chaos_tests.support.processes import Command
-from elastic.cli.local import reruns
+from elastic.platforms.local import reruns
 from elastic.records import host_memory, job_directory
 from elastic.wire import codec
 

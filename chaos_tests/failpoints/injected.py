@@ -53,15 +53,21 @@ def install(directory: str) -> None:
         ("runtime.worker.operations", _in_walk),
         ("runtime.worker.exchange", _in_turn),
         ("runtime.worker.progress_report", partial(in_pass, "ProgressReporter.gathered", failpoints.IN_REDUCTION)),
-        ("runtime.reduction.slice_sums", partial(in_pass, "SliceSums._sum", failpoints.BETWEEN)),
-        ("runtime.reduction.early_sums", partial(_before, "EarlySums.offer", failpoints.EARLY_SENT, behind=True)),
-        ("runtime.ring.ring_set", partial(_before, "Rings._mesh", failpoints.IN_REBUILD)),
+        ("runtime.allreduce.reduction.slice_sums", partial(in_pass, "SliceSums._sum", failpoints.BETWEEN)),
+        (
+            "runtime.allreduce.reduction.early_sums",
+            partial(_before, "EarlySums.offer", failpoints.EARLY_SENT, behind=True),
+        ),
+        ("runtime.allreduce.ring.ring_set", partial(_before, "Rings._mesh", failpoints.IN_REBUILD)),
         ("runtime.worker.donor", partial(_before, "send_parts", failpoints.COPY_SENT)),
-        ("runtime.transfer.connection", partial(_before, "CopyConnection._receive_blob", failpoints.COPY_RECEIVED)),
-        ("runtime.checkpoint.saver", partial(_before, "put", failpoints.PART_WRITTEN)),
-        ("runtime.checkpoint.saver", partial(_before, "Saver._publish", failpoints.BEFORE_MANIFEST)),
+        (
+            "runtime.recovery.transfer.connection",
+            partial(_before, "CopyConnection._receive_blob", failpoints.COPY_RECEIVED),
+        ),
+        ("runtime.recovery.checkpoint.saver", partial(_before, "put", failpoints.PART_WRITTEN)),
+        ("runtime.recovery.checkpoint.saver", partial(_before, "Saver._publish", failpoints.BEFORE_MANIFEST)),
         ("elastic.checkpoints.storage", _in_storage),
-        ("runtime.restart.script_host", _in_scripts),
+        ("runtime.frontends.restart.script_host", _in_scripts),
     ):
         patch_when_imported(module, lambda module, patch=patch: patch(module, look))  # type: ignore[misc]
 

@@ -238,7 +238,7 @@ def _note(
 
 
 ANSWER_S = 6.0
-"""Seconds to wait for the answer of one replica; longer than REREAD_S of elastic/fleet/admission.py."""
+"""Seconds to wait for the answer of one replica; longer than REREAD_S of elastic/fleet/replica/admission.py."""
 
 ADMITTED, REFUSED = "welcome", grpc.StatusCode.UNAUTHENTICATED.name
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from chaos_tests.support import processes
-from elastic import stop_signals
 from elastic.agent.process.worker_process import facts
 from elastic.errors import ElasticError
+from elastic.process import children
 
 End: TypeAlias = Callable[[], None]
 """May raise scene.NotNow; then it is tried again."""
@@ -131,7 +131,7 @@ def slow(pids: Sequence[int]) -> End:
 @contextlib.contextmanager
 def _helper(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process that dies with this one; ended at once if what is within the context raises."""
-    command = stop_signals.dying_with_this(sys.executable, "-S", *words)
+    command = children.dying_with_this(sys.executable, "-S", *words)
     helper = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield helper

@@ -25,9 +25,9 @@ from chaos_tests.cluster.local_job import LocalJob, elastic_run
 from chaos_tests.run.narrator import Narrator
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.schedule import Planned, ground_of, plan, preset_of
-from elastic.cli import options as command_line
 from elastic.config import JobSpec, Timing
 from elastic.errors import ConfigError, ExitCode
+from elastic.platforms.local.script_command import command as script_command
 from elastic.records.files import write_atomically
 from elastic.records.job_directory import default_name, read_json
 from elastic.records.journal import read_all
@@ -139,7 +139,7 @@ def specification(campaign: Campaign) -> JobSpec:
     that there are some when all workers are lost."""
     if campaign.job:
         return codec.job_from_json(campaign.job.encode(), "the job")
-    name, command = command_line.command(campaign.command, module=False)
+    name, command = script_command(campaign.command, module=False)
     return JobSpec(
         name=default_name(name),
         command=command,

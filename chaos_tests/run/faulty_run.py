@@ -22,7 +22,7 @@ from chaos_tests.run.recorder import Embedded, Recorder, RecordSource
 from chaos_tests.run.script_audit import ScriptAudit
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.support import processes, resources
-from elastic.cli.local.job_run import NODE
+from elastic.platforms.local.job_run import NODE
 from elastic.records.files import read_job
 
 STALL_CHECK_S = 1.0

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from elastic import stop_signals
+from elastic.process import children
 from runtime.worker.activity import below
 
 MARK = "CHAOS_RUN"
@@ -121,7 +121,7 @@ class Command:
         """SIGTERM, and SIGKILL for what is left by then. Returns the pids that had to be killed."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            stop_signals.wait_or_kill(self.process, within_s)
+            children.wait_or_kill(self.process, within_s)
         left = await_exits(living(self.mark), within_s=2.0)
         for pid in left:
             kill_if_there(pid)

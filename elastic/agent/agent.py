@@ -1,5 +1,5 @@
 """The agent of one job on one node: `python -m elastic.agent --job-dir DIR --node NAME --slots N`. What starts agents
-is the daemon of a node, elastic/fleet/node_daemon.py.
+is the daemon of a node, elastic/fleet/node/node_daemon.py.
 
     rendezvous  <-- words up, orders down -->  agent  <-- unix socket -->  workers
                      (leader_session.py)                   (workers.py)
@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 
-from elastic import stop_signals
 from elastic.agent import handover, options, upgrade_state
 from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.handover import Handed, Trial, UpgradeRequestFiles
@@ -28,8 +27,8 @@ from elastic.agent.slot_file import SlotFile
 from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.storage import storage_at
-from elastic.daemon import log
 from elastic.errors import CheckpointDirTaken, ElasticError, ExitCode
+from elastic.process import log, stop_signals
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Close, Fence, Home, Invite, Kill, Order, Publish, Quiesce, Release
 from elastic.records.job_directory import JobLock, read_settings

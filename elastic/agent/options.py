@@ -11,10 +11,10 @@ from typing import Any
 
 from elastic.agent import handover, upgrade_state
 from elastic.config import JobSpec, check_name
-from elastic.daemon import log
 from elastic.errors import ConfigError
 from elastic.preemption import selection
 from elastic.preemption.provider import NoticeSource
+from elastic.process import log
 from elastic.records.files import read_job
 from elastic.records.job_directory import read_settings
 from elastic.rendezvous import reach as reaching

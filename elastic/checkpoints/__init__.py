@@ -7,7 +7,7 @@ elastic/records/resume.py chooses the one from which a job goes on.
         files/<name>                      files of on_checkpoint hooks
         manifest.json                     written last, atomically; an entry without it is no checkpoint
 
-`runtime/checkpoint` writes and reads the tensors.
+`runtime/recovery/checkpoint` writes and reads the tensors.
 
     naming.py       names of series, entries and files
     manifest.py     the manifest: files of a checkpoint, where it was taken, and a digest of all that

@@ -10,9 +10,9 @@ Checkpoints, snapshots, and members for a newcomer use it. It is checked here be
      "state": {"best": a value, ...}}
 
 A value is JSON; {"__tensor__": i} replaces tensor i, and other markers replace values that JSON lacks
-(runtime/state/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, are its layout in
-memory, without gaps: a fused optimizer pairs elements in memory order, and a kernel may sum in that order. Only modules
-have more than "state"; "nonpersistent" has their buffers that are not in their state_dict().
+(runtime/recovery/state/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, are its
+layout in memory, without gaps: a fused optimizer pairs elements in memory order, and a kernel may sum in that order.
+Only modules have more than "state"; "nonpersistent" has their buffers that are not in their state_dict().
 """
 
 from __future__ import annotations

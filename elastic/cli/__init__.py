@@ -3,28 +3,13 @@
 Each module says what its verb takes and what it prints, and is imported when its verb is asked for. It imports other
 packages only when the verb runs, so a verb that only asks loads neither torch, etcd, cryptography nor rich.
 
-    local/          whole jobs on this machine: what `run` and `doctor --exact` do
-    options.py      what verbs share: the parser, the script, which job or fleet is meant
-    run.py          `elastic run`, and the options of a job
-    status.py       `elastic status`
-    checkpoints.py  `elastic checkpoints`
-    samples.py      `elastic samples`
-    drain.py        `elastic drain`
-    doctor.py       `elastic doctor`
-    daemons.py      `elastic rendezvous`, `elastic agent`
-    upgrade.py      `elastic agent --upgrade`
-    submit.py       `elastic submit`
-    scale.py        `elastic scale`, `elastic quota`
-    jobs.py         `elastic jobs`, `elastic stop`
-    top.py          `elastic top`
-    story.py        `elastic logs`, `elastic story`
-    worker.py       `elastic stacks`, `elastic kill`
-    certs.py        `elastic certs`
-    __main__.py     `python -m elastic.cli`
+    options.py   what verbs share: the parser, the script, which job or fleet is meant
+    job/         verbs about one job
+    fleet/       verbs about a fleet
+    platforms/   verbs that start jobs on other systems
+    __main__.py  `python -m elastic.cli`
 
-Seven verbs are elsewhere: `elastic adopt` in elastic/adopt, `elastic trace` in elastic/timeline, `elastic dashboard` in
-elastic/dashboard, `elastic slurm` in elastic/slurm, `elastic k8s` in elastic/k8s, `elastic search` in elastic/search,
-`elastic chaos` in chaos_tests.
+No other package imports this one. `elastic adopt` is in elastic/adopt, `elastic chaos` in chaos_tests.
 """
 
 from __future__ import annotations
@@ -42,32 +27,32 @@ from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.version import __version__
 
 MODULES = {
-    "run": "elastic.cli.run",
-    "status": "elastic.cli.status",
+    "run": "elastic.cli.job.run",
+    "status": "elastic.cli.job.status",
     "chaos": "chaos_tests.cli",
-    "checkpoints": "elastic.cli.checkpoints",
-    "samples": "elastic.cli.samples",
-    "drain": "elastic.cli.drain",
-    "doctor": "elastic.cli.doctor",
+    "checkpoints": "elastic.cli.job.checkpoints",
+    "samples": "elastic.cli.job.samples",
+    "drain": "elastic.cli.job.drain",
+    "doctor": "elastic.cli.fleet.doctor",
     "adopt": "elastic.adopt.command",
-    "rendezvous": "elastic.cli.daemons",
-    "agent": "elastic.cli.daemons",
-    "submit": "elastic.cli.submit",
-    "scale": "elastic.cli.scale",
-    "quota": "elastic.cli.scale",
-    "jobs": "elastic.cli.jobs",
-    "stop": "elastic.cli.jobs",
-    "top": "elastic.cli.top",
-    "logs": "elastic.cli.story",
-    "story": "elastic.cli.story",
-    "trace": "elastic.timeline.command",
-    "stacks": "elastic.cli.worker",
-    "kill": "elastic.cli.worker",
-    "dashboard": "elastic.dashboard.command",
-    "slurm": "elastic.slurm.command",
-    "k8s": "elastic.k8s.command",
-    "search": "elastic.search.command",
-    "certs": "elastic.cli.certs",
+    "rendezvous": "elastic.cli.fleet.daemons",
+    "agent": "elastic.cli.fleet.daemons",
+    "submit": "elastic.cli.fleet.submit",
+    "scale": "elastic.cli.fleet.scale",
+    "quota": "elastic.cli.fleet.scale",
+    "jobs": "elastic.cli.fleet.jobs",
+    "stop": "elastic.cli.fleet.jobs",
+    "top": "elastic.cli.job.top",
+    "logs": "elastic.cli.job.story",
+    "story": "elastic.cli.job.story",
+    "trace": "elastic.cli.job.trace",
+    "stacks": "elastic.cli.job.worker",
+    "kill": "elastic.cli.job.worker",
+    "dashboard": "elastic.cli.job.dashboard",
+    "slurm": "elastic.cli.platforms.slurm",
+    "k8s": "elastic.cli.platforms.k8s",
+    "search": "elastic.cli.platforms.search",
+    "certs": "elastic.cli.fleet.certs",
 }
 """Verb -> the module that adds it, in the order of `elastic --help`. A module may add several verbs."""
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError, ExitCode
+from elastic.process.children import REASON_FILE
 from elastic.rendezvous.endpoint import INSECURE, check_plain, parse
 from elastic.security.roles import CERTS_VARIABLE, Role
 
@@ -29,10 +29,7 @@ REPLICAS = "ELASTIC_RENDEZVOUS"
 """The replicas if no --rendezvous is given."""
 
 
-REASON_FILE = "ELASTIC_REASON_FILE"
-"""Where a process that has started this command finds why it was refused. Processes below it have no such variable."""
-
-_reason_file = os.environ.pop(REASON_FILE, "")
+_reason_file = os.environ.pop(REASON_FILE, "")  # processes that this one starts must not write there
 
 EXIT_CODES = """
 exit codes:
@@ -161,39 +158,6 @@ def client_of(options: argparse.Namespace) -> FleetClient:
     keyring = keyring_of(certs_of(options), Role.OPERATOR, Role.VIEWER)
     check_plain("--rendezvous", replicas, allowed=options.insecure or keyring is not None)
     return FleetClient(replicas, channels=ChannelFactory(keyring))
-
-
-def command(words: Sequence[str], module: bool, verb: str = "run") -> tuple[str, tuple[str, ...]]:
-    """What to run: its name for people, and the command of a worker. Raises ConfigError if there is no such thing.
-
-    verb: with which it was asked for.
-    """
-    words = words[1:] if words[:1] == ["--"] else words
-    if not words:
-        raise ConfigError(f"no script given: write `elastic {verb} train.py`, or `elastic {verb} -m package.train`")
-    program, arguments = words[0], tuple(words[1:])
-    if module:
-        _check_module(program)
-        return program, (sys.executable, "-m", program, *arguments)
-    path = Path(program)
-    if not path.exists():
-        raise ConfigError(f"the script {program} does not exist (looked from {Path.cwd()})")
-    if not (path.is_file() or (path / "__main__.py").is_file()):
-        raise ConfigError(f"{program} is no script but a directory; give the file, or a module with -m")
-    if not os.access(path, os.R_OK):
-        raise ConfigError(f"the script {program} cannot be read; check its permissions")
-    # Python would take a name with a dash for an option.
-    return program, (sys.executable, f"./{program}" if program.startswith("-") else program, *arguments)
-
-
-def _check_module(name: str) -> None:
-    # Only the outermost package: looking for the rest would run its code here.
-    package = name.split(".", 1)[0]
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"-m {name}: not the name of a module; for a file, leave out -m")
-    search = [str(Path.cwd()), *sys.path]
-    if importlib.machinery.PathFinder.find_spec(package, search) is None and package not in sys.stdlib_module_names:
-        raise ConfigError(f"there is no module {package} in {Path.cwd()} or on Python's path")
 
 
 VERBS = argparse._SubParsersAction

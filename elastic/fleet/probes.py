@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError, ElasticError
-from elastic.fleet import job_environment
 from elastic.fleet.findings import ProbeAnswer, ProbeAnswers
+from elastic.fleet.node import job_environment
 from elastic.rendezvous.endpoint import split
 from elastic.version import __version__
 from elastic.wire import elastic_pb2 as pb
 
 if TYPE_CHECKING:  # a node has no leader and no etcd in its process
     from elastic.fleet.client import FleetClient
-    from elastic.fleet.leader import NodeSession
+    from elastic.fleet.replica.leader import NodeSession
     from elastic.store.etcd import EtcdStore
 
 OTHERS = 32

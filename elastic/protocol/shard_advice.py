@@ -1,7 +1,7 @@
 """Whether a number of shards is a good one for the worlds that a job may have, by the bytes that a pass sends.
 
 Of n nodes in a ring, each sends 2 (n - 1) / n bytes for each byte of gradients. Here a node sends as much if what its
-members have summed is one subtree, and half of that more for each further one (runtime/reduction).
+members have summed is one subtree, and half of that more for each further one (runtime/allreduce/reduction).
 """
 
 from __future__ import annotations

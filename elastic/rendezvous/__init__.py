@@ -7,6 +7,7 @@ service.py          a replica's answers: the streams of agents, and `elastic sta
 leader_stream.py    how the client of a leader finds it among the replicas
 served_stream.py    the serving side of a stream: leaders, and agents for their workers
 operator_client.py  single questions to the rendezvous, one call each
+job_status.py       the state of a job on this machine, from its leader or its directory
 endpoint.py         addresses, as an operator gives them
 reach.py            how a job's agent reaches the rendezvous, and workers reach each other
 __main__.py         `python -m elastic.rendezvous`

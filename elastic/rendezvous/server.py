@@ -15,11 +15,10 @@ from typing import Any
 
 import grpc.aio
 
-from elastic import stop_signals
 from elastic.config import JobSpec
-from elastic.daemon import log
-from elastic.daemon.log_line import LogFormat
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.process import log, stop_signals
+from elastic.process.log_line import LogFormat
 from elastic.records.files import read_job
 from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal, journal_path

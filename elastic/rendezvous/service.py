@@ -70,7 +70,7 @@ class NotKnown(ElasticError):
 
 
 class AttendanceCheck(Protocol):
-    """Decides which agents may attend the jobs of a fleet (elastic/fleet/admission.py)."""
+    """Decides which agents may attend the jobs of a fleet (elastic/fleet/replica/admission.py)."""
 
     async def objection(self, job: str, node: str, token: str, peer: str) -> str:
         """Why this agent may not attend, or "". A refusal is journalled. peer: the agent's address. Raises NotKnown."""

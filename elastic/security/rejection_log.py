@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.daemon import log
+from elastic.process import log
 from elastic.records.journal import Journal
 from elastic.security.rate_limit import CallRate
 

@@ -13,9 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-from elastic import stop_signals
 from elastic.config import check_text
 from elastic.errors import ConfigError, StoreUnavailable
+from elastic.process import children, stop_signals
 from elastic.records import temp_dirs
 from elastic.store.etcd import EtcdStore
 
@@ -88,7 +88,7 @@ class EmbeddedEtcd:
         if self.process.poll() is None:
             # The server may be frozen, and then only SIGKILL reaches it.
             self.process.terminate()
-            stop_signals.wait_or_kill(self.process, STOP_S)
+            children.wait_or_kill(self.process, STOP_S)
         self._own.remove()
 
     def __enter__(self) -> EmbeddedEtcd:
@@ -108,7 +108,7 @@ class EmbeddedEtcd:
     def _spawn(self) -> subprocess.Popen[bytes]:
         # etcd resolves unix URLs against its working directory, and its URL needs a host and a port.
         client, peer = "unix://localhost:1", "unix://localhost:2"
-        command = stop_signals.dying_with_this(
+        command = children.dying_with_this(
             self._binary,
             "--name=embedded",
             "--data-dir=data",

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from elastic import stop_signals
 from elastic.agent.worker import held_signals
+from elastic.process import stop_signals
 from runtime.data.shared_memory import receive, send
 from runtime.script_end import RAISED_AT, raised_at
 

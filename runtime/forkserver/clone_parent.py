@@ -20,7 +20,7 @@ import platform
 import warnings
 
 from elastic.errors import ColdStart
-from elastic.stop_signals import die_with
+from elastic.process.children import die_with
 
 PR_GET_TID_ADDRESS = 40
 SYS_CLONE3 = 435

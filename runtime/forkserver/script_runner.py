@@ -71,12 +71,12 @@ def run(program: Program, command: Sequence[str]) -> NoReturn:
 def _run_as_asked(program: Program) -> None:
     if os.environ.get(RESTART) == "1":
         torch_names.check(torch_names.OF_WORKERS)
-        from runtime.restart import supervisor
+        from runtime.frontends.restart import supervisor
 
         supervisor.run(lambda: _run(program))
     if os.environ.get(RANKS, "0") != "0":
         torch_names.check({**torch_names.OF_WORKERS, **torch_names.OF_RANKS})
-        from runtime.ddp.enable import enable
+        from runtime.frontends.ddp.enable import enable
 
         enable()
     _run(program)

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from elastic import stop_signals
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.import_scan import Import, Program, leading_imports, program_of
 from elastic.errors import ColdStart
+from elastic.process import stop_signals
 from runtime.forkserver import clone_parent, process_title, script_runner
 from runtime.script_end import exit_now
 
@@ -30,7 +30,7 @@ ALWAYS = (
     "torch",
     "torch._dynamo",  # imported by the first optimizer, though only compiling needs it: half of torch's import time
     "torch.utils.data",
-    "runtime.job.job",
+    "runtime.loop.job",
     "runtime.worker.worker_session",
 )
 

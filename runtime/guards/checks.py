@@ -15,8 +15,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from elastic import errors
+from runtime.allreduce.reduction.host_copies import host_copies
 from runtime.guards.module_attributes import ABSENT, Changed
-from runtime.reduction.host_copies import host_copies
 from runtime.session import Op, OpKind
 
 _BETWEEN_PASSES = (OpKind.ONCE, OpKind.EVALUATE, OpKind.ALLREDUCE)

@@ -21,9 +21,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import Unregistered
+from runtime.recovery.state.change_detection import tensor_mark, value_sum
+from runtime.recovery.state.registrable import unwrapped
 from runtime.script_files import OURS, is_library
-from runtime.state.change_detection import tensor_mark, value_sum
-from runtime.state.registrable import unwrapped
 
 _WATCHED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 _BASES = (nn.Module.state_dict, torch.optim.Optimizer.state_dict)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from runtime.recovery.transfer.connection import CopyConnection
 from runtime.session import Op
-from runtime.transfer.connection import CopyConnection
 from runtime.worker.state_owner import SharedWorkerState
 
 LATER_S = 5.0

@@ -39,13 +39,13 @@ import torch
 
 from elastic.protocol.worker_state import CopyBegun, CopyEnded, Phase, outcome
 from elastic.records.journal import Journal
-from runtime.reduction.partial_sum import Json, Partial
+from runtime.allreduce.reduction.partial_sum import Json, Partial
+from runtime.recovery.state.host_bytes import DONE, HostBytes, StreamMark
+from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
+from runtime.recovery.transfer.multi_source import digest, send_parts
+from runtime.recovery.transfer.result_log import LoggedResult, ResultLog
 from runtime.session import JoinMeta, Op
-from runtime.state.host_bytes import DONE, HostBytes, StreamMark
-from runtime.state.training_state import Carrier
-from runtime.transfer.connection import CopyConnection, CopyFailed
-from runtime.transfer.multi_source import digest, send_parts
-from runtime.transfer.result_log import LoggedResult, ResultLog
 from runtime.worker.copy_window import LATER_S, CopyWindow
 from runtime.worker.held_copy import LOG_BYTES_MIN, CopyHolder, log_bytes
 from runtime.worker.state_owner import SharedWorkerState

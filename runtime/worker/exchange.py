@@ -20,17 +20,17 @@ from elastic.protocol import worker_state
 from elastic.protocol.messages import Generation, Kind
 from elastic.protocol.reduction_tree import leaves
 from elastic.records.journal import Journal
+from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.headers import Headers
+from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.over_transport import exchange_over
+from runtime.allreduce.reduction.partial_sum import Json, Partial, total
+from runtime.allreduce.reduction.schedule import Cut
+from runtime.allreduce.ring.ring import PARTS, Ring
+from runtime.allreduce.ring.ring_set import Rings
 from runtime.guards import checks
-from runtime.reduction.early_sums import EarlySums
-from runtime.reduction.headers import Headers
-from runtime.reduction.over_mesh import Sums, exchange
-from runtime.reduction.over_transport import exchange_over
-from runtime.reduction.partial_sum import Json, Partial, total
-from runtime.reduction.schedule import Cut
-from runtime.ring.ring import PARTS, Ring
-from runtime.ring.ring_set import Rings
+from runtime.recovery.transfer.client import parse_op
 from runtime.session import Op, OpKind
-from runtime.transfer.client import parse_op
 from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 

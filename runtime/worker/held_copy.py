@@ -11,12 +11,12 @@ import torch
 
 from elastic.errors import NoMemory
 from elastic.records.journal import Journal
-from runtime.reduction.flat_pool import room_for
-from runtime.reduction.partial_sum import Json
-from runtime.state.available_memory import available_bytes
-from runtime.state.host_bytes import HostBytes
-from runtime.transfer.connection import CopyConnection
-from runtime.transfer.result_log import ResultLog
+from runtime.allreduce.reduction.flat_pool import room_for
+from runtime.allreduce.reduction.partial_sum import Json
+from runtime.recovery.state.available_memory import available_bytes
+from runtime.recovery.state.host_bytes import HostBytes
+from runtime.recovery.transfer.connection import CopyConnection
+from runtime.recovery.transfer.result_log import ResultLog
 from runtime.worker.copy_window import LATER_S, CopyWindow
 from runtime.worker.state_owner import SharedWorkerState
 

@@ -14,8 +14,8 @@ import warnings
 import torch
 
 from elastic.errors import ConfigError
+from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.data.shared_memory import receive, send
-from runtime.reduction.partial_sum import Partial
 from runtime.script_end import exit_now
 from runtime.session import OpKind
 from runtime.worker.single import SingleSession

@@ -19,14 +19,14 @@ from elastic.protocol import worker_state
 from elastic.protocol.messages import Generation, Member
 from elastic.protocol.worker_state import AskOutcome, CopyState, Phase, WorkerState
 from elastic.records.journal import Journal
+from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.guards import checks
-from runtime.reduction.partial_sum import Json, Partial
+from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.transfer.client import ANSWER_S, CopyClient, parse_result, parse_results, parse_state
+from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
+from runtime.recovery.transfer.multi_source import MultiSourceCopy, Open
+from runtime.recovery.transfer.result_log import LoggedResult
 from runtime.session import Copy, JoinMeta, Op, OpKind
-from runtime.state.training_state import Carrier
-from runtime.transfer.client import ANSWER_S, CopyClient, parse_result, parse_results, parse_state
-from runtime.transfer.connection import CopyConnection, CopyFailed
-from runtime.transfer.multi_source import MultiSourceCopy, Open
-from runtime.transfer.result_log import LoggedResult
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.state_owner import SharedWorkerState
 

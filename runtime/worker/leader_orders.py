@@ -13,9 +13,9 @@ from elastic.errors import ExitCode
 from elastic.protocol import messages
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
+from runtime.recovery.transfer.client import CopyClient
 from runtime.script_end import exit_now
 from runtime.session import DrainNotice
-from runtime.transfer.client import CopyClient
 from runtime.worker.state_owner import SharedWorkerState
 
 GENERATIONS_KEPT = 8

@@ -14,14 +14,14 @@ from elastic.protocol import worker_state
 from elastic.protocol.messages import Ready
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
-from runtime.reduction.early_sums import EarlySums
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import Cut
-from runtime.ring.handshake import HelloRefused
-from runtime.ring.ring_set import Rings
+from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.partial_sum import Json, Partial
+from runtime.allreduce.reduction.schedule import Cut
+from runtime.allreduce.ring.handshake import HelloRefused
+from runtime.allreduce.ring.ring_set import Rings
+from runtime.recovery.transfer.client import CopyClient
+from runtime.recovery.transfer.connection import CopyFailed
 from runtime.session import Op, OpKind
-from runtime.transfer.client import CopyClient
-from runtime.transfer.connection import CopyFailed
 from runtime.worker.donor import CopyServer
 from runtime.worker.exchange import OperationSpec, RingExchange
 from runtime.worker.joining import JoinProtocol

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from runtime.reduction.partial_sum import Partial
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.transfer.client import parse_op, parse_result
 from runtime.session import JoinMeta, Op, OpKind
-from runtime.state.training_state import Carrier
-from runtime.transfer.client import parse_op, parse_result
 from runtime.worker.donor import op_json, result_json
 from runtime.worker.single import SingleSession
 

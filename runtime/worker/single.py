@@ -16,11 +16,11 @@ import torch
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
 from elastic.protocol.reduction_tree import next_fold
-from runtime.reduction.flat_pool import CPU
-from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.reduction.schedule import Cut
+from runtime.allreduce.reduction.flat_pool import CPU
+from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
+from runtime.allreduce.reduction.schedule import Cut
+from runtime.recovery.state.training_state import Carrier
 from runtime.session import HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
-from runtime.state.training_state import Carrier
 
 
 class SingleSession:

@@ -15,10 +15,10 @@ from elastic.protocol import worker_state
 from elastic.protocol.messages import Kind, Quiesce, Report, RingUp, Word
 from elastic.protocol.reduction_tree import Node
 from elastic.records.journal import Journal
-from runtime.reduction.flat_pool import CPU
-from runtime.reduction.partial_sum import Partial, fold, siblings
-from runtime.ring.ring_set import Rings
-from runtime.state.host_bytes import DONE, StreamMark
+from runtime.allreduce.reduction.flat_pool import CPU
+from runtime.allreduce.reduction.partial_sum import Partial, fold, siblings
+from runtime.allreduce.ring.ring_set import Rings
+from runtime.recovery.state.host_bytes import DONE, StreamMark
 
 RESULT_POOL_MAX = 2
 

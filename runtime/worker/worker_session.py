@@ -33,19 +33,19 @@ from elastic.records import ledger
 from elastic.records.flight_recorder import FlightRecorder
 from elastic.records.journal import Journal
 from elastic.security.rejection_log import RejectionLog
+from runtime.allreduce.reduction.flat_pool import CPU
+from runtime.allreduce.ring import mpi, nccl
+from runtime.allreduce.ring.handshake import Hello
+from runtime.allreduce.ring.listener import Listener
+from runtime.allreduce.ring.process_group import meeting
+from runtime.allreduce.ring.ring_set import Rings
+from runtime.allreduce.ring.tls import TlsContexts
 from runtime.guards import numerics_fingerprint
-from runtime.reduction.flat_pool import CPU
-from runtime.ring import mpi, nccl
-from runtime.ring.handshake import Hello
-from runtime.ring.listener import Listener
-from runtime.ring.process_group import meeting
-from runtime.ring.ring_set import Rings
-from runtime.ring.tls import TlsContexts
+from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.transfer.client import CopyClient
+from runtime.recovery.transfer.connection import CopyConnection
 from runtime.script_end import raised_at
 from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, StepRecord
-from runtime.state.training_state import Carrier
-from runtime.transfer.client import CopyClient
-from runtime.transfer.connection import CopyConnection
 from runtime.worker.donor import CopyServer
 from runtime.worker.gpu import is_of_device, uuid_of
 from runtime.worker.joining import JoinProtocol

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from runtime.ring.listener import Listener
-from runtime.ring.ring import Peer
-from runtime.ring.unix_socket import tune
-from runtime.transfer.connection import CopyConnection, CopyFailed, open_copy
+from runtime.allreduce.ring.listener import Listener
+from runtime.allreduce.ring.ring import Peer
+from runtime.allreduce.ring.unix_socket import tune
+from runtime.recovery.transfer.connection import CopyConnection, CopyFailed, open_copy
 from tests.bench.intervals import median_interval, ratios
 
 HOST = "127.0.0.1"

@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from runtime.reduction.over_mesh import Sums, exchange
-from runtime.reduction.partial_sum import Partial
-from runtime.ring.listener import Listener
-from runtime.ring.ring import Peer, Ring
-from runtime.ring.ring_builder import build
+from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.allreduce.ring.listener import Listener
+from runtime.allreduce.ring.ring import Peer, Ring
+from runtime.allreduce.ring.ring_builder import build
 
 GROUP = "float32"
 

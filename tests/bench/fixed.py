@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from runtime.fixed_point import int8_blocks
-from runtime.fixed_point.conversion import decode, encode, kernel
-from runtime.fixed_point.exponents import FALL, INT32, INT64, Range, exponents
-from runtime.reduction.leaves.fixed_leaves import BLOCK
-from runtime.reduction.leaves.narrow_leaves import NARROW, Narrow
-from runtime.reduction.partial_sum import add_into
+from runtime.allreduce.fixed_point import int8_blocks
+from runtime.allreduce.fixed_point.conversion import decode, encode, kernel
+from runtime.allreduce.fixed_point.exponents import FALL, INT32, INT64, Range, exponents
+from runtime.allreduce.reduction.leaves.fixed_leaves import BLOCK
+from runtime.allreduce.reduction.leaves.narrow_leaves import NARROW, Narrow
+from runtime.allreduce.reduction.partial_sum import add_into
 
 ELEMENTS = 1 << 18
 TIMED_ELEMENTS = 1 << 21

@@ -34,17 +34,17 @@ from chaos_tests.cluster.network import Network, why_not
 from elastic.config import Compression
 from elastic.protocol.reduction_tree import Node
 from elastic.protocol.shard_assignment import owned, slack_percent
-from runtime.fixed_point.conversion import decode, encode
-from runtime.fixed_point.exponents import BlockExponents
-from runtime.reduction.early_sums import EarlySums
-from runtime.reduction.gradient_harvest import Harvest
-from runtime.reduction.leaves.fixed_leaves import BLOCK
-from runtime.reduction.over_mesh import Sums, exchange
-from runtime.reduction.partial_sum import Partial
-from runtime.reduction.schedule import DTYPES
-from runtime.ring.listener import Listener
-from runtime.ring.ring import Peer, Ring
-from runtime.ring.ring_builder import build
+from runtime.allreduce.fixed_point.conversion import decode, encode
+from runtime.allreduce.fixed_point.exponents import BlockExponents
+from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.gradient_harvest import Harvest
+from runtime.allreduce.reduction.leaves.fixed_leaves import BLOCK
+from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.allreduce.reduction.schedule import DTYPES
+from runtime.allreduce.ring.listener import Listener
+from runtime.allreduce.ring.ring import Peer, Ring
+from runtime.allreduce.ring.ring_builder import build
 
 GROUP = "float32"
 LAYERS, WIDTH = 10, 500

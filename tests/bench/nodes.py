@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from elastic.store.embedded import EmbeddedEtcd
-from runtime.job.passes import REHEARSALS
+from runtime.loop.passes import REHEARSALS
 from tests.bench import stamps
 from tests.bench.contenders import SCRIPTS
 from tests.bench.stamps import Stamp

@@ -25,11 +25,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from runtime.reduction.over_mesh import Sums, exchange
-from runtime.reduction.partial_sum import Partial
-from runtime.ring.listener import Listener
-from runtime.ring.ring import Peer, Ring
-from runtime.ring.ring_builder import build
+from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.allreduce.ring.listener import Listener
+from runtime.allreduce.ring.ring import Peer, Ring
+from runtime.allreduce.ring.ring_builder import build
 from tests.bench import work
 from tests.bench.intervals import median_interval, ratios
 

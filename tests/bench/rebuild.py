@@ -15,8 +15,8 @@ from pathlib import Path
 
 from elastic.security import certificate_authority
 from elastic.security.certificate_authority import Authority
-from runtime.ring.ring import Ring
-from runtime.ring.tls import TlsContexts
+from runtime.allreduce.ring.ring import Ring
+from runtime.allreduce.ring.tls import TlsContexts
 from tests.unit.rings import build_all, build_one, everyone, listeners, peers_of
 
 

@@ -6,7 +6,7 @@ import os
 import struct
 from pathlib import Path
 
-from runtime.ring.frames import PeerLink
+from runtime.allreduce.ring.frames import PeerLink
 
 _NUMBERS = struct.Struct("<qq")
 

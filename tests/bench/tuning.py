@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from chaos_tests.cluster.network import Network, why_not
-from runtime.reduction import early_sums, lanes, over_mesh
-from runtime.reduction.gradient_harvest import Harvest
+from runtime.allreduce.reduction import early_sums, lanes, over_mesh
+from runtime.allreduce.reduction.gradient_harvest import Harvest
 from tests.bench import net
 
 PIECES = {f"pieces of {size} KiB": size << 10 for size in (64, 256, 4096)}

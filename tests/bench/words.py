@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from runtime.reduction.over_mesh import exchange
-from runtime.reduction.partial_sum import Partial
-from runtime.ring.frames import Frame, Payload, PeerLink
-from runtime.ring.listener import Listener
-from runtime.ring.ring import PARTS, Peer, Ring
-from runtime.ring.ring_builder import build
+from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.allreduce.ring.frames import Frame, Payload, PeerLink
+from runtime.allreduce.ring.listener import Listener
+from runtime.allreduce.ring.ring import PARTS, Peer, Ring
+from runtime.allreduce.ring.ring_builder import build
 
 WAIT_S = 300.0
 

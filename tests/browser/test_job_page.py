@@ -18,7 +18,7 @@ from chaos_tests.support.processes import Command
 from elastic.records import flight_recorder, journal, last_notes
 from tests.live.dashboard_page import address_in
 from tests.live.jobs import ROOT, TRAINER, Job, run_alone
-from tests.unit.elastic.dashboard.test_app import write_job
+from tests.unit.elastic.observability.dashboard.test_app import write_job
 
 pytest.importorskip("selenium", reason="`make test-browser` installs it")
 

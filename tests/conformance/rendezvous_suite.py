@@ -17,9 +17,9 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.utils import store as torch_barriers
 
 from elastic.store.base import Store
-from runtime.torchrun.agent_store import AgentStore
-from runtime.torchrun.run_keys import RunKeys
-from runtime.torchrun.state_backend import STATE, StateBackend
+from runtime.frontends.torchrun.agent_store import AgentStore
+from runtime.frontends.torchrun.run_keys import RunKeys
+from runtime.frontends.torchrun.state_backend import STATE, StateBackend
 from tests.memory_store import delete_key, write_key
 
 CALL_S = 60.0

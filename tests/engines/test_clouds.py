@@ -18,7 +18,7 @@ import yaml
 from moto import mock_aws
 
 from elastic.cli import parser
-from elastic.daemon.option_file import OptionFile
+from elastic.process.option_file import OptionFile
 from tests.live.jobs import ROOT
 
 RECIPES = ROOT / "docs" / "clouds"

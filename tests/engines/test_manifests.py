@@ -11,10 +11,10 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
-from elastic.k8s.pod_parts import Flavor
-from elastic.k8s.trainer_status import status
+from elastic.platforms.k8s.pod_parts import Flavor
+from elastic.platforms.k8s.trainer_status import status
 from tests.live.jobs import ROOT
-from tests.unit.elastic.k8s.test_manifest import of
+from tests.unit.elastic.platforms.k8s.test_manifest import of
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35")
 

@@ -266,7 +266,7 @@ def test_the_rendezvous_of_a_job_is_killed_and_the_call_says_so_and_another_one_
         training = fitting(trainer(course, workers=(1, 2), name="long", checkpoint_every="20 steps"))
         course.await_world(2)
         await_checkpoint(course)
-        (host,) = processes(mark, "elastic.engines.fleet_host")
+        (host,) = processes(mark, "elastic.platforms.common.fleet_host")
         os.kill(host, signal.SIGKILL)
         with pytest.raises(ElasticError, match="the rendezvous of this job has ended with -9"):
             training.result(DEADLINE_S)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from elastic.errors import ElasticError, ExitCode
-from elastic.search import search
-from elastic.search.decisions import ATTEMPTS, JobState, TrialJobView
-from elastic.search.search import Search
-from elastic.search.study_file import StudyFile
+from elastic.platforms.search import search
+from elastic.platforms.search.decisions import ATTEMPTS, JobState, TrialJobView
+from elastic.platforms.search.search import Search
+from elastic.platforms.search.study_file import StudyFile
 
 optuna = pytest.importorskip("optuna", reason="make test-engines installs it")
 

@@ -17,8 +17,8 @@ import torch
 
 import elastic
 from chaos_tests.support.processes import command_line, living
-from elastic.engines.job_driver import JobResult
 from elastic.errors import ConfigError, ElasticError, LaunchFailed, NameInUse
+from elastic.platforms.common.job_driver import JobResult
 from elastic.spark import run
 from tests.engines.training import DEADLINE_S, SOON_ORPHANS, STEPS, Course, train
 from tests.live.jobs import ROOT
@@ -161,7 +161,7 @@ def test_the_rendezvous_is_killed_and_the_call_says_so_and_nothing_is_left(cours
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(training, course)
             course.await_world(2)
-            (host,) = processes(mark, "elastic.engines.fleet_host")
+            (host,) = processes(mark, "elastic.platforms.common.fleet_host")
             os.kill(host, signal.SIGKILL)
             with pytest.raises(ElasticError, match="the rendezvous of this job has ended with -9"):
                 running.result(DEADLINE_S)

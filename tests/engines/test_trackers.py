@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elastic.trackers.wandb_files import held, segments
+from elastic.observability.trackers.wandb_files import held, segments
 from tests.live.jobs import Job
 
 SCRIPT = Path(__file__).with_name("tracked.py")
@@ -93,7 +93,7 @@ def tracker(home: Path) -> subprocess.Popen[bytes]:
     """The process of a leader, for a run of W&B."""
     token = os.urandom(4).hex()
     options = {"project": "tests", "run": "two", "directory": str(home), "offline": True, "token": token}
-    command = [sys.executable, "-m", "elastic.trackers", "wandb", json.dumps(options)]
+    command = [sys.executable, "-m", "elastic.observability.trackers", "wandb", json.dumps(options)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlat
 from torch.utils.checkpoint import checkpoint
 
 import elastic
-from runtime.job.job import Job
+from runtime.loop.job import Job
 from tests.fates.draw import Program
 from tests.unit.features import Lion, jitter
 from tests.unit.jobs import dataset

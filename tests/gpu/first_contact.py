@@ -127,8 +127,8 @@ def member(case: str, directory: Path, rank: int, gpu: int) -> None:
     import torch
 
     from elastic.errors import BuildFailed
-    from runtime.ring import nccl
-    from runtime.ring.process_group import meeting
+    from runtime.allreduce.ring import nccl
+    from runtime.allreduce.ring.process_group import meeting
 
     device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""runtime/fixed_point/gpu_kernel.py has the bits of torch, and takes less time."""
+"""runtime/allreduce/fixed_point/gpu_kernel.py has the bits of torch, and takes less time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from runtime.fixed_point import conversion
-from runtime.fixed_point.conversion import decode, encode
+from runtime.allreduce.fixed_point import conversion
+from runtime.allreduce.fixed_point.conversion import decode, encode
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here: nothing of this was tried")
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from elastic.records import ledger
-from runtime.reduction.partial_sum import Partial
-from runtime.ring.nccl import make_group
-from runtime.ring.process_group import meeting
-from runtime.state.host_bytes import HostBytes
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.allreduce.ring.nccl import make_group
+from runtime.allreduce.ring.process_group import meeting
+from runtime.recovery.state.host_bytes import HostBytes
 from tests.live.exchanges import kill_and_freeze
 from tests.live.jobs import Job
 from tests.unit.rings import rings
@@ -84,7 +84,7 @@ def test_a_script_for_torchrun_survives_the_loss_of_rank_0(tmp_path: Path) -> No
 
 def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """Prints; nothing is compared with anything."""
-    from runtime.reduction.over_transport import exchange_over
+    from runtime.allreduce.reduction.over_transport import exchange_over
 
     device = torch.device("cuda:0")
     groups = {"float32": ELEMENTS}

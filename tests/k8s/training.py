@@ -11,7 +11,7 @@ import yaml
 
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
-from elastic.k8s.pod_parts import RENDEZVOUS_PORT
+from elastic.platforms.k8s.pod_parts import RENDEZVOUS_PORT
 from elastic.records import ledger
 from elastic.records.journal import parse
 from elastic.security.channels import ChannelFactory

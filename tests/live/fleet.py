@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from chaos_tests.cluster import Cluster, Hosts
 from elastic.agent.process.worker_process import facts
-from elastic.cli.top import look, with_members
+from elastic.cli.job.top import look, with_members
 from elastic.errors import ElasticError
 from elastic.records import ledger
 from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER

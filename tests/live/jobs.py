@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 
 from chaos_tests.support.json_lines import Journals, Tail
 from chaos_tests.support.processes import Command, await_exits, command_line, living
-from elastic.cli.status import job_status
 from elastic.errors import ElasticError
+from elastic.rendezvous.job_status import job_status
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"

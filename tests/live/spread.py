@@ -21,10 +21,10 @@ from chaos_tests.cluster import Network
 from chaos_tests.cluster.hosts import PREFIX
 from chaos_tests.support.json_lines import Journals
 from elastic.checkpoints.settings import Settings
-from elastic.cli.status import job_status
 from elastic.config import JobSpec, Timing
 from elastic.errors import ElasticError
 from elastic.records import ledger
+from elastic.rendezvous.job_status import job_status
 from elastic.store.embedded import EmbeddedEtcd
 from elastic.wire import codec
 from tests.live.jobs import ANSWER_S, ASK_S, DEADLINE_S, POLL_S, ROOT, TRAINER

@@ -22,9 +22,9 @@ from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.security.roles import SERVER_NAME, Role
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.services import FleetStub
-from runtime.ring.ring import Peer
-from runtime.ring.tls import TlsContexts
-from runtime.transfer.connection import CopyFailed, open_copy
+from runtime.allreduce.ring.ring import Peer
+from runtime.allreduce.ring.tls import TlsContexts
+from runtime.recovery.transfer.connection import CopyFailed, open_copy
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chaos_tests.support.processes import descendants
-from elastic.daemon import log, notify
+from elastic.process import log, notify
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
 from tests.live.jobs import DEADLINE_S
@@ -100,7 +100,7 @@ def test_a_service_manager_hears_of_daemons_and_the_log_has_what_they_do(tmp_pat
         assert first.hears("STOPPING=1")
         told = {line["msg"]: line for line in log_of(fleet, "r1")}
         assert told.keys() >= {"listening", "leading_fleet", "node_up", "node_down", "stopped"}
-        assert told["node_up"]["node"] == "a" and told["node_up"]["logger"] == "elastic.fleet.leader"
+        assert told["node_up"]["node"] == "a" and told["node_up"]["logger"] == "elastic.fleet.replica.leader"
         assert told["listening"]["address"] == address
     line = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING) elastic\.[\w.]+: \w+.*")
     lines = (tmp_path / "a.log").read_text().splitlines()

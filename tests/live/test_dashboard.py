@@ -89,7 +89,7 @@ def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_
         assert address_in(job.output), job.output
         alike.unlink()
         _, second = job.await_world(2)
-        os.kill(job.pid_of("elastic.dashboard"), signal.SIGKILL)
+        os.kill(job.pid_of("elastic.observability.dashboard"), signal.SIGKILL)
         job.send(second)
         job.await_event("joined")
         job.open("end")
@@ -116,7 +116,7 @@ def test_training_goes_on_without_a_dashboard_that_hangs_or_fails_at_its_start(t
     ):
         site = tmp_path / name
         site.mkdir()
-        words = "import os, signal, sys, time\nif 'elastic.dashboard' in sys.orig_argv:\n    " + does
+        words = "import os, signal, sys, time\nif 'elastic.observability.dashboard' in sys.orig_argv:\n    " + does
         (site / "sitecustomize.py").write_text(words)
         with Job(tmp_path, "--workers", "1", "--dashboard", str(TRAINER), name=f"job-{name}", site=site) as job:
             assert job.wait() == 0

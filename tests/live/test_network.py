@@ -17,8 +17,8 @@ import pytest
 
 from chaos_tests.cluster import OUTSIDE, Network, Roughness, why_not
 from chaos_tests.cluster.hosts import PREFIX
-from runtime.ring import tcp_liveness
-from runtime.ring.frames import PeerLink
+from runtime.allreduce.ring import tcp_liveness
+from runtime.allreduce.ring.frames import PeerLink
 from tests.live.jobs import ROOT
 
 pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.status import status_text
+from elastic.cli.job.status import status_text
 from elastic.records.journal import read_all
 from elastic.records.story import of_generation
 from tests.live.jobs import ROOT, SLACK_S, Job

@@ -16,8 +16,8 @@ import pytest
 from elastic import cli
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
-from elastic.cli.local.job_run import LEAVE_S
 from elastic.errors import ExitCode
+from elastic.platforms.local.job_run import LEAVE_S
 from tests.live.jobs import SCRIPTS, SLACK_S, Job
 
 STOPPED_S = 5.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic.cli.status import status_text
+from elastic.cli.job.status import status_text
 from elastic.config import Stragglers, Timing
 from elastic.store.embedded import EmbeddedEtcd
 from tests.live.conftest import Quiet

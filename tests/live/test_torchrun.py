@@ -20,7 +20,7 @@ from elastic.security.roles import ETCD_SERVER_NAME
 from elastic.store.base import Store
 from elastic.store.embedded import EmbeddedEtcd, find_binary
 from elastic.store.etcd import Tls
-from runtime.torchrun.run_keys import RunKeys
+from runtime.frontends.torchrun.run_keys import RunKeys
 from tests.conformance.rendezvous_suite import RendezvousSuite
 
 PATIENCE_S = 150.0

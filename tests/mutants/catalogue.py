@@ -227,18 +227,22 @@ def wrong_blame(module: Any) -> None:
 MUTANTS = {
     "dropped-shard": Mutant("runtime.worker.state_owner", dropped_shard, "I7"),
     "shard-twice": Mutant("runtime.worker.state_owner", shard_twice, "I7"),
-    "unordered-sum": Mutant("runtime.reduction.schedule", unordered_sum, "I10"),
-    "rng-per-worker": Mutant("runtime.reduction.gradient_harvest", rng_per_worker, "I10"),
+    "unordered-sum": Mutant("runtime.allreduce.reduction.schedule", unordered_sum, "I10"),
+    "rng-per-worker": Mutant("runtime.allreduce.reduction.gradient_harvest", rng_per_worker, "I10"),
     "late-copy": Mutant("runtime.worker.donor", late_copy, "I6", ("kill",)),
     "no-fencing": Mutant("runtime.worker.leader_orders", no_fencing, "I4", ("freeze-long",)),
     "stale-generation": Mutant("runtime.worker.operations", stale_generation, "I4", ("kill",)),
     "double-commit": Mutant("elastic.records.ledger", double_commit, "I5", ("kill",)),
     "restart-everybody": Mutant("runtime.worker.leader_orders", restart_everybody, "I13", ("kill",)),
-    "torn-checkpoint": Mutant("runtime.checkpoint.saver", torn_checkpoint, "I14", ("kill", "kill-in-checkpoint")),
+    "torn-checkpoint": Mutant(
+        "runtime.recovery.checkpoint.saver", torn_checkpoint, "I14", ("kill", "kill-in-checkpoint")
+    ),
     "no-eviction": Mutant("elastic.protocol.failure_detector", no_eviction, "I11", ("freeze-for-good",)),
-    "script-stays": Mutant("runtime.restart.supervisor", script_stays, "I18", ("kill",), rounds=True),
-    "wrong-world": Mutant("runtime.restart.rounds", wrong_world, "I17", ("kill-rank-0",), rounds=True),
-    "stopped-unseen": Mutant("runtime.restart.script_watch", stopped_unseen, "I11", ("stop-script",), rounds=True),
-    "orphans-stay": Mutant("runtime.restart.script_host", orphans_stay, "I18", ("kill",), rounds=True),
-    "wrong-blame": Mutant("runtime.restart.rounds", wrong_blame, "I13", ("kill-script",), rounds=True),
+    "script-stays": Mutant("runtime.frontends.restart.supervisor", script_stays, "I18", ("kill",), rounds=True),
+    "wrong-world": Mutant("runtime.frontends.restart.rounds", wrong_world, "I17", ("kill-rank-0",), rounds=True),
+    "stopped-unseen": Mutant(
+        "runtime.frontends.restart.script_watch", stopped_unseen, "I11", ("stop-script",), rounds=True
+    ),
+    "orphans-stay": Mutant("runtime.frontends.restart.script_host", orphans_stay, "I18", ("kill",), rounds=True),
+    "wrong-blame": Mutant("runtime.frontends.restart.rounds", wrong_blame, "I13", ("kill-script",), rounds=True),
 }

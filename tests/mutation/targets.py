@@ -12,17 +12,25 @@ TARGETS = {
     "elastic/protocol": ("elastic/protocol",),
     "elastic/protocol/messages.py": ("elastic/wire", "elastic/protocol"),
     "elastic/records/ledger.py": ("elastic/records/test_ledger.py", "elastic/agent"),
-    "elastic/checkpoints": ("elastic/checkpoints", "elastic/cli", "runtime/checkpoint"),
-    "runtime/reduction": ("runtime/reduction", "runtime/worker"),
-    "runtime/reduction/early_sums.py": ("runtime/job/test_overlap.py", "runtime/reduction", "runtime/worker"),
-    "runtime/reduction/leaves": (
-        "runtime/reduction",
-        "runtime/job/test_compression.py",
-        "runtime/job/test_fixed.py",
+    "elastic/checkpoints": ("elastic/checkpoints", "elastic/cli", "runtime/recovery/checkpoint"),
+    "runtime/allreduce/reduction": ("runtime/allreduce/reduction", "runtime/worker"),
+    "runtime/allreduce/reduction/early_sums.py": (
+        "runtime/loop/test_overlap.py",
+        "runtime/allreduce/reduction",
         "runtime/worker",
-        "runtime/job/test_overlap.py",
     ),
-    "runtime/reduction/leaves/early_leaf.py": ("runtime/job/test_overlap.py", "runtime/reduction", "runtime/worker"),
+    "runtime/allreduce/reduction/leaves": (
+        "runtime/allreduce/reduction",
+        "runtime/loop/test_compression.py",
+        "runtime/loop/test_fixed.py",
+        "runtime/worker",
+        "runtime/loop/test_overlap.py",
+    ),
+    "runtime/allreduce/reduction/leaves/early_leaf.py": (
+        "runtime/loop/test_overlap.py",
+        "runtime/allreduce/reduction",
+        "runtime/worker",
+    ),
 }
 """Module or package -> files and directories below tests/unit. Of a module the longest name that fits counts."""
 

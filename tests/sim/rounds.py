@@ -1,4 +1,4 @@
-"""Jobs in rounds under virtual time: runtime/restart/rounds.py decides, and everything around it is made up.
+"""Jobs in rounds under virtual time: runtime/frontends/restart/rounds.py decides, and everything around it is made up.
 
 What is modelled is what the decisions rest on. An exchange has the reports of all members; its result is the same for
 all, comes to each at its own time, and comes also to a survivor that has entered the next generation meanwhile. If a
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.restart.rounds import (
+from runtime.frontends.restart.rounds import (
     AllDone,
     Blame,
     Decision,

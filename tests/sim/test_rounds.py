@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
-from runtime.restart import rounds
-from runtime.restart.rounds import AllDone, GoOn, ScriptState, StartScript
+from runtime.frontends.restart import rounds
+from runtime.frontends.restart.rounds import AllDone, GoOn, ScriptState, StartScript
 from tests.sim.rounds import RoundsWorld
 
 SEEDS = 300

@@ -9,9 +9,9 @@ from typing import Any
 
 from chaos_tests.cluster.job_handle import JobFailed
 from chaos_tests.cluster.local_job import LocalJob
-from elastic.cli.status import job_status
 from elastic.errors import ElasticError
 from elastic.records.journal import Journal, journal_path
+from elastic.rendezvous.job_status import job_status
 
 
 class DrivenJob(LocalJob):

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from runtime.data.loader import Loader
-from runtime.job.job import Job
+from runtime.loop.job import Job
 from tests.unit.jobs import cross_entropy, dataset
 
 Feature = Callable[[Job], None]

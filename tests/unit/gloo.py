@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Store
 
-from runtime.ring.process_group import PendingWork
+from runtime.allreduce.ring.process_group import PendingWork
 
 TIMEOUT = timedelta(seconds=8)
 """What begins after a connection has gone may end by this alone, so it must be well below process_group.DRAIN_S."""

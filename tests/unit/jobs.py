@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastic.config import Compression, Reduction
-from runtime.job.job import Job
+from runtime.loop.job import Job
 from runtime.session import Session, StepRecord
 from runtime.worker.single import SingleSession
 

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
-from runtime.ring.frames import PeerLink
-from runtime.ring.handshake import Hello, decode_challenge, encode, proven_hello
-from runtime.ring.listener import Listener, Refused, ServeCopy
-from runtime.ring.ring import Peer, Ring
-from runtime.ring.ring_builder import build
-from runtime.ring.tls import PLAIN, TlsContexts
+from runtime.allreduce.ring.frames import PeerLink
+from runtime.allreduce.ring.handshake import Hello, decode_challenge, encode, proven_hello
+from runtime.allreduce.ring.listener import Listener, Refused, ServeCopy
+from runtime.allreduce.ring.ring import Peer, Ring
+from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.tls import PLAIN, TlsContexts
 
 T = TypeVar("T")
 JOB = "job"

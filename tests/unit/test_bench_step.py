@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.ring.frames import PeerLink
+from runtime.allreduce.ring.frames import PeerLink
 from tests.bench import overlap, report, sent, step, work
 from tests.bench.healthy import BASELINE, KEEPING, NULL
 from tests.bench.step import EXACT, NATIVE, Measured, Part

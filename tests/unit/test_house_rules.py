@@ -15,42 +15,30 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
-    *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.stop_signals"),
-    *("elastic.checkpoints", "elastic.config", "elastic.daemon"),
-    *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
-    *("elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt", "elastic.cli"),
-    *("elastic.dashboard", "elastic.timeline", "elastic.trackers", "elastic.slurm", "elastic.k8s"),
-    *("elastic.notebook", "elastic.engines", "elastic.ray", "elastic.spark", "elastic.search"),
-    *(
-        "runtime.script_files",
-        "runtime.torch_names",
-        "runtime.script_end",
-        "runtime.fixed_point",
-        "runtime.ring",
-        "runtime.data",
-        "runtime.reduction",
-        "runtime.state",
-    ),
-    *(
-        "runtime.session",
-        "runtime.guards",
-        "runtime.checkpoint",
-        "runtime.transfer",
-        "runtime.worker",
-        "runtime.job",
-        "runtime.torchrun",
-        "runtime.ddp",
-        "runtime.restart",
-        "runtime.forkserver",
-        "runtime.launched",
-    ),
-    *("elastic", "elastic.ddp"),
+    *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.checkpoints", "elastic.config"),
+    *("elastic.process", "elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption"),
+    *("elastic.security", "elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt"),
+    *("elastic.observability.timeline", "elastic.observability.trackers", "elastic.observability.dashboard"),
+    *("elastic.platforms.local", "elastic.platforms.search", "elastic.platforms.common", "elastic.platforms.ray"),
+    *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.ray", "elastic.spark"),
+    *("runtime.script_files", "runtime.torch_names", "runtime.script_end", "runtime.data"),
+    *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
+    *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
+    *("runtime.recovery.transfer", "runtime.worker", "runtime.loop"),
+    *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.restart"),
+    *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.cli"),
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
     *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run"),
     "chaos_tests.cli",
 )
 """Bottom to top: a room imports only rooms before it, also lazily and for types. `elastic` itself is the public name of
 what is in runtime. elastic/cli/__init__.py names chaos_tests.cli in a string: the one verb that lies above it."""
+
+GROUPS = {
+    *("runtime", "chaos_tests", "elastic.observability", "elastic.platforms"),
+    *("runtime.allreduce", "runtime.recovery", "runtime.frontends"),
+}
+"""Packages with nothing of their own: what they group is in LAYERS."""
 
 RUNTIME_MAY_USE = (
     "elastic.errors",
@@ -59,10 +47,11 @@ RUNTIME_MAY_USE = (
     "elastic.protocol",
     "elastic.records",
     "elastic.security",
-    "elastic.stop_signals",
+    "elastic.process.children",
+    "elastic.process.stop_signals",
     "elastic.version",
     "elastic.agent.worker",
-    "elastic.notebook.function_file",
+    "elastic.agent.worker.function_file",
 )
 """Of the control plane. What else there is would take memory and time of each worker."""
 
@@ -92,7 +81,7 @@ PURE_MODULES = (
     "elastic.checkpoints.pointer",
     "elastic.checkpoints.policy",
     "elastic.checkpoints.select",
-    "elastic.cli.local.outer_launcher",
+    "elastic.platforms.local.outer_launcher",
     "elastic.config",
     "elastic.errors",
     "elastic.fleet.documents",
@@ -100,19 +89,24 @@ PURE_MODULES = (
     "elastic.fleet.queue.order",
     "elastic.fleet.queue.scheduler",
     "elastic.fleet.queue.victims",
-    *("elastic.k8s.agent_pods", "elastic.k8s.manifest", "elastic.k8s.pod_parts", "elastic.k8s.rendezvous_pods"),
-    "elastic.k8s.yaml_text",
+    *(
+        "elastic.platforms.k8s.agent_pods",
+        "elastic.platforms.k8s.manifest",
+        "elastic.platforms.k8s.pod_parts",
+        "elastic.platforms.k8s.rendezvous_pods",
+    ),
+    "elastic.platforms.k8s.yaml_text",
     "elastic.metrics.catalogue",
     "elastic.preemption.kubernetes_notices",
     "elastic.preemption.notice",
     "elastic.preemption.policy",
-    "elastic.ray.bundles",
+    "elastic.platforms.ray.bundles",
     "elastic.records.story",
-    "elastic.search.decisions",
+    "elastic.platforms.search.decisions",
     "elastic.security.roles",
-    "elastic.slurm.agents_script",
-    "elastic.slurm.batch_options",
-    "elastic.slurm.fleet_script",
+    "elastic.platforms.slurm.agents_script",
+    "elastic.platforms.slurm.batch_options",
+    "elastic.platforms.slurm.fleet_script",
     "elastic.store.base",
     "elastic.store.chunks",
     "elastic.version",
@@ -121,30 +115,32 @@ PURE_MODULES = (
 """Pure, in packages that are not pure as a whole."""
 
 SMALL = {
-    "runtime.reduction.host_copies": "what reductions, fingerprints and guards have in common",
+    "runtime.allreduce.reduction.host_copies": "what reductions, fingerprints and guards have in common",
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
     "chaos_tests.run.publish": "`elastic chaos report` needs it, and nothing that makes a run",
     "elastic.agent.process.mpi_placeholder": "a program that mpirun starts, from the standard library alone",
     "elastic.agent.worker.stack_dump": "both ends of one signal: the agent asks, and the worker shows",
     "elastic.checkpoints.partition": "one pure rule, which members apply alike",
     "elastic.ddp": "two public names of the runtime, which are imported at first use",
-    "elastic.k8s.manifest": "the order of all objects, which none of the modules with a part of them knows",
+    "elastic.platforms.k8s.manifest": "the order of all objects, which none of the modules with a part of them knows",
     "elastic.metrics.option": "every command imports it, and those without --metrics nothing else of the package",
     "elastic.preemption.provider": "what each provider implements, and none of them imports another",
     "elastic.protocol.worker_id": "commands that only ask read ids, and load no messages",
-    "elastic.ray.agent_actor": "what runs on a node, where nothing of the driver is imported",
-    "elastic.spark.executor_task": "what runs on an executor, where nothing of the driver is imported",
-    "elastic.timeline.chrome_trace": "a format of others; the other one has a library",
+    "elastic.platforms.ray.agent_actor": "what runs on a node, where nothing of the driver is imported",
+    "elastic.platforms.spark.executor_task": "what runs on an executor, where nothing of the driver is imported",
+    "elastic.ray": "the public name of a package, at the top as `elastic` is what users import",
+    "elastic.spark": "the public name of a package, at the top as `elastic` is what users import",
+    "elastic.observability.timeline.chrome_trace": "a format of others; the other one has a library",
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
     "runtime.launched": "a program of its own, which `elastic run -m` starts",
     "runtime.worker.gpu": "what torch says of a GPU, for who starts a worker and for who reports its end",
-    "runtime.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
+    "runtime.recovery.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
 }
 """Modules of fewer than 40 lines -> why each is a module of its own."""
 
 FEW = {
-    "elastic.spark": "the driver's side and the executor's; what they do is in elastic.engines",
+    "elastic.platforms.spark": "the driver's side and the executor's; what they do is in elastic.platforms.common",
     "chaos_tests.failpoints.site": "a directory on the path of processes, with the one file that Python looks for",
 }
 """Packages of fewer than 3 modules -> why."""
@@ -231,10 +227,9 @@ def importers(part: str, of: str) -> set[str]:
 
 def layer(module: str) -> int:
     """Raises AssertionError for a module that no layer has."""
-    rooms = [number for number, room in enumerate(LAYERS) if module == room or module.startswith(f"{room}.")]
-    found = [number for number in rooms if LAYERS[number] != "elastic" or module == "elastic"]
-    assert found or module in ("runtime", "chaos_tests"), f"{module} is in no layer of LAYERS"
-    return max(found, default=0)
+    rooms = [room for room in LAYERS if module == room or (room != "elastic" and module.startswith(f"{room}."))]
+    assert rooms or module in GROUPS, f"{module} is in no layer of LAYERS"
+    return LAYERS.index(max(rooms, key=len)) if rooms else 0
 
 
 # ---------------------------------------------------------------------------------------------- who imports whom
@@ -301,7 +296,9 @@ def test_the_public_package_alone_imports_the_runtime_and_only_at_first_use() ->
 
 
 def test_the_runtime_uses_of_the_control_plane_only_what_is_listed() -> None:
-    workers = [module for module in PRODUCT if below(module, ["runtime"]) and not below(module, ["runtime.torchrun"])]
+    workers = [
+        module for module in PRODUCT if below(module, ["runtime"]) and not below(module, ["runtime.frontends.torchrun"])
+    ]
     used = {name for module in workers for name in IMPORTS[module]}
     assert {name for name in used if below(name, ["elastic"]) and not below(name, RUNTIME_MAY_USE)} == set()
 
@@ -317,6 +314,12 @@ def test_etcd3_is_imported_in_one_place() -> None:
 def test_the_generated_stubs_are_read_only_by_those_who_speak_the_wire() -> None:
     readers = {module for module, used in IMPORTS.items() if used & GENERATED}
     assert {module for module in readers if not below(module, STUBS_ARE_READ_BY)} == set()
+
+
+def test_the_command_line_is_imported_by_its_verbs_alone() -> None:
+    """What a verb does is in the packages below, where programs find it."""
+    importing = {module for module, used in IMPORTS.items() if any(below(name, ["elastic.cli"]) for name in used)}
+    assert {module for module in importing if not below(module, ["elastic.cli", "chaos_tests.cli"])} == set()
 
 
 def test_the_product_does_not_import_the_chaos_harness() -> None:

@@ -17,11 +17,11 @@ from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.reduction_tree import next_fold
+from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
+from runtime.allreduce.reduction.schedule import Cut
 from runtime.guards import checks
-from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.reduction.schedule import Cut
+from runtime.recovery.state.training_state import Carrier
 from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
-from runtime.state.training_state import Carrier
 
 WAIT_S = 100.0
 """For what takes seconds on a quiet machine, and on a loaded one while a model is compiled."""

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from elastic import stop_signals
 from elastic.agent.handover.request_files import SIGNAL, UpgradeRequest, UpgradeRequestFiles
-from elastic.daemon import log
 from elastic.errors import ConfigError
+from elastic.process import log, stop_signals
 from elastic.records.journal import Journal
 
 OPTION = "--handover"

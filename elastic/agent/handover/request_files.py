@@ -16,6 +16,7 @@ from typing import Any
 from elastic import file_modes
 from elastic.agent.process import worker_process
 from elastic.errors import ElasticError
+from elastic.process import children
 from elastic.records.files import read_regular, write_atomically
 from elastic.security.job_user import JobUser, acting
 from elastic.version import __version__
@@ -44,7 +45,7 @@ class UpgradeRequest:
 
 def of_this_program() -> UpgradeRequest:
     """A request in which the asking program is the new one."""
-    path = worker_process.own_environment().get("PYTHONPATH", "")
+    path = children.own_environment().get("PYTHONPATH", "")
     return UpgradeRequest(sys.executable, path, secrets.token_hex(8))
 
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from elastic import file_modes, stop_signals
-from elastic.agent.process.worker_process import own_environment
+from elastic import file_modes
+from elastic.process import children, stop_signals
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal
 from elastic.security.job_user import JobUser, acting
@@ -68,7 +68,7 @@ class AgentStart:
 
     @property
     def environment(self) -> dict[str, str]:
-        environment = stop_signals.environment(own_environment())
+        environment = stop_signals.environment(children.own_environment())
         # So that `python` in a job's command is the interpreter of this package.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
         return {**environment, **self.variables}
@@ -127,7 +127,7 @@ def end(waiting: Sequence[WaitingAgent]) -> None:
         one.process.stdin.close()
     ends_s = time.monotonic() + STANDBY_END_S
     for one in waiting:
-        stop_signals.wait_or_kill(one.process, max(0.0, ends_s - time.monotonic()))
+        children.wait_or_kill(one.process, max(0.0, ends_s - time.monotonic()))
 
 
 def record_of(jobs_dir: Path, node: str, job: str) -> Path:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic import stop_signals
 from elastic.agent.process.forkserver_client import ForkServer
 from elastic.agent.process.process_start import (
     COLD,
@@ -30,6 +29,7 @@ from elastic.agent.process.worker_process import WorkerProcess
 from elastic.agent.worker import import_scan
 from elastic.config import JobSpec
 from elastic.errors import ColdStart, ConfigError
+from elastic.process import stop_signals
 from elastic.records.journal import Journal
 
 FORK_SERVERS = 4

@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from elastic import file_modes, stop_signals
+from elastic import file_modes
 from elastic.agent.process import mpi_placeholder, worker_process
 from elastic.agent.process.process_start import worker_environment
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import ConfigError
+from elastic.process import children, stop_signals
 from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory, temp_dirs
 from elastic.records.journal import Journal
@@ -152,7 +153,7 @@ class Mpirun:
         # mpirun inherits blocked stop signals and keeps them blocked; it is ended with SIGKILL.
         with open(self._log, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
             started = subprocess.Popen(
-                stop_signals.dying_with_this(
+                children.dying_with_this(
                     *(program, *options),
                     *DEAF,
                     *(sys.executable, "-I", "-S", str(Path(mpi_placeholder.__file__)), address),

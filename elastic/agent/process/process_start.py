@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from elastic import file_modes, stop_signals
+from elastic import file_modes
 from elastic.agent.worker import import_scan
 from elastic.errors import ColdStart, ConfigError
+from elastic.process import children, stop_signals
 
 PIPE_BYTES = 2**20
 """Bytes that a worker may print while its agent is frozen, before printing blocks."""
@@ -29,7 +30,7 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and that would stay ignored in a program it starts."""
 
 FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
-"""A setting of the user's for scripts that are restarted (runtime/restart/script_timers.py), and no rank."""
+"""A setting of the user's for scripts that are restarted (runtime/frontends/restart/script_timers.py), and no rank."""
 LAUNCHERS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_")
 LAUNCHER_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -86,7 +87,7 @@ def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: 
         raise RuntimeError("only the main thread may start workers: they die with the thread that started them")
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         raise ConfigError(f"no program {command[0]!r} on PATH")
-    words = stop_signals.dying_with_this(*command)
+    words = children.dying_with_this(*command)
     return os.posix_spawn(
         words[0],
         words,

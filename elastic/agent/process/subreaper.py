@@ -24,10 +24,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from elastic import stop_signals
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
-from elastic.daemon import log
 from elastic.errors import ConfigError, ExitCode
+from elastic.process import children, log, stop_signals
 from elastic.records import host_memory, temp_dirs
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -50,7 +49,7 @@ class Subreaper:
         signal.set_wakeup_fd(wake)
         stop_signals.begin()
         self._status: int | None = None
-        command = stop_signals.dying_with_this(sys.executable, "-P", "-m", "elastic.agent", *arguments)
+        command = children.dying_with_this(sys.executable, "-P", "-m", "elastic.agent", *arguments)
         self._agent = os.posix_spawn(
             command[0],
             command,

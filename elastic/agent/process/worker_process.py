@@ -13,14 +13,12 @@ import contextlib
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic import stop_signals
 from elastic.agent.process.process_start import Outlets
-from elastic.daemon import notify
 from elastic.errors import ConfigError
+from elastic.process import stop_signals
 from elastic.protocol.failure_detector import Facts
 
 READ_BYTES = 65_536
@@ -139,17 +137,6 @@ class WorkerProcess:
         for descriptor in (self._out, self._log, self._pidfd):
             os.close(descriptor)
         self._on_exit(status)
-
-
-def own_environment() -> dict[str, str]:
-    """The environment for another process of the control plane: this process's, without what its service manager has
-    told it alone; if this package was found through the working directory only, with its path."""
-    root = Path(__file__).resolve().parents[3]
-    own = {name: value for name, value in os.environ.items() if name not in notify.VARIABLES}
-    if any(path and Path(path).resolve() == root for path in sys.path[1:]):
-        return own
-    known = own.get("PYTHONPATH")
-    return {**own, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else str(root)}
 
 
 def facts(pid: int) -> Facts | None:

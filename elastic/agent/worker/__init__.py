@@ -9,5 +9,6 @@ stack_dump.py   the stacks of a worker that the agent gives up
 import_scan.py  the modules that a script is going to import
 nccl_environment.py  what NCCL reads from the environment
 mpi_ranks.py    which worker has which rank of mpirun
+function_file.py  a function of elastic.launch() on its way to the workers, and its value on the way back
 examination.py  what `elastic doctor --exact` tells the script's process
 """

@@ -20,7 +20,7 @@ import threading
 import traceback
 from typing import Any
 
-from elastic import stop_signals
+from elastic.process import stop_signals
 
 ORDER = stop_signals.ORDERS[signal.SIGTERM]
 """By default this signal ends the worker, as SIGTERM does; if the script has a handler for SIGTERM, that is called."""

@@ -26,7 +26,7 @@ LAST_PASSES = 3
 """Those of the last call: the one that is under way, the one in which all learn that a checkpoint is wished for, and
 the one that begins with it."""
 LEAVING_S = 10.0
-"""Seconds for passes that are longer than usual, to write the checkpoint (runtime/job/world_hooks.py leaves half of
+"""Seconds for passes that are longer than usual, to write the checkpoint (runtime/loop/world_hooks.py leaves half of
 them for that), and for what the script does when it is drained."""
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import elastic
-from runtime.reduction import over_mesh
+from runtime.allreduce.reduction import over_mesh
 from tests.bench import sent, turnstile, work
 from tests.bench.stamps import Stamps
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic.ddp as ddp
-from runtime.ddp.rank_script import RankScript
+from runtime.frontends.ddp.rank_script import RankScript
 from tests.bench import turnstile, work
 from tests.bench.stamps import Stamps
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from elastic.config import JobSpec
-from elastic.dashboard import server
-from elastic.dashboard.app import Dashboard
-from elastic.dashboard.directory_source import DirectorySource
-from elastic.dashboard.feeds import JobFeed
+from elastic.observability.dashboard import server
+from elastic.observability.dashboard.app import Dashboard
+from elastic.observability.dashboard.directory_source import DirectorySource
+from elastic.observability.dashboard.feeds import JobFeed
 from elastic.records.journal import Journal, journal_path
 from elastic.wire import codec
 

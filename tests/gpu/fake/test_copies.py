@@ -18,14 +18,14 @@ from torch import nn
 
 from elastic.checkpoints.partition import Rows
 from elastic.protocol.worker_state import Phase
-from runtime.checkpoint.stager import Stager
+from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.data.random_state import seed_all
-from runtime.reduction.partial_sum import Partial
+from runtime.recovery.checkpoint.stager import Stager
+from runtime.recovery.state.script_state import Values
+from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.transfer.connection import CopyConnection
+from runtime.recovery.transfer.multi_source import digest
 from runtime.session import Op, OpKind
-from runtime.state.script_state import Values
-from runtime.state.training_state import Carrier
-from runtime.transfer.connection import CopyConnection
-from runtime.transfer.multi_source import digest
 from runtime.worker.donor import CopyServer
 from runtime.worker.operations import OperationLoop
 from runtime.worker.state_owner import SharedWorkerState

@@ -29,8 +29,8 @@ def connected(generation: int = 1, sums: bool = False, world_size: int = 2) -> I
     """Rank 0 of a world."""
     import torch
 
-    from runtime.ring import nccl
-    from runtime.ring.process_group import meeting
+    from runtime.allreduce.ring import nccl
+    from runtime.allreduce.ring.process_group import meeting
 
     meet = meeting(nccl.make_group, "127.0.0.1", torch.device("cuda", 0), sums=sums)
     with meet(generation, [f"w{rank}" for rank in range(world_size)], 0) as met:
@@ -136,8 +136,8 @@ def test_generations_leave_no_memory_no_thread_and_no_file_behind(device: FakeDe
 def contexts() -> list[int]:
     import torch
 
-    from runtime.ring import nccl
-    from runtime.ring.process_group import meeting
+    from runtime.allreduce.ring import nccl
+    from runtime.allreduce.ring.process_group import meeting
 
     torch.cuda.set_device(1)
     device = FakeDevice.of_this_process()
@@ -341,7 +341,7 @@ def test_the_debug_level_of_the_script_is_left_as_it_was(device: FakeDevice) -> 
 
 
 def abort_in_vain() -> dict[str, Any]:
-    from runtime.ring import process_group
+    from runtime.allreduce.ring import process_group
 
     process_group.DRAIN_S = 0.5
     FakeDevice.of_this_process().set("abort_in_vain")
@@ -371,7 +371,7 @@ def test_a_device_that_hangs_or_fails_after_an_abort_is_named(case: Any, because
 
 def hung_before(setting: str, value: int) -> str:
     from elastic.errors import DeviceHung
-    from runtime.ring import process_group
+    from runtime.allreduce.ring import process_group
 
     process_group.DRAIN_S = 0.5
     device = FakeDevice.of_this_process()

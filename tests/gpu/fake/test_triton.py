@@ -1,4 +1,4 @@
-"""The kernels of runtime/fixed_point/gpu_kernel.py without a GPU: compiled for each architecture, and interpreted."""
+"""The kernels of allreduce/fixed_point/gpu_kernel.py without a GPU: compiled for each architecture, and interpreted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_variant_compiles_and_rounds_as_the_cpu_does(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from runtime.fixed_point import gpu_kernel
+    from runtime.allreduce.fixed_point import gpu_kernel
 
     assert rows(1) == gpu_kernel._ELEMENTS
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -78,7 +78,7 @@ def interpreted() -> list[str]:
 
     import torch
 
-    from runtime.fixed_point import conversion, gpu_kernel
+    from runtime.allreduce.fixed_point import conversion, gpu_kernel
     from tests.gpu.test_conversion import WAYS, values_of
 
     torch.cuda.device = lambda device: contextlib.nullcontext()  # type: ignore[assignment, misc, return-value]  # none

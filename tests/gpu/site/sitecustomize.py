@@ -3,4 +3,4 @@
 from chaos_tests.failpoints.import_patch import patch_when_imported
 from tests.live.exchanges import gated
 
-patch_when_imported("runtime.ring.process_group", gated)
+patch_when_imported("runtime.allreduce.ring.process_group", gated)

@@ -3,5 +3,5 @@
 from chaos_tests.failpoints.import_patch import patch_when_imported
 from tests.live.exchanges import gated, gloo_for_nccl
 
-patch_when_imported("runtime.ring.nccl", gloo_for_nccl)
-patch_when_imported("runtime.ring.process_group", gated)
+patch_when_imported("runtime.allreduce.ring.nccl", gloo_for_nccl)
+patch_when_imported("runtime.allreduce.ring.process_group", gated)

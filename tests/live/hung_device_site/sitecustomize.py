@@ -11,6 +11,6 @@ def hung(process_group: Any) -> None:
     hangs_after_abort(process_group)
 
 
-patch_when_imported("runtime.ring.nccl", gloo_for_nccl)
-patch_when_imported("runtime.ring.process_group", hung)
+patch_when_imported("runtime.allreduce.ring.nccl", gloo_for_nccl)
+patch_when_imported("runtime.allreduce.ring.process_group", hung)
 patch_when_imported("runtime.worker.gpu", named_gpus)

@@ -3,4 +3,4 @@
 from chaos_tests.failpoints.import_patch import patch_when_imported
 from tests.live.exchanges import gated_start
 
-patch_when_imported("runtime.ring.mpi", gated_start)
+patch_when_imported("runtime.allreduce.ring.mpi", gated_start)

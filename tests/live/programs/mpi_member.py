@@ -16,14 +16,14 @@ import torch
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import RingBroken
 from elastic.records.journal import Journal
-from runtime.reduction.over_mesh import exchange
-from runtime.reduction.over_transport import exchange_over
-from runtime.reduction.partial_sum import Partial
-from runtime.ring.mpi import MpiTransport, MpiWorld
-from runtime.ring.ring import Peer, Ring
+from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_transport import exchange_over
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.allreduce.ring.mpi import MpiTransport, MpiWorld
+from runtime.allreduce.ring.ring import Peer, Ring
 from tests.trees import fold_nodes
 from tests.unit.rings import build_one, listener
-from tests.unit.runtime.reduction.test_over_mesh import sum_of
+from tests.unit.runtime.allreduce.reduction.test_over_mesh import sum_of
 
 LAYOUTS = (
     (4, {"float32": 1000, "float64": 7}),

@@ -10,7 +10,7 @@ import os
 import torch
 
 import elastic
-from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
+from runtime.allreduce.ring.frames import Frame, FrameKind, Payload, PeerLink
 from tests.live.scripts import gates
 
 MISSED, STEPS = 5, 10

@@ -16,8 +16,8 @@ from elastic.agent.process.process_start import Outlets
 from elastic.checkpoints.storage import LocalStorage, put
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError, ElasticError
-from elastic.fleet import job_environment
 from elastic.fleet.documents import check_for_fleet
+from elastic.fleet.node import job_environment
 from elastic.preemption import relay
 from elastic.records import job_directory, job_files
 from elastic.records.journal import Journal, journal_path

@@ -29,7 +29,7 @@ def test_import_elastic_loads_neither_torch_nor_grpc() -> None:
 
 
 def test_join_and_job_come_from_the_runtime() -> None:
-    from runtime.job import job
+    from runtime.loop import job
 
     assert elastic.join is job.join
     assert elastic.Job is job.Job

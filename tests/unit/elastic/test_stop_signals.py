@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastic import stop_signals
+from elastic.process import stop_signals
 
 CHILD = """
 import signal, sys, time
-from elastic import stop_signals
+from elastic.process import stop_signals
 
 if sys.argv[1] == "slow":
     time.sleep(0.5)

@@ -22,8 +22,8 @@ from elastic.agent.worker.import_scan import program_of
 from elastic.errors import UnsupportedTorch
 from elastic.version import OLDEST_TORCH, torch_is_newer, torch_releases
 from runtime import torch_names
+from runtime.allreduce.ring import nccl
 from runtime.forkserver import script_runner
-from runtime.ring import nccl
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,7 +39,7 @@ OF_OBJECTS: dict[str, Callable[[], object]] = {
 """Attributes that an object has and its class has not."""
 
 OF_NEWER = {"_check_manual_backward_finalization_supported"}
-"""Since 2.15; tests/unit/runtime/ddp/test_wrapper.py finds that it is gone."""
+"""Since 2.15; tests/unit/runtime/frontends/ddp/test_wrapper.py finds that it is gone."""
 
 REPLACED = {"_allgather_base", "_reduce_scatter_base"}
 """Methods that torch calls of a process group of ours. The collectives of test_mistakes.py come to them."""

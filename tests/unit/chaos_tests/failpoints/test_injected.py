@@ -167,10 +167,10 @@ def test_a_process_of_the_job_has_the_points_and_its_own_sitecustomize(orders: F
     program = """
 import json, os, sys
 from elastic.checkpoints import storage
-from runtime.checkpoint import saver
-from runtime.reduction import slice_sums
-from runtime.ring import ring_set
-from runtime.transfer import connection
+from runtime.recovery.checkpoint import saver
+from runtime.allreduce.reduction import slice_sums
+from runtime.allreduce.ring import ring_set
+from runtime.recovery.transfer import connection
 from runtime.worker import donor, exchange, operations, progress_report
 patched = [operations.OperationLoop.next_unit, operations.OperationLoop.unit_done,
     exchange.RingExchange.exchange, progress_report.ProgressReporter.gathered,

@@ -35,8 +35,8 @@ from elastic.agent.standing_words import StandingWords
 from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.agent.workers import WorkerManager
-from elastic.cli import daemons
-from elastic.cli.upgrade import upgrade
+from elastic.cli.fleet import daemons
+from elastic.cli.fleet.upgrade import upgrade
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
 from elastic.fleet import upgrade_state as fleet_upgrade

@@ -17,7 +17,7 @@ from elastic.agent.process import mpirun
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import ConfigError
 from elastic.records.journal import Journal, journal_path, read_all
-from runtime.ring.mpi import MpiWorld
+from runtime.allreduce.ring.mpi import MpiWorld
 
 
 @pytest.fixture

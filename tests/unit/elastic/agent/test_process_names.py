@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic import stop_signals
 from elastic.agent.process import subreaper, worker_process
 from elastic.agent.worker import stack_dump
-from runtime.restart.script_watch import ScriptWatch, where
+from elastic.process import stop_signals
+from runtime.frontends.restart.script_watch import ScriptWatch, where
 from runtime.worker.activity import cpu_s
 
 NAMES_ITSELF = """

@@ -18,7 +18,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import LocalStorage, put
 from elastic.records.resume import has_advanced
-from runtime.checkpoint import saver
+from runtime.recovery.checkpoint import saver
 from tests.unit.elastic.checkpoints.test_checkpoints import (
     Configure,
     Dies,

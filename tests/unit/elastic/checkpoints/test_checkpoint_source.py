@@ -15,7 +15,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import FileSource, LocalStorage, MemoryStorage, storage_at
 from elastic.records.resume import has_advanced
-from runtime.checkpoint import source
+from runtime.recovery.checkpoint import source
 from tests.unit.elastic.checkpoints.test_checkpoints import (
     FAULTS,
     Configure,

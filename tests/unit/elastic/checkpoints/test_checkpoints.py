@@ -27,9 +27,9 @@ from elastic.checkpoints.storage import FileSink, LocalStorage, put, storage_at
 from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from elastic.records import temp_dirs
 from elastic.records.resume import decide
-from runtime.checkpoint import coordinator, reader
-from runtime.checkpoint.saver import SaverTask
-from runtime.job.job import Job
+from runtime.loop.job import Job
+from runtime.recovery.checkpoint import coordinator, reader
+from runtime.recovery.checkpoint.saver import SaverTask
 from tests.unit.jobs import Recorded, Setup, make_job, one_thread, set_up, train
 from tests.unit.worlds import FakeMember, World
 

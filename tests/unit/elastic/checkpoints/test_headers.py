@@ -32,15 +32,15 @@ from elastic.checkpoints.naming import MANIFEST
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import LocalStorage, MemoryStorage
-from elastic.cli.checkpoints import LATEST, _find
+from elastic.cli.job.checkpoints import LATEST, _find
 from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
-from runtime.checkpoint import reader
-from runtime.reduction.partial_sum import Partial
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.recovery.checkpoint import reader
+from runtime.recovery.state import encoding
+from runtime.recovery.transfer.client import parse_meta, parse_results, parse_state
+from runtime.recovery.transfer.connection import CopyFailed
+from runtime.recovery.transfer.multi_source import MultiSourceCopy
 from runtime.session import Op, OpKind
-from runtime.state import encoding
-from runtime.transfer.client import parse_meta, parse_results, parse_state
-from runtime.transfer.connection import CopyFailed
-from runtime.transfer.multi_source import MultiSourceCopy
 from runtime.worker.donor import op_json, result_json
 from tests.unit.broken import DEEP, documents
 from tests.unit.jobs import Setup, make_job, one_thread, set_up, train
@@ -320,7 +320,7 @@ def test_what_a_donor_describes_fits_is_refused_or_fails(data: st.DataObject, ta
     header, _ = carrier.capture()
     changed = json.loads(data.draw(documents(header)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.transfer.multi_source.room_for", lambda sizes: bounded_room(changed, sizes))
+        patch.setattr("runtime.recovery.transfer.multi_source.room_for", lambda sizes: bounded_room(changed, sizes))
         try:
             carrier.check(changed)
             MultiSourceCopy(4, changed)

@@ -22,13 +22,14 @@ import pytest
 import elastic
 from elastic import cli
 from elastic.checkpoints.storage import Storage, put
-from elastic.cli.local import job_run
-from elastic.cli.run import add_job_options, chosen, in_a_file, misplaced
-from elastic.cli.status import job_status, status_text
+from elastic.cli.job.run import add_job_options, chosen, in_a_file, misplaced
+from elastic.cli.job.status import status_text
 from elastic.config import JobSpec, Stragglers, Timing, job_from_toml
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.platforms.local import job_run
 from elastic.records import job_directory
 from elastic.records.journal import Journal, journal_path
+from elastic.rendezvous.job_status import job_status
 from elastic.store import embedded
 
 
@@ -432,7 +433,7 @@ def test_status_of_an_interrupted_job_says_so(here: Path, started: list[tuple[Jo
 
 def test_the_command_line_does_not_load_torch() -> None:
     """Starting an agent or asking for a status must not cost seconds and 200 MB."""
-    program = "import sys, elastic.cli, elastic.cli.local.job_run; sys.exit('torch' in sys.modules)"
+    program = "import sys, elastic.cli, elastic.platforms.local.job_run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -612,7 +613,7 @@ def test_top_shows_the_jobs_of_this_machine(
         fields = {"state": "running", "because": "all are here", "generation": 1}
         return {"job": "live", **fields, "applied": applied, "members": [member]}
 
-    monkeypatch.setattr("elastic.cli.top.job_status", asked)
+    monkeypatch.setattr("elastic.cli.job.top.job_status", asked)
     jobs_here("live", running=True)
     jobs_here("starts", running=True)
     assert cli.main(["top", "--looks", "2", "--every", "0.01"]) == 0

@@ -14,11 +14,11 @@ import pytest
 
 from elastic import cli
 from elastic.cli.options import waiting
-from elastic.cli.status import job_status
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet.client import FleetClient
 from elastic.records.job_directory import JobLock
+from elastic.rendezvous.job_status import job_status
 from elastic.wire.codec import to_json
 
 
@@ -29,7 +29,7 @@ def test_ctrl_c_ends_any_command_with_130_and_no_traceback(
         with waiting("train-1 goes on"):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("elastic.cli.submit._submit", interrupted)
+    monkeypatch.setattr("elastic.cli.fleet.submit._submit", interrupted)
     assert cli.main(["submit", "job.toml", "--rendezvous", "127.0.0.1:1"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "elastic: not waited for any more: train-1 goes on\n"
 

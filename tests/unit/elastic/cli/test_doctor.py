@@ -19,11 +19,11 @@ from elastic.agent.worker.examination import Examination
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
-from elastic.cli.local import exactness_check
-from elastic.cli.local.exactness_check import Check, Difference, ExactnessReport
 from elastic.errors import ConfigError, ExitCode
-from runtime.job.job import Job
-from runtime.job.sinks.json_lines import JsonLines
+from elastic.platforms.local import exactness_check
+from elastic.platforms.local.exactness_check import Check, Difference, ExactnessReport
+from runtime.loop.job import Job
+from runtime.loop.sinks.json_lines import JsonLines
 from runtime.session import Session
 from runtime.worker.isolated_shards import IsolatedSession
 from runtime.worker.recorded_join import Joining, Recording

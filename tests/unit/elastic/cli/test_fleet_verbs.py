@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from elastic import cli
-from elastic.cli import daemons, parser
-from elastic.cli.daemons import default_node, default_slots
-from elastic.cli.jobs import overview_text
+from elastic.cli import parser
+from elastic.cli.fleet import daemons
+from elastic.cli.fleet.daemons import default_node, default_slots
+from elastic.cli.fleet.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet import client as client_module

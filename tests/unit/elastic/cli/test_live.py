@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic.cli.local.live import LiveView, PlainDisplay, plain_line, span, summary_text, table
+from elastic.platforms.local.live import LiveView, PlainDisplay, plain_line, span, summary_text, table
 from elastic.records.ledger_tail import StepsTail
 
 
@@ -98,7 +98,7 @@ def running(job_dir: Path, monkeypatch: pytest.MonkeyPatch, **status: Any) -> No
     (job_dir / "journal").mkdir(exist_ok=True)
     (job_dir / "rendezvous.json").write_text(json.dumps({"address": "here", "pid": 1}))
     told = {"state": "running", "because": "2 of 2 workers are here", "generation": 1, "members": [], **status}
-    monkeypatch.setattr("elastic.cli.local.live.fetch_status", lambda address, timeout_s: told)
+    monkeypatch.setattr("elastic.platforms.local.live.fetch_status", lambda address, timeout_s: told)
 
 
 def test_before_the_first_step_it_is_said_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_the_total_is_what_workers_say_and_a_script_that_draws_its_samples_has_s
 ) -> None:
     running(tmp_path, monkeypatch)
     times = iter(float(second) for second in range(100))
-    monkeypatch.setattr("elastic.cli.local.live.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("elastic.platforms.local.live.time.monotonic", lambda: next(times))
     snapshot = LiveView(tmp_path)
     snapshot.gather()
     assert snapshot.facts()["total"] is None
@@ -247,7 +247,7 @@ def test_json_keeps_stdout_to_itself(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_full_disk_below_our_output_costs_words_and_not_the_job() -> None:
     program = """if True:
         import sys
-        from elastic.cli.local.live import PlainDisplay
+        from elastic.platforms.local.live import PlainDisplay
         display = PlainDisplay()
         for _ in range(3000):
             display.output(b"hello\\n")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.local.outer_launcher import Launch, find
 from elastic.errors import ConfigError
+from elastic.platforms.local.outer_launcher import Launch, find
 
 ROOT = Path(__file__).resolve().parents[4]
 OPEN_MPI = {
@@ -70,8 +70,8 @@ def test_half_an_environment_names_what_is_missing() -> None:
 
 PROGRAM = """
 import os, sys
-from elastic.cli.local.outer_launcher import Launch
-from elastic.cli.local import one_of_many
+from elastic.platforms.local.outer_launcher import Launch
+from elastic.platforms.local import one_of_many
 launch = Launch("mpirun", "key", int(sys.argv[1]), 3)
 one_of_many.MEET_S = 600  # who acts may be gone at once, and is not waited for
 cpus = sorted(os.sched_getaffinity(0))

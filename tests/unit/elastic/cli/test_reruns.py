@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from elastic.cli.local import job_run, reruns
-from elastic.cli.local.job_run import RunOutcome, Signals
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode
+from elastic.platforms.local import job_run, reruns
+from elastic.platforms.local.job_run import RunOutcome, Signals
 from elastic.records import resume
 from elastic.records.journal import Journal, journal_path
 from elastic.records.resume import Resumption

@@ -18,7 +18,7 @@ from elastic.config import JobSpec
 from elastic.errors import ExitCode
 from elastic.records.exactly_once import Epoch, prove
 from elastic.wire import codec
-from runtime.job.job import Job
+from runtime.loop.job import Job
 from tests.unit.features import mlp
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 

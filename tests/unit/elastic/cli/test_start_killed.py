@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from elastic import cli
-from elastic.cli.local import job_run
 from elastic.config import JobSpec
 from elastic.errors import ExitCode
+from elastic.platforms.local import job_run
 
 CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.truncate")
 MANY = 200

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic.cli import top
-from elastic.cli.jobs import overview_text
+from elastic.cli.fleet.jobs import overview_text
+from elastic.cli.job import top
 
 NODE = {"node": "a", "up": True, "slots": 2, "because": "", "jobs": {"train-1": 1}}
 AWAY = {"node": "b", "up": False, "slots": 0, "because": "is away", "jobs": {}}

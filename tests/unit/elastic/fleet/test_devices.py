@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic.fleet.job_environment import choose, of_node
+from elastic.fleet.node.job_environment import choose, of_node
 
 
 def test_the_devices_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:

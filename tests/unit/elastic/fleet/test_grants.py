@@ -20,13 +20,14 @@ from elastic.agent.leader_session import LeaderSession
 from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.errors import NotAdmitted
-from elastic.fleet import admission, documents
-from elastic.fleet import leader as leader_module
-from elastic.fleet.admission import Admission
+from elastic.fleet import documents
 from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Submission
-from elastic.fleet.job_environment import NodeSettings
-from elastic.fleet.job_runner import JobRunner
-from elastic.fleet.notice_board import NoticeBoard
+from elastic.fleet.node.job_environment import NodeSettings
+from elastic.fleet.node.job_runner import JobRunner
+from elastic.fleet.node.notice_board import NoticeBoard
+from elastic.fleet.replica import admission
+from elastic.fleet.replica import leader as leader_module
+from elastic.fleet.replica.admission import Admission
 from elastic.fleet.upgrade_state import JobUpgradeState
 from elastic.records.files import TOKEN, read_token
 from elastic.records.journal import Journal, read

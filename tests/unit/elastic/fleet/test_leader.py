@@ -15,16 +15,16 @@ import pytest
 
 from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.pointer import Pointer
-from elastic.cli.jobs import overview_text
+from elastic.cli.fleet.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import StoreRefused, StoreUnavailable
-from elastic.fleet import leader as leader_module
 from elastic.fleet import registry
 from elastic.fleet.documents import FleetJob, FleetState, Result, Size, Submission, Wish
-from elastic.fleet.leader import FleetLeader, NodeSession
 from elastic.fleet.queue.scheduler import Schedule
 from elastic.fleet.registry import Registry
-from elastic.fleet.service import FleetService
+from elastic.fleet.replica import leader as leader_module
+from elastic.fleet.replica.leader import FleetLeader, NodeSession
+from elastic.fleet.replica.service import FleetService
 from elastic.records import story as stories
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread

@@ -23,13 +23,13 @@ from elastic.agent.process import agent_process, worker_process
 from elastic.agent.process.agent_process import record_of
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
-from elastic.fleet import job_runner
 from elastic.fleet.documents import Result, Submission
-from elastic.fleet.job_environment import NodeSettings
-from elastic.fleet.job_runner import JobRunner
-from elastic.fleet.leader_session import Offer
-from elastic.fleet.node_daemon import Daemon, Reread
-from elastic.fleet.notice_board import NoticeBoard
+from elastic.fleet.node import job_runner
+from elastic.fleet.node.job_environment import NodeSettings
+from elastic.fleet.node.job_runner import JobRunner
+from elastic.fleet.node.leader_session import Offer
+from elastic.fleet.node.node_daemon import Daemon, Reread
+from elastic.fleet.node.notice_board import NoticeBoard
 from elastic.preemption import relay
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.provider import NoticeSource, Unanswered
@@ -757,6 +757,6 @@ def test_a_file_is_read_again_behind_a_handover_that_fails(tmp_path: Path, monke
 def test_a_daemon_reads_nothing_that_only_a_leader_needs() -> None:
     """Its imports are what a node that comes back is waited for."""
     heavy = {"elastic.store.etcd", "elastic.rendezvous.leader", "elastic.protocol.membership", "cryptography", "torch"}
-    program = f"import sys, elastic.fleet.node_daemon; print(sorted({heavy!r} & set(sys.modules)))"
+    program = f"import sys, elastic.fleet.node.node_daemon; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from elastic.fleet import probes
-from elastic.fleet.leader import NodeSession
 from elastic.fleet.probes import OTHERS, NodeProbes, ReachProbes, others
+from elastic.fleet.replica.leader import NodeSession
 from elastic.wire import elastic_pb2 as pb
 
 PATIENCE_S = 30.0

@@ -16,11 +16,11 @@ import pytest
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, StoreRefused
 from elastic.fleet import probes, registry
-from elastic.fleet import server as server_module
 from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Submission, Wish
-from elastic.fleet.leader import FleetLeader
-from elastic.fleet.server import Server
-from elastic.fleet.service import FleetService
+from elastic.fleet.replica import server as server_module
+from elastic.fleet.replica.leader import FleetLeader
+from elastic.fleet.replica.server import Server
+from elastic.fleet.replica.service import FleetService
 from elastic.protocol.membership import End, State, Stopped
 from elastic.records.files import read_job
 from elastic.records.journal import Journal

@@ -8,7 +8,7 @@ import pytest
 
 from elastic.metrics.time_spent import TimeSpent
 from elastic.records.journal import Recoveries
-from tests.unit.elastic.dashboard.lines import START_S, a_loss, line
+from tests.unit.elastic.observability.dashboard.lines import START_S, a_loss, line
 
 UNSPENT = ("paused", "resuming", "repeating")
 

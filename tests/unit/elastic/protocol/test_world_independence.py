@@ -18,9 +18,9 @@ from torch import nn
 
 from elastic.protocol.reduction_tree import Node, covers_exactly, next_fold
 from elastic.protocol.sampling import SamplePlan
-from runtime.reduction.gradient_harvest import Harvest
-from runtime.reduction.partial_sum import Partial, fold
-from runtime.state.training_state import Carrier, Values
+from runtime.allreduce.reduction.gradient_harvest import Harvest
+from runtime.allreduce.reduction.partial_sum import Partial, fold
+from runtime.recovery.state.training_state import Carrier, Values
 
 SHARDS = 8
 STEPS = 6

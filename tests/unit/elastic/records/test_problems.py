@@ -94,7 +94,7 @@ def test_status_shows_them_to_people_and_to_machines(
     tmp_path: Path, worker: Journal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": []}
-    monkeypatch.setattr("elastic.cli.status.job_status", lambda job_dir: dict(document))
+    monkeypatch.setattr("elastic.cli.job.status.job_status", lambda job_dir: dict(document))
     assert cli.main(["status", "--job-dir", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {**document, "troubles": []}
     worker.write("snapshots_off", because="no room")

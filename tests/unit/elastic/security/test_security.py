@@ -20,7 +20,7 @@ import pytest
 from cryptography import x509
 
 from elastic.errors import ConfigError
-from elastic.fleet.service import FleetService
+from elastic.fleet.replica.service import FleetService
 from elastic.records.journal import Journal
 from elastic.rendezvous import service as service_module
 from elastic.rendezvous.operator_client import plainly
@@ -418,8 +418,8 @@ def test_what_a_daemon_says_on_stderr_is_a_line_of_its_log(tmp_path: Path) -> No
     program = """
 import logging, os, sys
 from pathlib import Path
-from elastic.daemon import log
-from elastic.daemon.log_line import LogFormat
+from elastic.process import log
+from elastic.process.log_line import LogFormat
 from elastic.security import rejection_log
 from elastic.security.rejection_log import RejectionLog
 from elastic.records.journal import Journal

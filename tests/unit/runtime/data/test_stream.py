@@ -19,7 +19,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, UsageError
-from runtime.job.job import Job
+from runtime.loop.job import Job
 from runtime.session import Session
 from tests.unit.features import mlp
 from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread

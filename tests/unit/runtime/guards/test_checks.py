@@ -28,8 +28,8 @@ from elastic.errors import (
     UsageError,
 )
 from runtime.guards import checks
-from runtime.job.job import Job
-from runtime.job.step import Step
+from runtime.loop.job import Job
+from runtime.loop.step import Step
 from runtime.session import JoinMeta, Op, OpKind
 from tests.unit.features import StatisticsInParameters
 from tests.unit.jobs import SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, one_thread, set_up

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from elastic.errors import Unregistered
-from runtime.job.job import Job
-from runtime.job.step import Step
+from runtime.loop.job import Job
+from runtime.loop.step import Step
 from tests.unit.features import STEPS, loader, mlp
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 from tests.unit.worlds import World

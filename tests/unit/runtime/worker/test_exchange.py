@@ -14,10 +14,10 @@ from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
 from elastic.protocol.messages import Generation, Kind, Member, Plan, RingState
 from elastic.protocol.worker_state import Phase, WorkerState
 from elastic.records.journal import Journal
-from runtime.reduction.early_sums import EarlySums
-from runtime.reduction.partial_sum import Partial
-from runtime.ring.ring import Ring
-from runtime.ring.ring_set import Rings
+from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.partial_sum import Partial
+from runtime.allreduce.ring.ring import Ring
+from runtime.allreduce.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.worker.exchange import SILENCES_MAX, OperationSpec, RingExchange
 from runtime.worker.progress_report import ProgressReporter

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from elastic.records.journal import Journal
-from runtime.reduction.partial_sum import Json
+from runtime.allreduce.reduction.partial_sum import Json
+from runtime.recovery.state.host_bytes import HostBytes
+from runtime.recovery.transfer.connection import CopyConnection
+from runtime.recovery.transfer.result_log import ResultLog
 from runtime.session import Op, OpKind
-from runtime.state.host_bytes import HostBytes
-from runtime.transfer.connection import CopyConnection
-from runtime.transfer.result_log import ResultLog
 from runtime.worker import held_copy
 from runtime.worker.copy_window import CopyWindow
 from runtime.worker.held_copy import CopyHolder

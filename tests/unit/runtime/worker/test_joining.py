@@ -35,17 +35,17 @@ from elastic.protocol.messages import (
 )
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
-from runtime.reduction.partial_sum import Json, Partial
-from runtime.ring.handshake import Hello
-from runtime.ring.listener import Listener
-from runtime.ring.ring_set import Rings
+from runtime.allreduce.reduction.partial_sum import Json, Partial
+from runtime.allreduce.ring.handshake import Hello
+from runtime.allreduce.ring.listener import Listener
+from runtime.allreduce.ring.ring_set import Rings
+from runtime.recovery.state.encoding import NamedTensor
+from runtime.recovery.state.script_state import Values
+from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.transfer.client import CopyClient, parse_results
+from runtime.recovery.transfer.connection import CopyConnection
+from runtime.recovery.transfer.result_log import LoggedResult
 from runtime.session import Copy, Op, OpKind
-from runtime.state.encoding import NamedTensor
-from runtime.state.script_state import Values
-from runtime.state.training_state import Carrier
-from runtime.transfer.client import CopyClient, parse_results
-from runtime.transfer.connection import CopyConnection
-from runtime.transfer.result_log import LoggedResult
 from runtime.worker.donor import CopyServer
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
@@ -716,7 +716,7 @@ def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(ma
 def test_a_newcomer_goes_on_with_its_copy_where_the_donor_died_and_the_operation_is_done_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.transfer.multi_source.PART_BYTES", 4)
+    monkeypatch.setattr("runtime.recovery.transfer.multi_source.PART_BYTES", 4)
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     follow(a, c, b)
     asked = list[Json]()
@@ -954,7 +954,7 @@ def test_a_donor_whose_system_gives_no_memory_says_so_and_serves_on(
 
 
 def test_members_on_other_hosts_send_parts_of_the_state_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.transfer.multi_source.PART_BYTES", 4)
+    monkeypatch.setattr("runtime.recovery.transfer.multi_source.PART_BYTES", 4)
     a, b, c = make("a", 7.0), make("b", 7.0, "127.0.0.2"), make("c")
     helped = threading.Event()
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from elastic.agent.worker.client import AgentClient
 from elastic.protocol.messages import CheckpointComplete, Home, Pointed, Word
 from elastic.records.journal import Journal
-from runtime.transfer.client import CopyClient
+from runtime.recovery.transfer.client import CopyClient
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.state_owner import SharedWorkerState
 

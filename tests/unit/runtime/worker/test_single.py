@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.reduction.partial_sum import Partial, fold
+from runtime.allreduce.reduction.partial_sum import Partial, fold
 from runtime.session import Op, OpKind
 from runtime.worker.single import SingleSession
 

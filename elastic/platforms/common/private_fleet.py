@@ -1,0 +1,122 @@
+"""A fleet for one job: a child of this process, and certificates that nobody else has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any, Self
+
+from elastic.errors import ElasticError
+from elastic.fleet.client import FleetClient
+from elastic.platforms.common.fleet_host import SERVICES
+from elastic.platforms.common.node_task import Ticket
+from elastic.process import children, stop_signals
+from elastic.records import temp_dirs
+from elastic.records.job_directory import read_json
+from elastic.security import certificate_authority
+from elastic.security.channels import ChannelFactory
+from elastic.security.keyring import of_role
+from elastic.security.roles import Role
+
+PREFIX = "elastic-fleet-"
+START_S = 60.0
+STOP_S = 5.0
+POLL_S = 0.05
+OPERATOR = "operator"
+
+
+class PrivateFleet:
+    """A context manager. From any thread. host: the address of this machine that the nodes reach.
+
+    Raises ElasticError if it cannot be started.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._own = temp_dirs.in_tmp(PREFIX)
+        self.directory = self._own.path
+        """Only this user can read it. It is removed with the fleet."""
+        try:
+            self._start(host)
+        except BaseException:
+            self._own.remove()
+            raise
+
+    def _start(self, host: str) -> None:
+        certificate_authority.create(self.directory / "ca")
+        self._authority = certificate_authority.Authority(self.directory / "ca")
+        self._authority.issue("fleet", [Role.RENDEZVOUS], self.directory / SERVICES)
+        self._authority.issue(OPERATOR, [Role.OPERATOR], self.directory / OPERATOR)
+        (self.directory / "journal").mkdir()
+        command = [sys.executable, "-P", "-m", "elastic.platforms.common.fleet_host", str(self.directory), host]
+        with (self.directory / "log").open("ab") as log, stop_signals.blocked():
+            self._process = subprocess.Popen(
+                command,
+                env=stop_signals.environment(children.own_environment()),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+        try:
+            deadline_s = time.monotonic() + START_S
+            while (told := read_json(self.directory / "rendezvous.json")) is None:
+                self.check()
+                if time.monotonic() > deadline_s:
+                    raise ElasticError(f"the rendezvous did not listen within {START_S:g} s: {self._log_tail()}")
+                time.sleep(POLL_S)  # a file of another process: there is nothing to wait on
+            self.address = str(told["address"])
+            keyring = of_role(self.directory / OPERATOR, Role.OPERATOR)
+            self.client = FleetClient([self.address], channels=ChannelFactory(keyring))
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it. Any number of times."""
+        self._end()
+        self._own.remove()
+
+    def check(self) -> None:
+        """Raises ElasticError if its process has ended."""
+        if (status := self._process.poll()) is not None:
+            raise ElasticError(f"the rendezvous of this job has ended with {status}: {self._log_tail()}")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For `elastic status`, `elastic top` and the others, on this machine."""
+        return {"ELASTIC_RENDEZVOUS": self.address, "ELASTIC_CERTS": str(self.directory / OPERATOR)}
+
+    def ticket(self, job: str, node: str, slots: int, grace_s: float, function: bytes | None) -> Ticket:
+        """For a task that is to be this node. Each node has a name of its own, also one that takes another's place."""
+        out = self.directory / node
+        self._authority.issue(node, [Role.AGENT, Role.VIEWER], out)
+        certificates = {path.name: path.read_bytes() for path in out.iterdir()}
+        return Ticket(self.address, job, node, slots, grace_s, certificates, function)
+
+    def forget(self, node: str) -> None:
+        """Its task has ended: its place in the job is another one's."""
+        self.client.cordon(node, "its task has ended", over=False)
+
+    def entry(self, job: str) -> dict[str, Any] | None:
+        """That of `elastic jobs`; None while nobody leads. Raises ElasticError if the fleet has ended."""
+        self.check()
+        try:
+            return self.client.job(job)
+        except ElasticError:
+            return None
+
+    def _log_tail(self) -> str:
+        lines = (self.directory / "log").read_text(errors="replace").splitlines()
+        return " | ".join(lines[-3:]) or "it logged nothing"
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        children.wait_or_kill(self._process, STOP_S)

@@ -1,0 +1,13 @@
+"""Whole jobs on this machine: `elastic run`, `elastic doctor --exact`, and elastic.launch() of a function.
+
+job_run.py          one run: etcd, the rendezvous, an agent, what a person sees, and nothing left behind
+reruns.py           all runs of one command, as long as each gets further
+dashboard_process.py  `elastic run --dashboard`: the dashboard beside the job
+script_command.py   the script or module that a worker is started with
+live.py             the live table, or a line now and then
+exactness_check.py  `elastic doctor --exact`: whether a script's bits depend on anything but its seed
+outer_launcher.py   what torchrun, mpirun or srun have told this process
+one_of_many.py      several processes of one command, of which one acts
+launcher.py         elastic.launch(): `elastic run` as a child, what it says, and what becomes of the function
+cell_output.py      what a notebook shows meanwhile
+"""

@@ -1,0 +1,85 @@
+"""What the script's optimizers, schedulers, scalers and averages do not do in a silent turn, and who sees them made.
+
+All is done on classes: what hangs on an instance of a scheduler would land in its state_dict().
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer, lr_scheduler, swa_utils
+
+from runtime.frontends.ddp import mistakes
+from runtime.frontends.ddp.rank_script import RankScript
+from runtime.frontends.ddp.seams import Seams
+
+_SHARDED = "ZeroRedundancyOptimizer"
+
+
+def install(seams: Seams) -> None:
+    """For what is made from now on."""
+    seams.wrap(Optimizer, "__init__", _seen(seams, "optimizer", "step"))
+    for scheduler in (
+        lr_scheduler.LRScheduler,
+        lr_scheduler.ReduceLROnPlateau,
+        lr_scheduler.SequentialLR,
+        lr_scheduler.ChainedScheduler,
+    ):
+        seams.wrap(scheduler, "__init__", _seen(seams, "scheduler", "step"))
+    seams.wrap(torch.amp.GradScaler, "__init__", _seen(seams, "scaler", "step", "update", "unscale_"))
+    seams.wrap(swa_utils.AveragedModel, "__init__", _seen(seams, "average", "update_parameters"))
+    seams.wrap(torch, "save", _saved)
+    seams.wrap(torch, "load", _loaded)
+
+
+def _seen(seams: Seams, kind: str, *methods: str) -> Any:
+    def made(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if script.objects.has(kind, self):
+            return
+        if any(base.__name__ == _SHARDED for base in type(self).__mro__):
+            raise mistakes.not_in_place(_SHARDED, "Use the optimizer that it wraps.")
+        if kind == "average":
+            self.requires_grad_(False)
+        script.made(kind, self)
+        for method in methods:
+            _hold_back(seams, type(self), method)
+
+    return made
+
+
+def _hold_back(seams: Seams, cls: type, name: str) -> None:
+    """The method of a class, where that class or a base has it."""
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    if not hasattr(vars(owner)[name], "held_back"):
+        seams.wrap(owner, name, _unless_silent)
+        vars(owner)[name].held_back = True
+
+
+def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(self, Optimizer) and (args or kwargs.get("closure") is not None):
+        raise mistakes.not_in_place("optimizer.step(closure)", "Call backward() in the loop, and step() behind it.")
+    if script.holds_back(self, original.__name__):
+        return None
+    result = original(self, *args, **kwargs)
+    if isinstance(self, Optimizer | torch.amp.GradScaler):
+        script.stepped()
+    return result
+
+
+def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
+    """A newcomer that passes by old epochs would overwrite good files with weights that it has not got yet. A script
+    that finds a snapshot of its own begins behind it, so a file that is saved between two epochs asks for a checkpoint
+    of the next epoch's beginning: the newest one must not be older than the snapshot."""
+    if not (script.silent or script.passing):
+        original(*args, **kwargs)
+        script.training.checkpoints.wish()
+
+
+def _loaded(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A snapshot that the script still has in a variable is no average of the weights."""
+    found = original(*args, **kwargs)
+    if isinstance(found, dict) and not script.begun:
+        script.loaded.append(found)
+    return found

@@ -1,0 +1,137 @@
+"""The batches of a script's own DataLoader, for any logical rank: those that its DistributedSampler gives that rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, cast
+
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from elastic.errors import ConfigError
+from elastic.protocol.sampling import hash_of, hash_of_ranks
+from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
+from runtime.data.prefetcher import Habit, Prefetcher, Wanted
+from runtime.data.random_state import randomness_kept
+from runtime.frontends.ddp.rank_source import Position, RankSource
+
+
+def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    """The loader's DistributedSampler, also one of a class of the script's own that has its attributes, also inside a
+    batch sampler; None if it has none."""
+    for found in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if isinstance(found, DistributedSampler) or all(hasattr(found, name) for name in ("num_replicas", "rank")):
+            return cast(DistributedSampler[Any], found)
+    return None
+
+
+class SamplerSource(RankSource):
+    """One epoch of a loader."""
+
+    def __init__(
+        self, loader: DataLoader[Any], sampler: DistributedSampler[Any], ranks: int, position: Position
+    ) -> None:
+        """Raises ConfigError for a loader whose ranks have unequally many batches, or that draws for another world."""
+        if isinstance(loader.dataset, IterableDataset):
+            raise ConfigError("a DataLoader with a DistributedSampler needs a dataset with random access")
+        if sampler.num_replicas != ranks:
+            raise ConfigError(
+                f"the DistributedSampler was made for {sampler.num_replicas} ranks, and the job has {ranks}: leave "
+                f"num_replicas= out, or start the script with --ranks {sampler.num_replicas}"
+            )
+        super().__init__(ranks, position)
+        self._begun_in = 0
+        """The process in which the loader's worker_init_fn was called."""
+        self._loader = loader
+        self._sampler = sampler
+        with randomness_kept():
+            self._batches = [self._drawn(rank) for rank in range(ranks)]
+        drawn = {index for batches in self._batches for batch in batches for index in batch}
+        if ranks > 1 and len(drawn) > 1 and all(batches == self._batches[0] for batches in self._batches):
+            raise ConfigError(
+                f"{type(sampler).__name__} gives every rank the same samples: let it look at its rank in each __iter__"
+            )
+        if len({len(batches) for batches in self._batches}) != 1:
+            raise ConfigError(
+                f"the ranks have {[len(batches) for batches in self._batches]} batches; a DistributedSampler gives "
+                "each as many"
+            )
+        self._prefetcher: Prefetcher | None = None
+
+    def _drawn(self, rank: int) -> list[list[int]]:
+        """The samples of each of a rank's batches in this epoch."""
+        own, self._sampler.rank = self._sampler.rank, rank
+        seed_fetch(self.seed, self.epoch, -1, 0)  # some draw from the global generators, alike in all ranks
+        try:
+            if self._loader.batch_sampler is None:
+                return [[index] for index in self._loader.sampler]
+            return [list(batch) for batch in self._loader.batch_sampler]
+        finally:
+            self._sampler.rank = own
+
+    def __len__(self) -> int:
+        return len(self._batches[0])
+
+    @property
+    def seed(self) -> int:
+        return int(getattr(self._sampler, "seed", 0))
+
+    @property
+    def epoch(self) -> int:
+        """As the script has set it by `sampler.set_epoch`."""
+        return int(getattr(self._sampler, "epoch", 0))
+
+    def about(self) -> dict[str, Any]:
+        """drawn: how many samples all ranks have."""
+        ranks = [[index for batch in batches for index in batch] for batches in self._batches]
+        return {
+            "order": "sampler",
+            "shards": self.shards,
+            "samples": len(self._loader.dataset),  # type: ignore[arg-type]  # it is no IterableDataset
+            "drawn": sum(map(len, ranks)),
+            "batches": len(self),
+            "sampler_epoch": self.epoch,
+            "sha256": hash_of_ranks(ranks),
+        }
+
+    def samples(self, epoch: int, step: int) -> list[Any]:
+        given = [
+            [index for batch in batches[self.first : self.first + self.used] for index in batch]
+            for batches in self._batches
+        ]
+        if sum(map(len, given)) <= SAMPLES_LISTED_MAX:
+            return given
+        return [{"n": len(indices), "sha256": hash_of(indices)} for indices in given]
+
+    def fetch_ahead(self, number: int, rank: int, own: tuple[int, ...] | None) -> Any:
+        """By the processes that the loader asks for with num_workers."""
+        if not self._loader.num_workers or own is None:
+            return self.fetch(number, rank)
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(lambda _, *batch: self.fetch(*batch), self._loader.num_workers)
+        return self._prefetcher.get(Wanted(0, number, 0, rank), Habit(own, len(self)))
+
+    def fetch(self, number: int, rank: int) -> Any:
+        """The collated batch, with random numbers that depend on the sampler's seed and epoch, number and rank only."""
+        # Also in this process, which fetches what was not guessed: the batch must not depend on who fetches it.
+        if self._loader.worker_init_fn is not None and self._loader.num_workers and os.getpid() != self._begun_in:
+            self._begun_in = os.getpid()
+            self._loader.worker_init_fn(0)
+        number = min(number, len(self) - 1)  # what is guessed behind the end of the epoch is never asked for
+        seed_fetch(self.seed, self.epoch, number, rank)
+        dataset: Any = self._loader.dataset
+        indices = self._batches[rank][number]
+        if self._loader.batch_sampler is None:
+            return self._loader.collate_fn(dataset[indices[0]])
+        if getattr(dataset, "__getitems__", None):
+            return self._loader.collate_fn(dataset.__getitems__(indices))
+        return self._loader.collate_fn([dataset[index] for index in indices])
+
+    def of_rank(self, rank: int) -> Iterator[Any]:
+        """All batches of a rank, in order."""
+        for number in range(len(self)):
+            yield self.fetch(number, rank)
+
+    def close(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close()

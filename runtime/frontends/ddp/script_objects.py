@@ -1,0 +1,107 @@
+"""What a script for N ranks has made: models, optimizers, schedulers and the like, and how they were at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic.errors import ConfigError
+from runtime.frontends.ddp import mistakes
+from runtime.recovery.state.change_detection import version_of
+
+
+class ScriptObjects:
+    """All of one script, by kind ("model", "optimizer", ...), in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.by_kind: dict[str, list[Any]] = {}
+        self.wrapped: list[nn.Module] = []
+        """The DistributedDataParallel models, as the script holds them."""
+        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._trained: list[tuple[nn.Parameter, bool]] = []
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, kind: str, thing: object) -> None:
+        """The script has made something."""
+        self.by_kind.setdefault(kind, []).append(thing)
+
+    def has(self, kind: str, thing: object) -> bool:
+        """Whether this very object is known."""
+        return any(known is thing for known in self.by_kind.get(kind, ()))
+
+    def named(self) -> dict[str, Any]:
+        """All under names of their own, for registration. Raises ConfigError without a model, NotInPlace without an
+        optimizer."""
+        if not self.by_kind.get("model"):
+            raise ConfigError("the training loop began without a DistributedDataParallel model; wrap the model before")
+        if not self.by_kind.get("optimizer"):
+            raise mistakes.not_in_place(
+                "A script without an optimizer of torch.optim", "Weights are changed by its step()."
+            )
+        return {
+            kind if number == 0 else f"{kind}{number + 1}": thing
+            for kind, things in self.by_kind.items()
+            for number, thing in enumerate(things)
+        }
+
+    def weights(self) -> Iterator[nn.Parameter]:
+        """The parameters of all models."""
+        return (parameter for module in self.by_kind["model"] for parameter in module.parameters())
+
+    def stale(self) -> list[int]:
+        """Numbers of the weights that are frozen and have a gradient."""
+        weights = enumerate(self.weights())
+        return [number for number, weight in weights if not weight.requires_grad and weight.grad is not None]
+
+    # Whether something has changed
+
+    def versions_of_gradients(self) -> list[tuple[int, int] | None]:
+        """What differs when a backward() has added to a gradient of a model."""
+        gradients = (weight.grad for weight in self.weights())
+        return [None if gradient is None else (id(gradient), version_of(gradient)) for gradient in gradients]
+
+    def versions_of_weights(self) -> list[int]:
+        """What differs when a weight of a model was changed in place."""
+        return [version_of(weight) for weight in self.weights()]
+
+    def versions_of_buffers(self) -> dict[str, int]:
+        """What differs when a buffer of anything here was changed in place."""
+        return {
+            f"{kind} {number}: {name}": version_of(buffer)
+            for kind, things in self.by_kind.items()
+            for number, thing in enumerate(things)
+            if isinstance(thing, nn.Module)
+            for name, buffer in thing.named_buffers()
+        }
+
+    # How it was
+
+    def note_settings(self) -> None:
+        """Note what the script may set: in the parameter groups of optimizers, and which weights are trained."""
+        groups = (group for optimizer in self.by_kind["optimizer"] for group in optimizer.param_groups)
+        self._settings = [(group, {key: value for key, value in group.items() if key != "params"}) for group in groups]
+        self._trained = [(weight, weight.requires_grad) for weight in self.weights()]
+
+    def put_back_settings(self) -> None:
+        """Set it as it was noted last."""
+        for group, before in self._settings:
+            group.update(before)
+        for weight, trained in self._trained:
+            weight.requires_grad_(trained)
+
+    def keep_buffers(self) -> None:
+        """Keep the values of the models' buffers."""
+        buffers = (buffer for model in self.by_kind["model"] for buffer in model.buffers())
+        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
+
+    def undo_backward(self) -> None:
+        """Drop the gradients of the models, and give their buffers the values that were kept."""
+        for model in self.by_kind["model"]:
+            model.zero_grad()
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        self._buffers.clear()

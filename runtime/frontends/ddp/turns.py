@@ -1,0 +1,151 @@
+"""One pass over the logical ranks of which the script's own loop computes this worker's part, a turn for each rank.
+
+A pass ends inside the script's backward(), where DistributedDataParallel would reduce: that of the last turn leaves the
+gradients of all ranks in place. Each pass costs each worker a turn: one that has no rank, or has got the result from
+others, computes rank 0's for nobody, so that its script comes to its optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic.errors import BufferChanged, StateChanged
+from runtime.data.random_state import seed_shard
+from runtime.frontends.ddp import mistakes
+from runtime.frontends.ddp.rank_source import RankSource
+from runtime.loop.passes import Pass, RunningPass
+from runtime.loop.training import Training
+from runtime.script_files import innermost_frame
+
+
+class Turns(Pass):
+    """Used by the user's thread only: `begin`, then `following` and `backward_ended` until it is `over`."""
+
+    def __init__(self, training: Training, running: RunningPass, source: RankSource) -> None:
+        super().__init__(training, running)
+        self._source = source
+        self._next: int | None = None
+        self._turns = 0
+        self._batches = 0
+        """How many batches the turn in progress has handed out."""
+        self._joined = False
+        """The first turn was a newcomer's, whose script did not know the values of the others yet: it may have taken
+        more or fewer batches than they, and have ended the step where they go on. So it has another one."""
+        source.before = source.used
+        self.fresh = True
+        """The turn in progress has had no backward()."""
+        self._gradients: list[tuple[nn.Parameter, torch.Tensor | None]] = []
+        """Those that the pass has found: the script adds up those of several passes, or is still to drop them. A copy
+        of the state, which comes in a turn, may say that others are trained."""
+        self.over = False
+        """The result of all is in place."""
+        self.rank: int | None = None
+        """Whose turn this is, or was; None of one that counts for nobody."""
+
+    def _rehearsals_due(self, first: bool) -> int:
+        session = self._training.session
+        self._fingerprint = self._training.fingerprint()
+        return int(session.joining or session.behind or not session.owned(self._running.work.shards))
+
+    def _check_unchanged(self) -> None:
+        before = self._snapshot
+        try:
+            super()._check_unchanged()
+        except BufferChanged as why:
+            raise mistakes.changed_buffer(why) from None
+        except StateChanged as why:
+            was = {} if before is None else before.marks
+            now = self._training.carrier.watch_rates()
+            rates = {name: (was[name], rate) for name, rate in now.items() if name in was and was[name] != rate}
+            raise mistakes.changed_state(why, rates, innermost_frame()) from None
+
+    @property
+    def _untried(self) -> int | None:
+        return 0 if self._turns == int(self._joined) else None
+
+    def _end_rehearsal(self) -> None:
+        self._joined = self._training.session.joining
+        super()._end_rehearsal()
+
+    def _found_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
+        return [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
+
+    def begin(self) -> None:
+        """Find out whose turn the first one is."""
+        self._gradients = self._found_gradients()
+        self._next = self.next_shard()
+
+    def following(self) -> Any:
+        """The batch of the next turn, or, if its script has had another batch, of the same one."""
+        assert self._next is not None, "each pass has a turn at least"
+        self._batches, self.fresh = 1, True
+        batch = self.begin_shard(self._next)
+        self.rank = self._next if self._phase == "collecting" else None
+        self._put_back()
+        return batch
+
+    def more(self) -> Any:
+        """One more batch of the turn in progress: its backward() was not to reduce yet. Raises IndexError if the epoch
+        has none."""
+        assert self._running.shard is not None
+        number, rank = self._source.first + self._source.before + self._batches, self._running.shard.index
+        if number >= len(self._source):
+            raise IndexError(number)
+        own = self._training.session.owned(self._running.work.shards)
+        batch = self._source.fetch_ahead(number, rank, own)
+        seed_shard(self._training.seed, self._running.place.index, self._number, rank, self._batches)
+        self._batches += 1
+        return batch
+
+    def settle_rates(self) -> None:
+        """The script may set a learning rate at the top of a turn, the same in all turns of the pass."""
+        if self._turns == 0:
+            rates = self._training.carrier.watch_rates()
+            self._snapshot, self._checksums = (
+                None if marks is None else replace(marks, marks={**marks.marks, **rates})
+                for marks in (self._snapshot, self._checksums)
+            )
+
+    @property
+    def number(self) -> int:
+        """The number, in the epoch, of the batch that was handed out last."""
+        return self._source.first + self._source.before + self._batches - 1
+
+    def set_gradients_aside(self) -> None:
+        """Those that were there before the turn's first backward(), which the turn's are kept apart from. Raises
+        StrayGradient for what the step before has left."""
+        self._gradients = self._found_gradients()
+        for parameter, _ in self._gradients:
+            parameter.grad = None
+        self.fresh = False
+        if self._number == 0:
+            for (name, _), (_, gradient) in zip(self._training.carrier.parameters(), self._gradients, strict=True):
+                if gradient is not None and bool(gradient.any()):
+                    raise mistakes.left_gradient(name, self._where)
+            # Zeros would turn -0.0 into 0.0, and a newcomer has none.
+            self._gradients = [(parameter, None) for parameter, _ in self._gradients]
+
+    def _put_back(self) -> None:
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+    def go_on_with(self, frozen: nn.Parameter, gradient: torch.Tensor) -> None:
+        """A weight that is not trained any more has this gradient, whatever the turns do."""
+        frozen.grad = gradient
+        self._gradients = [entry for entry in self._gradients if entry[0] is not frozen]
+
+    def backward_ended(self) -> None:
+        """The turn's gradients are complete. Computes nothing, but may wait for the others' turns."""
+        self._turns += 1
+        self._source.used = self._source.before + self._batches
+        self._next = self.next_shard()
+        if self._next is not None:
+            return
+        for parameter, before in self._gradients:
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self.over = True

@@ -1,0 +1,265 @@
+"""A round: a generation of the job in which every worker runs the script once."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from elastic.protocol.worker_id import node_of
+from runtime.allreduce.reduction.partial_sum import Json
+
+IDLE_SHOWN_S = 10.0
+"""After so many seconds without a processor `elastic status` says that a script is idle."""
+
+_CALL = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
+
+
+class ScriptState(StrEnum):
+    """What a worker's script does in the round in progress."""
+
+    WAITING = "waiting"
+    """It has not been started."""
+    RUNNING = "running"
+    DONE = "done"
+    """It has ended with status 0."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a script failed."""
+
+    status: int
+    """Exit status, or minus the signal that ended the process."""
+    at_s: float
+    """Seconds since 1970, of the worker's clock."""
+    place: str = ""
+    """File and line, where the script says it by torch's @record."""
+    message: str = ""
+
+    @classmethod
+    def read(cls, status: int, now_s: float, error_file: Path) -> Self:
+        """error_file: where torch.distributed.elastic.multiprocessing.errors.record writes an exception; a script that
+        does not use it writes none."""
+        try:
+            written_s = error_file.stat().st_mtime  # its own timestamp is in whole seconds
+            found = json.loads(error_file.read_text())["message"]
+            extra = found["extraInfo"]
+            calls = _CALL.findall(extra["py_callstack"])
+            place = f"{calls[-1][0]}:{calls[-1][1]}" if calls else ""
+            return cls(status, written_s, place, str(found["message"]))
+        except FileNotFoundError:
+            return cls(status, now_s)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return cls(status, now_s, message=f"{error_file} cannot be read")
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether somebody else has ended the script, so that nobody counts it as its fault."""
+        return self.status < 0 and not self.message
+
+    @property
+    def said(self) -> str:
+        ended = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
+        return f"the script ended with {ended}" + (f": {self.message}" if self.message else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptReport:
+    """What a worker says to the others in each exchange."""
+
+    generation: int
+    """The round that it is in."""
+    world: int
+    """The number of members of that round."""
+    state: ScriptState
+    store: tuple[str, int] | None = None
+    """Address and port of the TCPStore that the worker with rank 0 has for this round, as soon as it listens."""
+    failure: Failure | None = None
+    idle_s: float = 0.0
+    """Seconds for which neither the running script nor a process below it has used a processor, see script_watch.py."""
+
+    def said(self, hang_s: float) -> str:
+        """What `elastic status` shows of the script. hang_s: as of `decide`."""
+        idle = f", idle for {self.idle_s:.0f} s of {hang_s:.0f} s" if self.idle_s >= IDLE_SHOWN_S else ""
+        return f"script {self.state}{idle}"
+
+    def to_json(self) -> dict[str, Json]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Self:
+        store, failure = said["store"], said["failure"]
+        return cls(
+            said["generation"],
+            said["world"],
+            ScriptState(said["state"]),
+            (str(store[0]), int(store[1])) if store else None,
+            Failure(**failure) if failure else None,
+            float(said["idle_s"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StartScript:
+    """Start the script: all workers are ready for the round, and its store listens."""
+
+    store: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The script of this worker has failed first; the others had to fail too."""
+
+    worker: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class AllDone:
+    """All scripts have ended with status 0: the job is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """No script of the round gets anywhere: each worker shows where its script is, and the round ends.
+
+    worker: the one that fails for all. A slot counts its own failures, so it is of the same slot each time.
+    hanging: workers whose scripts run. idle_s: seconds for which none of them has used a processor.
+    """
+
+    worker: str
+    hanging: tuple[str, ...]
+    idle_s: float
+
+    @property
+    def said(self) -> str:
+        return f"no script used a processor for {self.idle_s:.0f} s: {', '.join(self.hanging)}"
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Nothing is to be done. failing: a script has failed, and others may have failed before it."""
+
+    failing: bool = False
+
+
+Decision: TypeAlias = StartScript | Blame | AllDone | Hang | GoOn
+
+
+def decide(
+    reports: Mapping[str, ScriptReport],
+    members: Sequence[str],
+    generation: int,
+    *,
+    failing: bool,
+    hang_s: float = math.inf,
+) -> Decision:
+    """What all workers do after an exchange; they have the same reports, so they decide alike.
+
+    reports: by worker id. members: of this worker's generation, in rank order. failing: a failure was in the reports
+    before these. hang_s: seconds for which all scripts may use no processor.
+
+    A member may be lost between the exchange and this decision, and only some survivors know of it yet. So the one
+    decision after which nobody comes to another exchange, AllDone, follows from the reports alone.
+    """
+    if _all_done(reports):
+        return AllDone()
+    found = [(worker, reports[worker]) for worker in members if worker in reports]
+    if len(found) < len(members) or any(report.generation != generation for _, report in found):
+        return GoOn()
+    failures = [(worker, report.failure) for worker, report in found if report.failure is not None]
+    if failures:
+        # The failure of one script closes its connections, by which the others fail too, some of them faster.
+        first = min(failures, key=lambda entry: (entry[1].status >= 0, entry[1].at_s, entry[0]))
+        return Blame(*first) if failing else GoOn(failing=True)
+    hanging = {worker: report.idle_s for worker, report in found if report.state is ScriptState.RUNNING}
+    states = {report.state for _, report in found}
+    if hanging and states <= {ScriptState.RUNNING, ScriptState.DONE} and min(hanging.values()) >= hang_s:
+        return Hang(min(hanging, key=_slot), tuple(hanging), min(hanging.values()))
+    store = found[0][1].store
+    return StartScript(store) if states == {ScriptState.WAITING} and store is not None else GoOn()
+
+
+@dataclass(slots=True)
+class RoundState:
+    """Where one worker stands: the round that it is in, and what its script does there."""
+
+    generation: int = 0
+    """The generation whose round this is; 0: none yet."""
+    world: int = 0
+    """The number of its members."""
+    script: ScriptState = ScriptState.WAITING
+    failure: Failure | None = None
+    failing: bool = False
+
+    def enter(self, generation: int, world: int) -> None:
+        """Enter the round of a generation. The caller has ended the script of the round before."""
+        self.generation, self.world = generation, world
+        self.script, self.failure, self.failing = ScriptState.WAITING, None, False
+
+    def ended(self, failure: Failure | None) -> None:
+        """The script has ended by itself. failure: None: with status 0."""
+        self.script, self.failure = ScriptState.DONE if failure is None else ScriptState.FAILED, failure
+
+    def report(self, store: tuple[str, int] | None, idle_s: float = 0.0) -> ScriptReport:
+        """store: where this worker has rank 0. idle_s: of a script that runs."""
+        idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
+        return ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
+
+    def decide(
+        self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float
+    ) -> Decision:
+        """See the function `decide`. generation, members: those that this worker knows now."""
+        decision = decide(reports, members, generation, failing=self.failing, hang_s=hang_s)
+        self.failing = isinstance(decision, GoOn) and decision.failing
+        return decision
+
+
+def _all_done(reports: Mapping[str, ScriptReport]) -> bool:
+    """Whether these are the reports of all members of one round, and each script has ended with status 0."""
+    rounds = {(report.generation, report.world) for report in reports.values()}
+    done = all(report.state is ScriptState.DONE for report in reports.values())
+    return done and len(rounds) == 1 and len(reports) == next(iter(rounds))[1]
+
+
+def _slot(worker: str) -> tuple[str, int, int]:
+    node, slot, incarnation = worker.rsplit(".", 2)
+    return node, int(slot), int(incarnation)
+
+
+def environment(
+    me: str, members: Sequence[str], store: tuple[str, int], job: str, restarts: int, error_file: Path
+) -> dict[str, str]:
+    """The variables that torchrun sets for a script (torch 2.13, LocalElasticAgent._start_workers).
+
+    members: worker ids in rank order. restarts: generations of the job before this one.
+    """
+    nodes = list(dict.fromkeys(map(node_of, members)))
+    here = [worker for worker in members if node_of(worker) == node_of(me)]
+    rank, world = str(members.index(me)), str(len(members))
+    return {
+        "RANK": rank,
+        "ROLE_RANK": rank,
+        "LOCAL_RANK": str(here.index(me)),
+        "GROUP_RANK": str(nodes.index(node_of(me))),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": world,
+        "ROLE_WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": str(len(here)),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "MASTER_ADDR": store[0],
+        "MASTER_PORT": str(store[1]),
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts + 1),
+        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }

@@ -1,0 +1,258 @@
+"""A worker whose script runs in rounds: it is a member of the job, and goes from one exchange with the others to the
+next. Each exchange says what the worker's script does, and all decide alike what follows (rounds.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn, cast
+
+from torch._C._distributed_c10d import TCPStore
+
+from elastic.agent.worker import held_signals
+from elastic.agent.worker.environment import WorkerEnvironment
+from runtime.allreduce.reduction.flat_pool import CPU
+from runtime.allreduce.reduction.partial_sum import Json, Partial
+from runtime.allreduce.ring.process_group import store_on
+from runtime.frontends.restart import rounds
+from runtime.frontends.restart.script_host import HostLost, ScriptExit, ScriptHost
+from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
+from runtime.frontends.restart.script_watch import ScriptWatch, where
+from runtime.loop.training import empty_leaf
+from runtime.recovery.state.training_state import Carrier, Values
+from runtime.script_end import RAISED_AT
+from runtime.session import JoinMeta, Op, OpKind
+from runtime.worker.worker_session import WorkerSession, connect
+
+EXCHANGE_S = 0.2
+"""Seconds between two exchanges while the scripts run."""
+PLANNED_GRACE_S = 30.0
+"""Seconds that a script has to save its state when workers join or leave as planned, as under torchrun."""
+
+
+class ScriptFailed(Exception):
+    """The script of this worker has failed, and no other one before it."""
+
+
+class ScriptsHang(Exception):
+    """No script of the round gets anywhere. One worker fails for all, so that the next round begins."""
+
+
+def run(script: Callable[[], None]) -> NoReturn:
+    """Run rounds until the job is over. script: one run of the user's program, in a process of its own."""
+    told = WorkerEnvironment.from_environ(os.environ)
+    held_signals.hold()
+    host = ScriptHost(script, told.timing.evict_s)
+    threading.Thread(target=_say_alive, args=(host, told.timing.beat_s), name="alive", daemon=True).start()
+    try:
+        Supervisor(connect(told.threads, CPU), host, told).run()
+    except HostLost:  # killed from outside, as by the kernel for want of memory
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(0)
+
+
+def _say_alive(host: ScriptHost, every_s: float) -> None:
+    while True:
+        host.heard()
+        time.sleep(every_s)
+
+
+class Supervisor:
+    """Used by the worker's main thread only."""
+
+    def __init__(self, session: WorkerSession, host: ScriptHost, told: WorkerEnvironment) -> None:
+        self._session = session
+        self._host = host
+        self._told = told
+        self._error_file = told.job_dir / "errors" / f"{told.worker_id}.json"
+        self._script = 0
+        """Pid of the running script."""
+        self._seen: ScriptWatch | None = None
+        """What is watched of the running script."""
+        self._step = 0
+        """The number of the exchange."""
+        self._at = rounds.RoundState()
+        self._store: TCPStore | None = None
+        """The store of the round in progress, if this worker has rank 0 in it."""
+
+    def run(self) -> None:
+        """To the end of the job. Raises SystemExit if the script of this worker failed first."""
+        signal.signal(signal.SIGTERM, self._stopped)
+        self._session.before_leaving(self._end_script)
+        self._session.before_exit(self._hurry_script)
+        self._enter()
+        while not self._exchange():
+            pass
+        self._operate(Op(OpKind.LEAVE, 1, 0, self._step))
+        self._session.close("")
+
+    def _enter(self) -> None:
+        session, carrier = self._session, Carrier(Values())
+        if session.joining:
+            session.await_invitation()
+            self._step = session.meta().step
+        carrier.freeze()
+        session.attach(carrier)
+        if not session.joining:
+            self._operate(Op(OpKind.SYNC, 1))
+
+    def _exchange(self) -> bool:
+        """One exchange, and what follows from it. Returns whether the job is done."""
+        session = self._session
+        session.publish(JoinMeta(0, self._step, 0, {}, {}))
+        op = Op(OpKind.PASS, 1, 0, self._step)
+        result: Partial | None = None
+        if session.joining or session.behind:
+            op, result = session.join(op, {})
+        if result is None:
+            self._operate(op, meanwhile=self._watch)
+        self._step = op.step
+        self._follow_generation()
+        report = self._at.report(self._address(), self._seen.idle_s if self._seen is not None else 0.0)
+        session.script_does(report.said(self._told.timing.hang_s))
+        said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
+        self._step += 1
+        reports = {
+            worker: rounds.ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()
+        }
+        place = session.place()
+        match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
+            case rounds.StartScript(store):
+                self._start(place.members, store)
+            case rounds.Blame(worker, failure):
+                if worker == session.worker_id:
+                    self._fail(failure)
+            case rounds.Hang() as hang:
+                self._leave_hang(hang)
+            case rounds.AllDone():
+                return True
+            case rounds.GoOn():
+                pass
+        return False
+
+    def _operate(self, op: Op, own: Json = None, meanwhile: Callable[[], None] = lambda: None) -> Partial:
+        """An operation of the job. meanwhile: what is done while newcomers may copy what they need to take part."""
+        session = self._session
+        session.begin(op, {}, own=own)
+        meanwhile()
+        while True:
+            while (unit := session.next_unit()) is not None:
+                session.unit_done(empty_leaf(unit))
+            if (result := session.finish()) is not None:
+                return result
+
+    def _follow_generation(self) -> None:
+        """End the script of the round before if the generation has changed, and open a store if this worker has rank 0
+        now."""
+        place = self._session.place()
+        if place.generation == self._at.generation:
+            return
+        self._end_script()
+        self._at.enter(place.generation, place.world)
+        self._store = None
+        if place.rank == 0:
+            self._store = store_on(self._told.address)
+
+    def _address(self) -> tuple[str, int] | None:
+        return None if self._store is None else (self._told.address, self._store.port)
+
+    def _start(self, members: tuple[str, ...], store: tuple[str, int]) -> None:
+        self._error_file.parent.mkdir(exist_ok=True)
+        self._error_file.unlink(missing_ok=True)
+        me = self._session.worker_id
+        settings = rounds.environment(me, members, store, self._told.job, self._at.generation - 1, self._error_file)
+        if os.environ.get(ENABLED) == "1":
+            settings[TIMER_FILE] = str(self._error_file.with_suffix(".timer"))
+        try:
+            self._script = self._host.start(settings)
+        except OSError as error:
+            self._give_up(ScriptFailed(str(error)), "its start")
+        self._seen = ScriptWatch(self._script, self._told.timing.stopped_s, time.monotonic())
+        self._at.script = rounds.ScriptState.RUNNING
+        rank, world = int(settings["RANK"]), int(settings["WORLD_SIZE"])
+        self._session.note("script_started", rank=rank, world=world, script=self._script)
+
+    def _watch(self) -> None:
+        """Wait until the script has ended, or the next exchange is due; not at all if the script is to be started."""
+        if self._at.script is not rounds.ScriptState.RUNNING or self._seen is None:
+            time.sleep(EXCHANGE_S if self._at.script is not rounds.ScriptState.WAITING else 0.0)
+        elif (ended := self._host.ended(EXCHANGE_S)) is not None:
+            self._note_end(ended.status)
+            self._at.ended(self._failure_of(ended))
+        elif self._seen.look(time.monotonic()):
+            self._session.note("script_stopped", because="stopped by a signal (state T)")
+            self._note_end(self._host.stop(0.0))
+            self._at.ended(rounds.Failure(-signal.SIGKILL, time.time()))
+
+    def _failure_of(self, ended: ScriptExit) -> rounds.Failure | None:
+        if ended.expired:  # by a signal that it may have caught, to exit with any status
+            said = f"the timer of {ended.expired} expired (torch.distributed.elastic.timer)"
+            # Elsewhere the same place twice proves a mistake of the script; a collective may hang twice for another
+            # reason each time, so the place has the round.
+            return rounds.Failure(
+                ended.status or 1, time.time(), f"{ended.expired} in round {self._at.generation}", said
+            )
+        return rounds.Failure.read(ended.status, time.time(), self._error_file) if ended.status else None
+
+    def _note_end(self, status: int | None) -> None:
+        if status is not None:
+            self._session.note("script_ended", status=status, script=self._script)
+
+    def _end_script(self) -> None:
+        """End the script if it runs. It has time to save its state, unless a worker was lost: then it may wait for that
+        worker for ever."""
+        if self._at.script is not rounds.ScriptState.RUNNING:
+            return
+        grace_s = self._told.timing.stop_grace_s
+        going = self._session.going
+        if going is not None:
+            grace_s = max(grace_s, min(PLANNED_GRACE_S, going.until_s - time.monotonic() - grace_s))
+        elif self._session.planned:
+            grace_s = PLANNED_GRACE_S
+        # Others wait for this worker meanwhile, and give it up after the hang limit.
+        grace_s = min(grace_s, max(self._told.timing.stop_grace_s, self._told.timing.hang_s / 2))
+        self._stop_script(grace_s)
+
+    def _stop_script(self, grace_s: float) -> None:
+        self._note_end(self._host.stop(grace_s))
+        self._at.script = rounds.ScriptState.WAITING
+
+    def _leave_hang(self, hang: rounds.Hang) -> None:
+        """Show where this worker's script is. One worker fails for all; the others end their scripts with the round."""
+        if self._at.script is rounds.ScriptState.RUNNING:
+            said = f"elastic: {hang.said}; round {self._at.generation} ends, and the script of this worker is here:"
+            print(said, file=sys.stderr, flush=True)
+            print("\n".join(where(self._script)), file=sys.stderr, flush=True)  # behind what the script itself writes
+        if hang.worker == self._session.worker_id:
+            self._session.note("scripts_hang", because=hang.said)
+            # The place has the round: the same place twice would prove a mistake of the script.
+            self._give_up(
+                ScriptsHang(f"{hang.said}; the ends of their logs show where they are"), f"round {self._at.generation}"
+            )
+
+    def _fail(self, failure: rounds.Failure) -> NoReturn:
+        if failure.is_from_outside:
+            self._session.note("script_killed", signal=-failure.status)
+            signal.signal(-failure.status, signal.SIG_DFL) if -failure.status != signal.SIGKILL else None
+            os.kill(os.getpid(), -failure.status)
+        self._give_up(ScriptFailed(failure.said), failure.place or f"exit status {failure.status}", failure.status)
+
+    def _give_up(self, error: Exception, place: str, status: int = 1) -> NoReturn:
+        error.__dict__[RAISED_AT] = place
+        self._session.failed(error, None, None)
+        sys.exit(max(1, status))
+
+    def _hurry_script(self) -> None:
+        """End the script before the agent ends this worker."""
+        if self._at.script is rounds.ScriptState.RUNNING:
+            self._stop_script(0.8 * self._told.timing.stop_grace_s)
+
+    def _stopped(self, number: int, frame: FrameType | None) -> NoReturn:
+        """The agent asks this worker to stop."""
+        self._hurry_script()
+        sys.exit(128 + number)

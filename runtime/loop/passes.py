@@ -1,0 +1,376 @@
+"""A pass: shards handed out, harvested and reduced, until the gradients of the whole step are in place.
+
+The iterator is a class, because a generator that is left by `break` closes unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+from runtime.allreduce.reduction.gradient_harvest import Harvest
+from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
+from runtime.data.loader import Loader
+from runtime.data.prefetcher import Wanted
+from runtime.data.random_state import ShardRandom
+from runtime.data.stream import Stream
+from runtime.guards import checks
+from runtime.loop.control_scalars import RESERVED
+from runtime.loop.step_cache import Cached
+from runtime.loop.training import Training
+from runtime.recovery.state.change_detection import StateMarks
+from runtime.session import Op, OpKind, StepRecord
+
+Gradients: TypeAlias = Literal["mean", "sum"]
+Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
+Source: TypeAlias = Loader | Stream
+
+
+class ShardSource(Protocol):
+    """The data of a pass; see Loader."""
+
+    def weight(self, shard: int) -> float: ...
+    def samples(self, epoch: int, step: int) -> list[Any]: ...
+    def begin_step(self, epoch: int, step: int) -> None: ...
+    def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any: ...
+    def ends(self, shard: int) -> bool: ...
+    def release(self) -> None: ...
+
+
+REHEARSALS = 2
+"""How many shards are run and thrown away at the start, if there are as many: the second one meets what the first left.
+Later, one shard is thrown away when a worker computes no shard of the n-th pass of a step, and has never done so: a
+GradScaler begins with a shard. Shards that the script skips do not count."""
+CHECKSUM_STEPS = 256
+"""Every this many steps a pass also compares checksums of all weights; see change_detection.py."""
+REPEATS_MAX = 2
+"""The first repetition has exponents that fit the pass; more show gradients that differ from one time to the next."""
+ENDS = RESERVED + "epoch ends"
+"""Name of a scalar in the reduction of an epoch's last step, when only the reader of the data knows the end."""
+
+NONFINITE = RESERVED + "nonfinite"
+"""Among the metrics of a step: how many of its passes had a gradient with an infinity or NaN; absent if none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a step. index counts the steps of the job, position those of the epoch."""
+
+    index: int
+    epoch: int
+    position: int
+    total: int | None
+    """Steps of the whole job; None: not known."""
+    last_in_epoch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """What a loop does in each of its steps. loader: the data; None: the script draws it. gradients: how gradients are
+    reduced. allow: guards that are off. nonfinite: what happens to gradients that are not finite."""
+
+    shards: int
+    loader: ShardSource | None
+    gradients: Gradients
+    allow: frozenset[str]
+    nonfinite: Nonfinite = "pass"
+
+    def weight(self, shard: int) -> float:
+        """The weight of a shard that was not weighed: its number of samples, or 1 if equal for all or not known."""
+        return 1.0 if self.loader is None else self.loader.weight(shard)
+
+    def samples(self, place: Place) -> list[Json]:
+        """What each shard was given, as Loader.samples or Stream.samples has it; [] if the script draws it."""
+        return [] if self.loader is None else self.loader.samples(place.epoch, place.position)
+
+
+@dataclass(frozen=True)
+class Shard(ShardRandom):
+    """The shard that the inner loop's body computes now: `step.shard`.
+
+    seed, generator (torch, CPU) and numpy depend on (seed, step, pass, shard) only; the global RNGs of torch, numpy
+    and random are seeded alike.
+    """
+
+    index: int
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What the loop's body has said about its shard."""
+
+    logged: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Name -> ("mean" or "sum", value)."""
+    weight: float | None = None
+    skipped: bool = False
+
+    def scalars(self, weight: float) -> Scalars:
+        """The logged values as the reduction carries them."""
+        return {
+            name: (kind, value * weight if kind == "mean" else value, weight)
+            for name, (kind, value) in self.logged.items()
+        }
+
+
+@dataclass(slots=True)
+class RunningPass:
+    """A step in progress: Step shows it and Pass changes it."""
+
+    work: PassWork
+    place: Place
+    locate: Callable[[int], Place]
+    """Step index -> place: a newcomer learns late which step it has entered."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    shard: Shard | None = None
+    contribution: Contribution = field(default_factory=Contribution)
+    passes: int = 0
+    ended: bool = False
+    """Whether the data of the epoch is used up."""
+    cached: Cached = field(default_factory=Cached)
+    record: StepRecord | None = None
+    """The record of the passes so far; None until the first pass is reduced."""
+
+
+class Pass(Iterator[Any]):
+    """One pass over the shards: rehearsals if they are due, this worker's shards, then the result of all shards."""
+
+    def __init__(self, training: Training, running: RunningPass) -> None:
+        self._training = training
+        self._running = running
+        self._number = running.passes
+        self._phase: Literal["new", "rehearsing", "collecting", "trying", "done"] = "new"
+        self._rehearsals: list[int] = []
+        self._skipped: set[int] = set()
+        self._result: Partial | None = None
+        """The reduced result of the pass, held back while a shard runs that is thrown away."""
+        self._rehearsed = False
+        self._repeats = 0
+        """How often the pass was computed again because a gradient did not fit its integers."""
+        self._fingerprint: dict[str, str] | None = None
+        """The fingerprint when the pass began, if the script may change it in a rehearsal."""
+        self._snapshot: StateMarks | None = None
+        self._checksums: StateMarks | None = None
+        self._harvest: Harvest
+        """For the parameters that are trained when the pass begins."""
+
+    @property
+    def _where(self) -> str:
+        return f"pass {self._number} of step {self._running.place.index}"
+
+    def __next__(self) -> Any:
+        """The next batch. Raises the guards' errors for what the body did with the last one."""
+        shard = self.next_shard()
+        if shard is None:
+            raise StopIteration
+        return self.begin_shard(shard)
+
+    def next_shard(self) -> int | None:
+        """End the shard that runs, if one does. Returns the next shard to compute; None: the result of all is in place.
+        Raises the guards' errors for what the body did."""
+        checks.check_capture(self._where)
+        if self._running.shard is not None and self._phase != "new":
+            self._end_shard(self._running.shard)
+        if self._phase == "new":
+            self._open()
+        if self._phase == "rehearsing":
+            if self._rehearsals:
+                return self._rehearsals.pop(0)
+            if self._rehearsed and (shard := self._untried) is not None:
+                return shard
+            self._end_rehearsal()
+        if self._phase == "trying":
+            if (shard := self._untried) is not None:
+                return shard
+            assert self._result is not None
+            self._end(self._result)
+        while self._phase == "collecting":
+            unit = self._training.session.next_unit()
+            if unit is not None:
+                return unit
+            self._check_unchanged()
+            result = self._training.session.finish()
+            if result is not None and self._repeated(result):
+                continue
+            if result is not None and (shard := self._untried) is not None:
+                self._phase, self._result = "trying", result
+                return shard
+            if result is not None:
+                self._end(result)
+        return None
+
+    @property
+    def _untried(self) -> int | None:
+        """A shard to try if this worker has computed none of this pass so far: the script may have skipped all it had.
+        None for a stream, which hands out each shard once."""
+        if self._number in self._training.passes_tried or isinstance(self._running.work.loader, Stream):
+            return None
+        return next((shard for shard in range(self._running.work.shards) if shard not in self._skipped), None)
+
+    def _open(self) -> None:
+        training, place = self._training, self._running.place
+        if self._number == 0:
+            training.settle()
+        self._harvest = training.begin_pass(self._where, self._running.work.allow)
+        if self._running.work.loader is not None:
+            self._running.work.loader.begin_step(place.epoch, place.position)
+        first = place.index == 0 or training.session.joining
+        self._snapshot = training.carrier.watch()
+        if first or place.index % CHECKSUM_STEPS == 0:
+            self._checksums = training.carrier.watch(full=True)
+        self._harvest.begin_pass(training.seed, place.index, self._number)
+        self._phase = "rehearsing"
+        shards = self._running.work.shards
+        if (rehearsals := self._rehearsals_due(first)) > 0:
+            self._rehearsals = list(range(min(rehearsals, shards)))
+            self._rehearsed = True
+        if first and "LossDivided" not in self._running.work.allow:
+            training.watch_losses(lambda loss: checks.check_loss(loss, shards))
+
+    def _rehearsals_due(self, first: bool) -> int:
+        """How many shards to rehearse. first: this is the first step of the job, or of this worker."""
+        if first:
+            return REHEARSALS
+        training = self._training
+        return int(not (self._number in training.passes_tried or training.session.owned(self._running.work.shards)))
+
+    def _end_rehearsal(self) -> None:
+        training, place = self._training, self._running.place
+        training.cleanup.close()
+        if self._number == 0:
+            self._running.cached.clear()
+        if self._rehearsed and self._running.work.loader is not None:
+            self._running.work.loader.release()
+        if training.session.joining or (training.session.behind and self._number == 0):
+            self._check_unchanged()
+            here = self._op(place)
+            op, result = training.session.join(here, self._fingerprint or training.fingerprint(), bound=training.bound)
+            self._fingerprint = None
+            training.astray = training.session.astray
+            self._running.place = place = self._running.locate(op.step)
+            training.adopt(place.index, place.epoch)
+            self._harvest = training.harvest()
+            self._harvest.begin_pass(training.seed, place.index, self._number)
+            self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
+            if result is not None:
+                if not self._repeated(result):
+                    self._phase, self._result = "trying", result
+                return
+        self._collect(place, self._fingerprint or training.fingerprint())
+
+    def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
+        harvest = self._harvest
+        self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.early.cuts)
+        self._phase = "collecting"
+
+    def _repeated(self, result: Partial) -> bool:
+        """Whether the pass has to be computed again, and has begun again, on all workers alike: see Harvest.misfits.
+        Raises UsageError if that did not help."""
+        if not self._harvest.misfits(result):
+            return False
+        self._repeats += 1
+        if self._repeats > REPEATS_MAX:
+            raise checks.other_gradients(self._where)
+        self._training.session.note("pass_repeated", step=self._running.place.index, pass_no=self._number)
+        self._training.session.used()
+        self._collect(self._running.place, self._fingerprint or self._training.fingerprint())
+        return True
+
+    def _op(self, place: Place) -> Op:
+        label = f"again {self._repeats}" if self._repeats else ""
+        return Op(
+            OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number, label=label
+        )
+
+    def begin_shard(self, shard: int) -> Any:
+        """The shard's batch, with everything that the shard may read reset to its value at the start of the pass."""
+        training, running = self._training, self._running
+        training.running = shard
+        loader, place = running.work.loader, running.place
+        batch = None
+        if loader is not None:
+            wanted = Wanted(place.epoch, place.position, self._number, shard)
+            try:
+                batch = loader.batch(wanted, training.session.owned(running.work.shards))
+            except StopIteration as error:  # it would end the inner loop as if all shards were done
+                raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
+        running.shard = Shard(self._harvest.before(shard), shard)
+        running.contribution = Contribution()
+        if self._phase == "collecting" and (early := training.session.send_early()) is not None:
+            self._harvest.early.expect(early, lambda: self._counted(shard))
+        running.cached.begin_shard()
+        return running.shard if loader is None else batch
+
+    def _end_shard(self, shard: Shard) -> None:
+        training, work, said = self._training, self._running.work, self._running.contribution
+        self._running.shard = None
+        if not said.skipped and "NoGradient" not in work.allow and not self._harvest.has_gradient():
+            raise checks.no_gradient(f"shard {shard.index} in {self._where}")
+        if said.skipped:
+            self._skipped.add(shard.index)
+        else:
+            training.passes_tried.add(self._number)
+        if self._phase != "collecting":
+            self._check_unchanged()
+            self._harvest.drop_shard()
+            training.running = None
+            return
+        weight = work.weight(shard.index) if said.weight is None else said.weight
+        scalars = {} if said.skipped else said.scalars(weight)
+        if work.loader is not None and work.loader.ends(shard.index):
+            scalars[ENDS] = ("sum", 1.0, 0.0)
+        counted = self._counted(shard.index)
+        training.session.unit_done(self._harvest.leaf(shard.index, counted, training.riders.travel(scalars)))
+        training.running = None
+
+    def _counted(self, shard: int) -> float:
+        """By what the gradients of the running shard are multiplied, as far as the script has said."""
+        work, said = self._running.work, self._running.contribution
+        if said.skipped:
+            return 0.0
+        if work.gradients == "sum":
+            return 1.0
+        return work.weight(shard) if said.weight is None else said.weight
+
+    def _check_unchanged(self) -> None:
+        if "StateChanged" in self._running.work.allow:
+            return
+        carrier = self._training.carrier
+        watched = [snapshot for snapshot in (self._snapshot, self._checksums) if snapshot is not None]
+        changed = next((names for snapshot in watched if (names := carrier.changed(snapshot))), [])
+        if changed:
+            raise checks.state_changed(self._where, changed, carrier.fixed())
+
+    def _end(self, result: Partial) -> None:
+        training, running = self._training, self._running
+        running.metrics.update(training.riders.arrive(result.scalars))
+        self._install(result)
+        training.session.used()
+        running.passes += 1
+        if ENDS in result.scalars:
+            running.ended, running.place = True, replace(running.place, last_in_epoch=True)
+        running.record = StepRecord(
+            step=running.place.index,
+            epoch=running.place.epoch,
+            generation=training.session.generation,
+            world_size=training.session.world_size,
+            lr=training.carrier.learning_rates(),
+            scalars=dict(running.metrics),
+            samples=running.work.samples(running.place),
+            data=training.data,
+        )
+        training.end_pass(self._where, running.work.allow)
+        self._phase = "done"
+
+    def _install(self, result: Partial) -> None:
+        """Install the result. Raises NonFinite. All workers have the same result, so all decide alike."""
+        running = self._running
+        policy = running.work.nonfinite
+
+        def accept(nonfinite: list[str]) -> bool:
+            if policy == "stop":
+                raise checks.nonfinite(self._where, nonfinite)
+            running.metrics[NONFINITE] = running.metrics.get(NONFINITE, 0.0) + 1.0
+            return policy != "skip"
+
+        self._harvest.install(result, running.work.gradients, accept)

@@ -1,0 +1,6 @@
+"""The training state, and what restores it: copies from member to member, and durable checkpoints.
+
+state/       what is registered, as bytes and as values
+checkpoint/  durable checkpoints inside a worker
+transfer/    copies of the state between workers
+"""

@@ -1,0 +1,74 @@
+"""Unchanged torchrun scripts end with the same bits in every world, through deaths and joins."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.runtime.frontends.ddp import threads
+from tests.unit.runtime.frontends.ddp.threads import Main
+
+SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4, "spawned": 2, "early": 2}
+"""-> steps of an epoch."""
+
+LARGE_WORLDS = (6,) if "EXACT_EXAMPLES" in os.environ else ()
+"""Worlds that `make test-exact` tries besides."""
+
+
+@pytest.fixture(autouse=True)
+def seams() -> Iterator[None]:
+    with threads.seams():
+        yield
+
+
+def main_of(script: str) -> Main:
+    main: Main = importlib.import_module(f"tests.ddp_scripts.{script}").main
+    return main
+
+
+def check(main: Main, quiet: tuple[str, list[object]], workers: int, **how: object) -> threads.Outcome:
+    outcome = threads.together(workers, main, **how)  # type: ignore[arg-type]
+    assert not outcome.errors
+    assert set(outcome.digests.values()) == {quiet[0]}
+    assert all(ledger == quiet[1] for name, ledger in outcome.ledgers.items() if name not in outcome.joined)
+    return outcome
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_any_number_of_workers_has_the_bits_and_the_ledger_of_one(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    for workers in (2, 3, 4, *LARGE_WORLDS):
+        check(main, quiet, workers)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_death_at_any_moment_changes_no_bit(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    for operation in (1, 2, 3, 7):
+        for units in (0, 1):
+            check(main, quiet, 3, kills={"w0": (operation, units)})
+    check(main, quiet, 4, kills={"w0": (3, 0), "w2": (4, 0), "w1": (5, 1)})
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    steps = SCRIPTS[script]
+    for asked, admitted in ((0, 0), (0, 1), (1, min(3, steps - 1)), (steps, steps + 1), (steps + 1, steps + 1)):
+        outcome = check(main, quiet, 2, newcomers=1, asked_at=asked, admit_at=admitted)
+        assert outcome.joined == {"n0": admitted}
+    check(main, quiet, 2, kills={"w0": (steps + 4, 0)}, newcomers=1, asked_at=0, admit_at=1)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_step_that_begins_with_the_batch_of_another_rank_changes_no_bit(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    assert threads.alone(main, kind=threads.WrongGuess) == quiet
+    check(main, quiet, 3, kills={"w0": (3, 0)}, newcomers=1, asked_at=0, admit_at=1, kind=threads.WrongGuess)

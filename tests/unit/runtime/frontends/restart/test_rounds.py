@@ -1,0 +1,155 @@
+"""What all workers of a round decide from the same reports, and what a script finds in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime.frontends.restart.rounds import (
+    AllDone,
+    Blame,
+    Failure,
+    GoOn,
+    Hang,
+    RoundState,
+    ScriptReport,
+    ScriptState,
+    StartScript,
+    decide,
+    environment,
+)
+
+MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
+STORE = ("10.0.0.1", 4000)
+WAITING, RUNNING, DONE, FAILED = ScriptState.WAITING, ScriptState.RUNNING, ScriptState.DONE, ScriptState.FAILED
+EARLY, LATE, KILLED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0)
+
+
+HANG_S = 30.0
+
+
+def test_a_script_that_is_idle_is_said_to_be_so() -> None:
+    said = [ScriptReport(4, 3, RUNNING, idle_s=idle_s).said(300.0) for idle_s in (0.0, 9.9, 40.4)]
+    assert said == ["script running", "script running", "script running, idle for 40 s of 300 s"]
+    assert ScriptReport(4, 3, DONE).said(300.0) == "script done"
+
+
+def reports(
+    *states: ScriptState,
+    store: bool = True,
+    generation: int = 4,
+    idle: tuple[float, ...] = (0.0, 0.0, 0.0),
+    **failures: Failure,
+) -> dict[str, ScriptReport]:
+    """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank."""
+    found = {}
+    for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False)):
+        place = STORE if store and rank == 0 else None
+        found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("said", "failing", "wanted"),
+    [
+        (reports(WAITING, WAITING, WAITING), False, StartScript(STORE)),
+        (reports(WAITING, WAITING, WAITING, store=False), False, GoOn()),
+        (reports(WAITING, WAITING), False, GoOn()),
+        (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
+        (reports(WAITING, RUNNING, WAITING), False, GoOn()),
+        (reports(RUNNING, RUNNING, RUNNING), False, GoOn()),
+        (reports(DONE, RUNNING, DONE), False, GoOn()),
+        (reports(DONE, DONE, DONE), False, AllDone()),
+        (reports(RUNNING, FAILED, RUNNING, r1=LATE), False, GoOn(failing=True)),
+        (reports(RUNNING, FAILED, RUNNING, r1=LATE), True, Blame("a.1.0", LATE)),
+        (reports(FAILED, FAILED, FAILED, r0=LATE, r1=LATE, r2=EARLY), True, Blame("b.0.3", EARLY)),
+        (reports(FAILED, FAILED, FAILED, r0=EARLY, r1=KILLED, r2=LATE), True, Blame("a.1.0", KILLED)),
+        (reports(DONE, FAILED, DONE, r1=EARLY), True, Blame("a.1.0", EARLY)),
+        (reports(FAILED, FAILED, DONE, r0=EARLY, r1=EARLY), True, Blame("a.0.0", EARLY)),
+        (reports(RUNNING, RUNNING, RUNNING, idle=(30.0, 29.9, 40.0)), False, GoOn()),
+        (reports(RUNNING, RUNNING, RUNNING, idle=(31.0, 30.0, 40.0)), False, Hang("a.0.0", MEMBERS, 30.0)),
+        (reports(DONE, RUNNING, RUNNING, idle=(0.0, 35.0, 33.0)), False, Hang("a.1.0", MEMBERS[1:], 33.0)),
+        (reports(DONE, DONE, DONE, idle=(99.0, 99.0, 99.0)), False, AllDone()),
+        (reports(WAITING, RUNNING, RUNNING, idle=(0.0, 99.0, 99.0)), False, GoOn()),
+        (reports(RUNNING, RUNNING, idle=(99.0, 99.0, 0.0)), False, GoOn()),
+        (reports(RUNNING, RUNNING, RUNNING, generation=3, idle=(99.0, 99.0, 99.0)), False, GoOn()),
+        (reports(RUNNING, FAILED, RUNNING, r1=LATE, idle=(99.0, 0.0, 99.0)), False, GoOn(failing=True)),
+    ],
+)
+def test_decisions(said: dict[str, ScriptReport], failing: bool, wanted: object) -> None:
+    assert decide(said, MEMBERS, 4, failing=failing, hang_s=HANG_S) == wanted
+
+
+def test_a_hang_is_of_the_same_slot_each_time() -> None:
+    """A slot counts its own failures, and a replacement has the highest rank."""
+    members = ("a.1.0", "b.0.0", "a.0.7")
+    stuck = {worker: ScriptReport(9, 3, RUNNING, idle_s=HANG_S) for worker in members}
+    found = decide(stuck, members, 9, failing=False, hang_s=HANG_S)
+    assert isinstance(found, Hang) and found.worker == "a.0.7"
+    assert found.said == "no script used a processor for 30 s: a.1.0, b.0.0, a.0.7"
+
+
+def test_that_all_scripts_have_ended_is_known_also_when_a_member_is_lost_just_then() -> None:
+    """One survivor decides before it hears of the next generation, and another one after it; both leave."""
+    done = reports(DONE, DONE, DONE)
+    assert decide(done, MEMBERS[:2], 5, failing=False) == AllDone()
+    del done[MEMBERS[2]]
+    assert decide(done, MEMBERS[:2], 5, failing=False) == GoOn(), "the lost one had not said that its script had ended"
+
+
+def test_a_worker_begins_each_round_anew() -> None:
+    state = RoundState()
+    state.enter(4, 3)
+    assert state.report(STORE, 7.0) == ScriptReport(4, 3, WAITING, STORE)
+    state.script = RUNNING
+    assert state.report(None, 7.0).idle_s == 7.0
+    state.ended(EARLY)
+    assert state.report(None, 7.0) == ScriptReport(4, 3, FAILED, None, EARLY)
+    failed = reports(FAILED, RUNNING, RUNNING, r0=EARLY)
+    assert state.decide(failed, MEMBERS, 4, HANG_S) == GoOn(failing=True)
+    assert state.decide(failed, MEMBERS, 4, HANG_S) == Blame(MEMBERS[0], EARLY)
+    state.decide(failed, MEMBERS, 4, HANG_S)
+    state.enter(5, 2)
+    assert state == RoundState(5, 2)
+
+
+def test_reports_survive_the_wire() -> None:
+    for report in (ScriptReport(4, 3, FAILED, None, KILLED), ScriptReport(0, 0, WAITING, STORE, idle_s=1.5)):
+        assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_what_record_has_written_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    stack = 'Traceback\n  File "train.py", line 3, in main\n    f()\n  File "model.py", line 9, in f\n    x\n'
+    said = {"message": "ValueError: no", "extraInfo": {"py_callstack": stack, "timestamp": "17"}}
+    file.write_text(json.dumps({"message": said}))
+    os.utime(file, (17.5, 17.5))
+    found = Failure.read(1, 99.0, file)
+    assert found == Failure(1, 17.5, "model.py:9", "ValueError: no")
+    assert found.said == "the script ended with exit status 1: ValueError: no"
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"message": "killed"}', '{"message": {"extraInfo": 3}}'])
+def test_a_damaged_error_file_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "error.json"
+    file.write_text(text)
+    assert Failure.read(1, 99.0, file) == Failure(1, 99.0, message=f"{file} cannot be read")
+    file.unlink()
+    killed = Failure.read(-11, 99.0, file)
+    assert killed.said == "the script ended with signal 11" and killed.is_from_outside
+    assert not Failure(-9, 99.0, message="its timer expired").is_from_outside and not EARLY.is_from_outside
+
+
+def test_the_environment_is_that_of_torchrun() -> None:
+    found = [environment(worker, MEMBERS, STORE, "job", 2, Path("/e.json")) for worker in MEMBERS]
+    assert [one["RANK"] for one in found] == ["0", "1", "2"]
+    assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "0"]
+    assert [one["GROUP_RANK"] for one in found] == ["0", "0", "1"]
+    assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
+    for one in found:
+        assert (one["WORLD_SIZE"], one["GROUP_WORLD_SIZE"]) == ("3", "2")
+        assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("10.0.0.1", "4000")
+        assert (one["TORCHELASTIC_RESTART_COUNT"], one["TORCHELASTIC_ERROR_FILE"]) == ("2", "/e.json")
