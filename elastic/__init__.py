@@ -19,7 +19,6 @@ import this package too, stay light. Below, each package imports only those abov
     metrics/        what --metrics shows to Prometheus
     agent/          the agent of a node: its workers, their lives and deaths
     fleet/          several machines, several jobs
-    adopt/          training scripts rewritten for job.steps()
     platforms/      where jobs run: this machine, Ray, Spark, Slurm, Kubernetes
     observability/  the dashboard, traces, trackers
     cli/            the command line; no other package imports it

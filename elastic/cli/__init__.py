@@ -9,7 +9,7 @@ packages only when the verb runs, so a verb that only asks loads neither torch, 
     platforms/   verbs that start jobs on other systems
     __main__.py  `python -m elastic.cli`
 
-No other package imports this one. `elastic adopt` is in elastic/adopt, `elastic chaos` in chaos_tests.
+No other package imports this one. `elastic chaos` is in chaos_tests, which lies above it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ MODULES = {
     "samples": "elastic.cli.job.samples",
     "drain": "elastic.cli.job.drain",
     "doctor": "elastic.cli.fleet.doctor",
-    "adopt": "elastic.adopt.command",
     "rendezvous": "elastic.cli.fleet.daemons",
     "agent": "elastic.cli.fleet.daemons",
     "submit": "elastic.cli.fleet.submit",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from chaos_tests.support.processes import Command, kill_if_there, living
 from elastic.records import ledger, story
 from elastic.records.exactly_once import prove
 from elastic.records.journal import read_all
-from tests.live.jobs import DEADLINE_S, ROOT, Job
+from tests.live.jobs import DEADLINE_S, ROOT, Job, run_alone
 
+EXAMPLE = ROOT / "docs" / "examples" / "train_ddp.py"
 SCRIPTS = ROOT / "tests" / "ddp_scripts"
 RANKS = "4"
 NAP = {"NAP": "0.15"}
@@ -145,18 +148,63 @@ def logs(job: Job) -> str:
 
 def test_losses_are_those_of_torchrun_but_for_the_last_bits(tmp_path: Path) -> None:
     """DistributedDataParallel divides before it adds, and gloo adds in another order: close, and not equal."""
-    script = [str(ROOT / "docs" / "examples" / "train_ddp.py"), "--epochs", "2", "--log-every", "1"]
+    script = [str(EXAMPLE), "--epochs", "2", "--log-every", "1"]
     with Job(tmp_path, "--workers", "1", "--ranks", "2", *script) as job:
         assert job.wait() == 0, job.output
         here = losses(job.output)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
-    there = Command(torchrun, tmp_path / "torchrun.out", environment={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    there = under_torchrun(tmp_path, 2, *script)
+    assert len(here) == len(there) == 64
+    assert here[:50] == pytest.approx(there[:50], rel=1e-5)
+
+
+def test_with_the_diff_of_the_page_the_losses_are_those_of_torchrun_in_the_same_order(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.py", with_job_steps(tmp_path)
+    in_order(EXAMPLE, "rank=rank)", "rank=rank, shuffle=False)", before)
+    in_order(after, "shuffle=True", "shuffle=False", after)
+    words = ("--epochs", "2", "--log-every", "1")
+    here = losses(run_alone(tmp_path, after, *words))
+    there = under_torchrun(tmp_path, 4, str(before), *words)
+    assert len(here) == len(there) == 32
+    assert here == pytest.approx(there, rel=1e-5)
+
+
+def test_with_the_diff_of_the_page_the_example_survives_a_death(tmp_path: Path) -> None:
+    script = str(with_job_steps(tmp_path))
+    with Job(tmp_path, "--workers", "1", script, name="quiet") as job:
+        assert job.wait() == 0, job.output
+        wanted = digest(job)
+    with Job(tmp_path, "--workers", "3", script, "--pause", "0.1") as job:
+        job.await_steps(3)
+        job.send(str(job.status()["members"][0]["worker_id"]))
+        assert job.wait() == 0, job.output
+        assert digest(job) == wanted
+
+
+def with_job_steps(home: Path) -> Path:
+    """The example, changed as docs/ddp.md shows."""
+    script = home / "train_steps.py"
+    (shown,) = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "ddp.md").read_text(), re.DOTALL)
+    subprocess.run(["patch", "-o", script, EXAMPLE], input=shown, text=True, check=True, capture_output=True)
+    return script
+
+
+def in_order(script: Path, shuffled: str, plain: str, to: Path) -> None:
+    text = script.read_text()
+    assert text.count(shuffled) == 1
+    to.write_text(text.replace(shuffled, plain))
+
+
+def under_torchrun(home: Path, ranks: int, *script: str) -> list[float]:
+    """The losses that it prints."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *script]
+    run = Command(torchrun, home / "torchrun.out", environment={"OMP_NUM_THREADS": "1"}, cwd=home)
     try:
-        there.process.wait(DEADLINE_S)  # its status may be that of an abort of torch behind the script's last line
+        run.process.wait(DEADLINE_S)  # its status may be that of an abort of torch behind the script's last line
     finally:
-        there.stop()
-    assert len(here) == len(losses(there.output)) == 64, there.output
-    assert here[:50] == pytest.approx(losses(there.output)[:50], rel=1e-5)
+        run.stop()
+    found = losses(run.output)
+    assert found, run.output
+    return found
 
 
 def losses(output: str) -> list[float]:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
     *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.checkpoints", "elastic.config"),
     *("elastic.process", "elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption"),
-    *("elastic.security", "elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet", "elastic.adopt"),
+    *("elastic.security", "elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet"),
     *("elastic.observability.timeline", "elastic.observability.trackers", "elastic.observability.dashboard"),
     *("elastic.platforms.local", "elastic.platforms.search", "elastic.platforms.common", "elastic.platforms.ray"),
     *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.ray", "elastic.spark"),
@@ -67,10 +67,6 @@ STUBS_ARE_READ_BY = (
 PURE_PACKAGES = ("elastic.protocol", "chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report")
 
 PURE_MODULES = (
-    *("elastic.adopt.adoption", "elastic.adopt.batches", "elastic.adopt.carried_names", "elastic.adopt.edits"),
-    *("elastic.adopt.flow", "elastic.adopt.joining", "elastic.adopt.leftovers", "elastic.adopt.loop_text"),
-    *("elastic.adopt.one_process", "elastic.adopt.ranks", "elastic.adopt.script", "elastic.adopt.shard_values"),
-    "elastic.adopt.training_loop",
     "elastic.agent.worker.examination",
     "elastic.agent.worker.import_scan",
     "elastic.checkpoints.description",
