@@ -126,6 +126,7 @@ SMALL = {
     "elastic.platforms.spark.executor_task": "what runs on an executor, where nothing of the driver is imported",
     "elastic.ray": "the public name of a package, at the top as `elastic` is what users import",
     "elastic.spark": "the public name of a package, at the top as `elastic` is what users import",
+    "elastic.observability.dashboard.pages": "what the verb and the process beside `elastic run` have in common",
     "elastic.observability.timeline.chrome_trace": "a format of others; the other one has a library",
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
@@ -429,3 +430,106 @@ def test_every_way_to_import_is_seen(source: str, found: set[str]) -> None:
 def test_relative_imports_are_refused() -> None:
     with pytest.raises(AssertionError, match="relative"):
         list(imports(ast.parse("from . import errors")))
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+FILE_LINES, FUNCTION_LINES, CLASS_FIELDS, PARAMETERS = 500, 77, 20, 8
+"""The most that there may be. What a class has as fields is what its body and its methods assign to."""
+
+OVER = {
+    "elastic.config": 676,
+    "elastic.platforms.local.job_run": 511,
+    "elastic.protocol.membership.group": 504,
+    "elastic.protocol.messages": 520,
+    "runtime.frontends.ddp.rank_script": 646,
+    "runtime.loop.training": 758,
+    "runtime.recovery.state.training_state": 636,
+    "elastic.agent.leader_session.LeaderSession": 21,
+    "elastic.agent.workers.WorkerManager": 24,
+    "elastic.config.JobSpec": 30,
+    "elastic.fleet.replica.leader.FleetLeader": 21,
+    "elastic.platforms.local.job_run._Children": 22,
+    "elastic.protocol.membership.group.Group": 58,
+    "elastic.protocol.membership.group.WorkerView": 24,
+    "elastic.protocol.worker_state.state.WorkerState": 31,
+    "runtime.allreduce.reduction.slice_sums.SliceSums": 26,
+    "runtime.allreduce.ring.frames.PeerLink": 23,
+    "runtime.allreduce.ring.ring.Ring": 24,
+    "runtime.frontends.ddp.rank_script.RankScript": 44,
+    "runtime.loop.training.Training": 50,
+    "runtime.recovery.state.training_state.Carrier": 21,
+    "runtime.worker.operations.OperationLoop": 21,
+    "runtime.worker.worker_session.WorkerSession": 24,
+    "chaos_tests.cluster.cluster.Cluster.__init__": 9,
+    "elastic.agent.leader_session.LeaderSession.__init__": 9,
+    "elastic.agent.worker.environment.WorkerEnvironment.of_job": 10,
+    "elastic.agent.workers.WorkerManager.__init__": 12,
+    "elastic.fleet.node.job_runner.JobRunner.__init__": 10,
+    "elastic.protocol.membership.transitions.commit": 9,
+    "elastic.rendezvous.job_replica.JobReplica.__init__": 9,
+    "runtime.allreduce.reduction.early_sums.EarlySums.__init__": 9,
+    "runtime.allreduce.reduction.over_mesh.MeshReduction.__init__": 14,
+    "runtime.allreduce.reduction.over_mesh.exchange": 14,
+    "runtime.allreduce.reduction.over_transport.exchange_over": 14,
+    "runtime.allreduce.reduction.slice_sums.SliceSums.__init__": 9,
+    "runtime.allreduce.ring.ring_builder.build": 11,
+    "runtime.data.loader.Loader.__init__": 11,
+    "runtime.loop.job.Job.loader": 10,
+    "runtime.worker.exchange.RingExchange._reduce_early": 9,
+}
+"""Modules (lines), classes (fields) and functions (parameters) that have more -> how many at most. A number here only
+becomes smaller, and no name comes in."""
+
+
+def definitions(
+    tree: ast.AST, prefix: str
+) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Classes and functions with their dotted names, also of those in others."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}.{node.name}", node
+            yield from definitions(node, f"{prefix}.{node.name}")
+        else:
+            yield from definitions(node, prefix)
+
+
+def fields_of(cls: ast.ClassDef) -> set[str]:
+    fields = {
+        node.target.id for node in cls.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for node in ast.walk(cls):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Store()):
+                fields.add(attr)
+    return fields
+
+
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many a caller may give."""
+    arguments = function.args
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def too_large() -> Iterator[tuple[str, int]]:
+    """What is over one of the numbers -> how many lines, fields or parameters it has."""
+    for module, path in PRODUCT.items():
+        if module in GENERATED:
+            continue
+        if (lines := len(path.read_text().splitlines())) > FILE_LINES:
+            yield module, lines
+        for name, node in definitions(parsed(path), module):
+            if isinstance(node, ast.ClassDef):
+                if (fields := len(fields_of(node))) > CLASS_FIELDS:
+                    yield name, fields
+                continue
+            assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, f"{name} has more than {FUNCTION_LINES} lines"
+            if (parameters := parameters_of(node)) > PARAMETERS:
+                yield name, parameters
+
+
+def test_files_classes_and_functions_are_small() -> None:
+    found = dict(too_large())
+    assert {name: number for name, number in found.items() if number > OVER.get(name, 0)} == {}
+    assert OVER.keys() - found.keys() == set(), "within the numbers now: take them out of OVER"
