@@ -36,7 +36,7 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
     [
         (SPARK, "ModuleNotFoundError: No module named 'grpc'"),
         (
-            "ray::serve()\n  File x\nelastic.engines.node_task.AgentEnded: the agent has ended",
+            "ray::serve()\n  File x\nelastic.platforms.common.node_task.AgentEnded: the agent has ended",
             "elastic.platforms.common.node_task.AgentEnded: the agent has ended",
         ),
         ("The actor died because its node has died.\nMore of it.", "The actor died because its node has died."),
