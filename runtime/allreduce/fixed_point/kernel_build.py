@@ -23,7 +23,7 @@ class KernelBuild(BuildHookInterface[Any]):  # type: ignore[misc]  # it is insta
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile beside the source, also for an editable installation, and take the result into the wheel."""
-        folder = Path(self.root) / "runtime" / "fixed_point"
+        folder = Path(self.root) / "runtime" / "allreduce" / "fixed_point"
         if self.target_name == "wheel" and compile_kernel(folder / "kernel.c", folder):
             build_data["artifacts"].append("runtime/allreduce/fixed_point/kernel-*.so")
             build_data["pure_python"], build_data["infer_tag"] = False, True
