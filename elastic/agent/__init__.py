@@ -2,7 +2,6 @@
 
 process/           processes of workers: how they are started, watched, ended
 worker/            the worker's end of its connection to the agent; `runtime` imports it
-handover/          another program takes the agent's place, and the workers live on
 agent.py           the agent itself: passes on what workers and the leader say
 leader_session.py  the stream to the job's leader: words and beats up, orders down
 workers.py         slots, processes, words and beats of all workers of the node
@@ -12,6 +11,5 @@ ledger_writer.py   records of applied steps, on their way into the ledger
 drain.py           how the node leaves the job when it has a notice
 slot_file.py       which incarnations the slots have had
 options.py         the command line of the agent
-upgrade_state.py   what the agent hands over to the program that takes its place
 __main__.py        `python -m elastic.agent`
 """

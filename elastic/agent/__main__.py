@@ -25,11 +25,11 @@ STDIN = 0
 def start_early(words: Sequence[str]) -> ForkServerProcess | None:
     """Start the fork server of the job that these options name. None: workers cannot be forked, or bad options."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--job-dir", "--node", "--handover"):
+    for option in ("--job-dir", "--node"):
         parser.add_argument(option)
     options, _ = parser.parse_known_args(words)
-    if options.job_dir is None or options.node is None or options.handover is not None:
-        return None  # with --handover there are workers already, and later workers can wait
+    if options.job_dir is None or options.node is None:
+        return None
     job_dir = Path(options.job_dir).resolve()
     try:
         # Read as plain JSON, because the codec would import too much. The agent itself checks the file.
@@ -58,7 +58,7 @@ def main() -> int:
     gc.freeze()
     gc.enable()
     if WAIT in sys.argv[1:]:
-        sys.argv.remove(WAIT)  # after a handover the new program begins at once
+        sys.argv.remove(WAIT)
         wait_for_begin()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, STDIN)

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 
-from elastic.agent import handover, options, upgrade_state
+from elastic.agent import options
 from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
-from elastic.agent.handover import Handed, Trial, UpgradeRequestFiles
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
 from elastic.agent.process.process_start import ForkServerProcess
 from elastic.agent.slot_file import SlotFile
+from elastic.agent.standing_words import StandingWords
 from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.storage import storage_at
@@ -35,7 +34,6 @@ from elastic.records.job_directory import JobLock, read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.ledger import Ledger
 from elastic.records.resume import own
-from elastic.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +42,8 @@ class Agent:
     """Connects the leader to one node's workers. Everything runs on the event loop; between two awaits nothing
     interleaves.
 
-    handed: what the previous program in the same process has handed over, with its workers. fork_server: the job's fork
-    server if it was started already. refused: why no worker of the job may be started, or "". Raises the errors of
-    upgrade_state.read.
+    fork_server: the job's fork server if it was started already. refused: why no worker of the job may be started, or
+    "". Raises ConfigError.
     """
 
     def __init__(
@@ -54,7 +51,6 @@ class Agent:
         given: Assignment,
         journal: Journal,
         ledger: Ledger,
-        handed: Handed | None = None,
         fork_server: ForkServerProcess | None = None,
         refused: str = "",
     ) -> None:
@@ -63,17 +59,11 @@ class Agent:
         self._grace_s = given.grace_s
         self._beat_s = spec.timing.beat_s
         self._journal = journal
-        self._handed = handed
         slot_file = SlotFile(job_dir / f"{node}.slots.json")
-        if handed is not None:
-            inherited = upgrade_state.read(handed.state)
-        else:
-            kept = newest_in_memory(read_settings(job_dir))
-            inherited = upgrade_state.first(spec, node, slots + spec.spares, slot_file, kept)
-        self._standing = inherited.standing
-        self._leader = LeaderSession(
-            spec, job_dir, node, slots, journal, self, given.reach, self._standing, inherited.term
-        )
+        slot_file.end_leftovers()
+        kept = newest_in_memory(read_settings(job_dir))
+        self._standing = StandingWords.after_a_killed_agent(node, slot_file.incarnations, kept)
+        self._leader = LeaderSession(spec, job_dir, node, slots, journal, self, given.reach, self._standing)
         self._workers = WorkerManager(
             spec,
             job_dir,
@@ -82,34 +72,28 @@ class Agent:
             journal,
             ledger,
             slot_file,
-            inherited,
+            slots + spec.spares,
+            self._standing,
             self._leader,
             self,
             fork_server,
             refused,
         )
-        self._place = UpgradeRequestFiles(job_dir, node)
-        self._hands_over = False
-        self._deferred: list[int] = []
         self._departure = NodeDrain(journal, self._workers, self._leader)
         self._end: Ended | None = None
         self._late_failure = False
         self._stop_status: int | None = None
         self._stops_when_empty = False
         self._all_over = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Run until the job is over and its workers are gone, or a signal came. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for sent, asked in stop_signals.obeyed().items():
-            loop.add_signal_handler(sent, self._on_signal, sent, asked)
-        loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
-        await self._workers.listen()
+            loop.add_signal_handler(sent, self._on_signal, asked)
+        await self._workers.socket.listen()
         self._departure.notices.watch(self._notices)
-        if self._handed is not None:
-            self._journal.write("agent_took_over", version=__version__, workers=self._workers.inherited)
-        handover.begin(self._place, self._journal, self._handed)
+        stop_signals.begin()
         await self._workers.start()
         attending = asyncio.create_task(self._leader.always())
         watching = asyncio.create_task(self._watch())
@@ -127,7 +111,6 @@ class Agent:
             await asyncio.gather(attending, watching, over, return_exceptions=True)
             self._departure.close()
             await self._workers.end()
-            self._place.end()
 
     def _exit_code(self) -> int:
         if self._stop_status is not None:
@@ -136,12 +119,9 @@ class Agent:
             return self._end.exit_code
         return ExitCode.SCRIPT_FAILED if self._late_failure else ExitCode.DONE
 
-    def _on_signal(self, sent: int, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         """Obey a signal. The first asks the workers to stop; if it is SIGTERM and there is time, to leave in order.
-        Another one stops them, and the next one kills them. sent: the signal that asks for `number`."""
-        if self._hands_over:
-            self._deferred.append(sent)
-            return
+        Another one stops them, and the next one kills them."""
         self._journal.write("agent_signalled", signal=number.name)
         in_order = number == signal.SIGTERM and (self._workers.has_others or self._grace_s is not None)
         if in_order and not self._stops_when_empty and self._stop_status is None:
@@ -153,44 +133,6 @@ class Agent:
             return
         self._stop_status = 128 + number
         self._workers.for_all_slots(worker_slot.StopSlot())
-
-    # ------------------------------------------------------------------------------- another program's turn
-
-    def _asked_to_hand_over(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._hand_over())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _hand_over(self) -> None:
-        """Become another program, if a request for it exists and nothing is in the way. The workers notice only that
-        their stream ends and opens again; the leader, that this agent attends again."""
-        if self._hands_over:
-            return
-        request = await handover.prepared(
-            self._place,
-            self._journal,
-            Trial(options.TRIAL, sys.argv[1:]),
-            lambda: upgrade_state.write(self._workers.upgrade_state(self._leader.term)),
-            lambda: self._in_the_way,
-        )
-        if request is None or self._hands_over:
-            return
-        self._hands_over = True
-        try:
-            state = upgrade_state.write(await self._workers.hand_over(self._leader.term))
-            handover.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
-        except Exception as error:  # this program has given up its workers: they end with it and are started again
-            _log.critical("the agent can neither hand over nor go on: %r", error, exc_info=True)
-            os._exit(ExitCode.BAD_INPUT)
-
-    @property
-    def _in_the_way(self) -> str:
-        """Why no other program can take over now, or ""."""
-        if self._end is not None or self._stop_status is not None:
-            return "the job ends here"
-        if self._stops_when_empty or not self._departure.stays:
-            return "the node leaves the job"
-        return self._workers.in_the_way
 
     # ------------------------------------------------------------------------------------------ the workers
 
@@ -287,9 +229,8 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
     log.begin_from(sys.argv[1:])
     try:
         given = options.of_words()
-        handed = Handed.read(given.handed) if given.handed is not None else None
         spec, job_dir, who = given.spec, given.job_dir, f"agent-{given.node}"
-        refused = _refused(given) if handed is None else ""
+        refused = _refused(given)
         with (
             JobLock(job_dir / "lock", "wait until that job is over, or give another --job-dir"),
             Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas, stable=spec.reduction.stable) as ledger,
@@ -297,7 +238,7 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
         ):
 
             async def attend() -> int:
-                return await Agent(given, journal, ledger, handed, fork_server, refused).run()
+                return await Agent(given, journal, ledger, fork_server, refused).run()
 
             return asyncio.run(attend())
     except ElasticError as error:

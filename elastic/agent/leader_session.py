@@ -82,10 +82,8 @@ class LeaderSession:
         events: LeaderSessionEvents,
         reach: Reach,
         standing: StandingWords,
-        term: int = 0,
     ) -> None:
-        """standing, term: those of the previous program in this process, or new and 0. Raises ConfigError for
-        certificates that cannot be used."""
+        """Raises ConfigError for certificates that cannot be used."""
         self._spec = spec
         self._channels = reach.channels()
         self._leader_stream = LeaderStream(lambda: reach.replicas or (self._address(),))
@@ -102,7 +100,7 @@ class LeaderSession:
         self._events = events
         self._standing = standing
         self._outbox: asyncio.Queue[pb.AgentWord] | None = None
-        self.term = term
+        self.term = 0
         """The term of the newest leader that was seen."""
         self._welcomed = False
         self._over = False

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from elastic.agent import handover, upgrade_state
 from elastic.config import JobSpec, check_name
 from elastic.errors import ConfigError
 from elastic.preemption import selection
 from elastic.preemption.provider import NoticeSource
 from elastic.process import log
 from elastic.records.files import read_job
-from elastic.records.job_directory import read_settings
 from elastic.rendezvous import reach as reaching
 from elastic.rendezvous.reach import Reach
-
-TRIAL = "elastic.agent.options:trial"
 
 GRACE_S = 30.0
 """Default seconds from SIGTERM until this process is killed: the default of Kubernetes."""
@@ -32,8 +27,7 @@ class Assignment:
 
     slots: how many workers this node brings. Spares are started in addition, and only the leader decides which workers
     become spares. grace_s: seconds from SIGTERM until this process may be killed: time to leave in order. None: GRACE_S
-    if the job goes on elsewhere, else SIGTERM stops the workers at once. handed: the descriptor of what the previous
-    program has handed over, if there was one.
+    if the job goes on elsewhere, else SIGTERM stops the workers at once.
     """
 
     spec: JobSpec
@@ -43,7 +37,6 @@ class Assignment:
     grace_s: float | None
     notices: Sequence[NoticeSource]
     reach: Reach
-    handed: int | None
 
 
 def of_words(words: Sequence[str] | None = None) -> Assignment:
@@ -62,7 +55,6 @@ def of_words(words: Sequence[str] | None = None) -> Assignment:
     )
     reaching.add_options(parser)
     log.add_options(parser)  # agent.main has obeyed them already
-    parser.add_argument(handover.OPTION, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     check_name("--node", options.node)
     if options.slots < 1:
@@ -71,12 +63,4 @@ def of_words(words: Sequence[str] | None = None) -> Assignment:
     notices = selection.sources(selection.check(options.notices), os.environ)
     job_dir = options.job_dir.resolve()
     spec, reach = read_job(job_dir), reaching.of_options(options)
-    return Assignment(spec, job_dir, options.node, options.slots, options.grace, notices, reach, options.handover)
-
-
-def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
-    """Check everything that could end an agent that takes over before it has its workers."""
-    assignment = of_words(words)
-    assignment.reach.channels()
-    read_settings(assignment.job_dir)
-    upgrade_state.read(state)
+    return Assignment(spec, job_dir, options.node, options.slots, options.grace, notices, reach)

@@ -17,12 +17,15 @@ from typing import Any, Self
 
 from elastic.errors import ExitCode
 from elastic.protocol import messages
-from elastic.wire import codec
 
 DEAD_KEPT = 1024
 """How many deaths a new leader is told. It asks about members of its last few generations only."""
 
 RECORDS_KEPT = 16
+
+DEAD_OF_A_SLOT = 64
+"""A new agent says that so many of the newest workers of each slot are gone. Older workers are in no generation any
+more."""
 
 
 class StandingWords:
@@ -38,6 +41,17 @@ class StandingWords:
         self._given_up: dict[int, messages.SlotGivenUp] = {}
         self._records: dict[int, messages.Generation] = {}
         self._entered = 0
+
+    @classmethod
+    def after_a_killed_agent(cls, node: str, incarnations: Mapping[int, int], snapshot: str) -> Self:
+        """Those of an agent that begins: the workers of earlier agents are gone. incarnations: slot -> the newest
+        incarnation that it has had. snapshot: the newest one in this machine's memory, or ""."""
+        self = cls()
+        for age in reversed(range(DEAD_OF_A_SLOT)):  # the newest ones of all slots come last: only so many are kept
+            for slot, newest in incarnations.items():
+                if age <= newest:
+                    self.heard(messages.WorkerDead(f"{node}.{slot}.{newest - age}", "its agent ended", snapshot))
+        return self
 
     def heard(self, word: messages.Word) -> None:
         """Take a word of a worker, or of the agent about a worker."""
@@ -71,36 +85,6 @@ class StandingWords:
                 self._lasting.setdefault(word.worker_id, {})[type(word)] = word
             case _:
                 self._update(word)
-
-    def to_state(self) -> dict[str, Any]:
-        """Everything as JSON, for the program that goes on with these workers."""
-        lasting = [word for words in self._lasting.values() for word in words.values()]
-        words = {"announced": self._announced.values(), "lasting": lasting, "last": self._last_words}
-        words |= {"dead": self._dead, "given_up": self._given_up.values()}
-        told: dict[str, Any] = {
-            name: [codec.word_to_wire(word).SerializeToString().hex() for word in some] for name, some in words.items()
-        }
-        records = [codec.to_json(record).decode() for record in self._records.values()]
-        return {**told, "records": records, "entered": self._entered}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_state` has made. Raises WireError, KeyError, TypeError and ValueError for anything else."""
-        self = cls()
-        said = {
-            name: [codec.word_from_bytes(bytes.fromhex(text)) for text in state[name]]
-            for name in ("announced", "lasting", "last", "dead", "given_up")
-        }
-        for word in (*said["announced"], *said["given_up"]):
-            self.heard(word)
-        for word in said["lasting"]:
-            self._lasting.setdefault(getattr(word, "worker_id", ""), {})[type(word)] = word
-        self._last_words.extend(said["last"])
-        self._dead.extend(word for word in said["dead"] if isinstance(word, messages.WorkerDead))
-        self._entered = int(state["entered"])  # before the records, of which the one in effect is kept
-        for text in state["records"]:
-            self.published(codec.generation_from_json(text.encode()))
-        return self
 
     def thawed(self, worker_id: str) -> None:
         """The worker beats again, so a later leader need not hear that it was frozen."""

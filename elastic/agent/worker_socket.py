@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,7 +50,6 @@ class WorkerLink(ServedStream[pb.AgentOrder]):
 
     worker_id: str
     outbox: asyncio.Queue[pb.AgentOrder] = field(default_factory=asyncio.Queue, kw_only=True)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class WorkerSocket:
@@ -65,28 +63,18 @@ class WorkerSocket:
         journal: Journal,
         events: SocketEvents,
         keep: Callable[[str, str], None],
-        kept: Mapping[str, Sequence[str]] | None = None,
-        path: str = "",
     ) -> None:
-        """keep: takes a worker's step record, as JSON; it is acknowledged to the worker when this returns. kept, path:
-        those of the previous program in this process, whose workers know no other path."""
+        """keep: takes a worker's step record, as JSON; it is acknowledged to the worker when this returns."""
         self._job = job
         self._journal = journal
         self._events = events
         self._keep = keep
         self._links: dict[str, WorkerLink] = {}
-        self._kept = {
-            worker_id: [pb.AgentOrder.FromString(bytes.fromhex(order)) for order in orders]
-            for worker_id, orders in (kept or {}).items()
-        }
-        """Worker that is between two streams -> the orders that it will be sent."""
         usual = str(job_dir / f"{node}.sock")
         self._own: temp_dirs.TempDirectory | None = None
-        """Where the socket is, if it can be there; None also if the previous program has made it."""
-        self.path = path or self._path_of_its_own(usual)
+        """Where the socket is, if it can be there."""
+        self.path = self._path_of_its_own(usual)
         """The path to which the workers connect."""
-        self._is_elsewhere = self.path != usual
-        self._handed_over = False
 
     def _path_of_its_own(self, usual: str) -> str:
         """Not in the job's directory, if possible: successors of lost workers come also when that was removed."""
@@ -116,55 +104,20 @@ class WorkerSocket:
         finally:
             os.umask(mask)
 
-    async def hand_over(self, within_s: float) -> None:
-        """Have the workers end their streams, so that nothing is in transit, and connect to the next program."""
-        self._handed_over = True
-        if self._own is not None:
-            self._own.hand_over()  # its lock stays with this process
-        Path(self.path).unlink(missing_ok=True)  # so that the workers find the next program only
-        links = list(self._links.values())
-        for link in links:
-            link.post(pb.AgentOrder(handover=pb.Handover()))
-            self._kept[link.worker_id] = []
-        gone = [asyncio.create_task(link.gone.wait()) for link in links]
-        if gone:
-            _, late = await asyncio.wait(gone, timeout=within_s)
-            for task in late:
-                task.cancel()
-
     async def close(self) -> None:
         await self._server.stop(grace=STOP_S)
         Path(self.path).unlink(missing_ok=True)
-        if self._handed_over:
-            return
         if self._own is not None:
             self._own.remove()
-        elif self._is_elsewhere:
-            with contextlib.suppress(OSError):  # temporary files may have been cleaned up
-                Path(self.path).parent.rmdir()
 
     def order(self, worker_id: str, order: Order) -> None:
         """Send an order to a worker that has a stream. A later worker hears from its leader what still holds."""
-        message = pb.AgentOrder(order=codec.order_to_wire(order))
-        if worker_id in self._kept:
-            self._kept[worker_id].append(message)
-        elif (link := self._links.get(worker_id)) is not None:
-            link.post(message)
+        if (link := self._links.get(worker_id)) is not None:
+            link.post(pb.AgentOrder(order=codec.order_to_wire(order)))
 
     def order_all(self, order: Order) -> None:
-        for worker_id in {*self._links, *self._kept}:
+        for worker_id in list(self._links):
             self.order(worker_id, order)
-
-    def forget(self, worker_id: str) -> None:
-        """Drop the orders kept for a worker whose process has ended."""
-        self._kept.pop(worker_id, None)
-
-    @property
-    def kept(self) -> dict[str, list[str]]:
-        """Worker -> its kept orders, for the program that takes this one's place."""
-        return {
-            worker_id: [order.SerializeToString().hex() for order in orders] for worker_id, orders in self._kept.items()
-        }
 
     async def Serve(self, words: AsyncIterator[pb.WorkerWord], context: Any) -> None:
         """One worker's stream (see the protocol definition)."""
@@ -177,17 +130,12 @@ class WorkerSocket:
         if (older := self._links.get(worker_id)) is not None:
             older.ended.set()
         self._links[worker_id] = link
-        for kept in self._kept.pop(worker_id, ()):
-            link.post(kept)
 
         def leave() -> None:
             if self._links.get(worker_id) is link:
                 del self._links[worker_id]
 
-        try:
-            await serve(context, link, self._hear(link, words), leave, self._journal, "worker", worker_id=worker_id)
-        finally:
-            link.gone.set()
+        await serve(context, link, self._hear(link, words), leave, self._journal, "worker", worker_id=worker_id)
 
     async def _hello(self, words: AsyncIterator[pb.WorkerWord]) -> str:
         async for word in words:
@@ -211,8 +159,6 @@ class WorkerSocket:
                     self._keep(link.worker_id, message.record.line)
                     kept = pb.RecordsKept(up_to=message.record.number)
                     link.post(pb.AgentOrder(kept=kept))
-                case "handover":
-                    return
                 case "goodbye":
                     self._events.on_goodbye(link.worker_id)
                     return

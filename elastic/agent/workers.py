@@ -14,7 +14,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -27,9 +27,9 @@ from elastic.agent.process.launcher import Launcher
 from elastic.agent.process.mpirun import Mpirun
 from elastic.agent.process.process_start import ForkServerProcess
 from elastic.agent.process.stdout_pump import Stdout
-from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesses
+from elastic.agent.process.worker_processes import WorkerProcesses
 from elastic.agent.slot_file import SlotFile
-from elastic.agent.upgrade_state import AgentUpgradeState
+from elastic.agent.standing_words import StandingWords
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker.nccl_environment import nccl_variables
 from elastic.agent.worker_socket import WorkerSocket
@@ -46,9 +46,6 @@ from elastic.rendezvous.endpoint import is_loopback
 from elastic.rendezvous.reach import Reach
 
 _log = logging.getLogger(__name__)
-
-HAND_OVER_S = 5.0
-"""Seconds for the workers to end their streams. A frozen worker does not end its stream."""
 
 SPAWN_PAUSE_S = 0.2
 """Seconds before a successor starts, so that the survivors have the machine's processors for their recovery."""
@@ -79,13 +76,15 @@ class WorkerManager:
         journal: Journal,
         ledger: Ledger,
         slot_file: SlotFile,
-        inherited: AgentUpgradeState,
+        slots: int,
+        standing: StandingWords,
         leader: LeaderSession,
         events: WorkerEvents,
         fork_server: ForkServerProcess | None = None,
         refused: str = "",
     ) -> None:
-        """fork_server: see Launcher. refused: why no worker may be started, or ""."""
+        """slots: how many workers this node has, spares included. fork_server: see Launcher. refused: why no worker may
+        be started, or ""."""
         self._spec = spec
         self._job_dir = job_dir
         self._reach = reach
@@ -93,41 +92,26 @@ class WorkerManager:
         self._node = node
         self._leader = leader
         self._events = events
-        self._employed = inherited.workers
-        self.slots = list(inherited.slots)
-        self._standing = inherited.standing
-        self._frozen = set(inherited.frozen)
+        before = slot_file.incarnations
+        self.slots = [worker_slot.Slot(node, number, spec, before.get(number, -1) + 1) for number in range(slots)]
+        self._standing = standing
+        self._frozen: set[str] = set()
+        """Workers that were found frozen."""
         self._slot_file = slot_file
         self._slots_refused = False
         self._ledger = LedgerWriter(ledger, job_dir, journal, leader.say)
-        self._begun_with = 0 if inherited.workers else self._ledger.next_step
-        """Steps on file before this agent had workers; 0 also if it has taken over workers."""
+        self._begun_with = self._ledger.next_step
+        """Steps on file before this agent had workers."""
         self._checkpoints = read_settings(job_dir)
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
-        starter = Launcher(spec, job_dir / "logs", node, journal, first=not inherited.socket, fork_server=fork_server)
+        starter = Launcher(spec, job_dir / "logs", node, journal, fork_server)
         self.processes = WorkerProcesses(starter, job_dir / "logs", journal, self)
         kill = partial(self.processes.signal, number=signal.SIGKILL)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, kill)
-        self.socket = WorkerSocket(
-            spec.name, job_dir, node, journal, self, self._ledger.keep, inherited.orders, inherited.socket
-        )
+        self.socket = WorkerSocket(spec.name, job_dir, node, journal, self, self._ledger.keep)
         self._refused = refused
-        self._hands_over = False
-
-    @property
-    def inherited(self) -> int:
-        """How many workers the previous program in this process has handed over."""
-        return len(self._employed)
-
-    async def listen(self) -> None:
-        """Begin to hear workers, first of all those that the previous program has handed over."""
-        self.processes.take_over(self._employed)
-        for worker in self._employed:
-            if worker.announced:
-                self._detector.watch(worker.worker_id, time.monotonic())
-        await self.socket.listen()
 
     async def start(self) -> None:
         """Start the workers of all slots."""
@@ -144,35 +128,6 @@ class WorkerManager:
         await self.socket.close()
         if dropped := self._stdout.close(wait_s=1.0):
             _log.warning("%d lines of output are in the logs of the workers only", dropped)
-
-    # ------------------------------------------------------------------------------- another program's turn
-
-    @property
-    def in_the_way(self) -> str:
-        """Why no other program can take over now, or ""."""
-        if self._spec.ring is RingKind.MPI:
-            return "mpirun holds the ranks of its workers; the job has to end first"
-        if any(slot.phase is worker_slot.SlotPhase.STARTING for slot in self.slots):
-            return "a worker is just being started"
-        if not self._ledger.settled:
-            return "the disk is full, and lines of steps.jsonl are in memory only"
-        return ""
-
-    def upgrade_state(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
-        slots, frozen, socket = tuple(self.slots), frozenset(self._frozen), self.socket
-        return AgentUpgradeState(slots, tuple(workers), socket.kept, self._standing, frozen, term, socket.path)
-
-    async def hand_over(self, term: int) -> AgentUpgradeState:
-        """Stop hearing and starting workers, for the program that takes over. Returns what it gets."""
-        self._hands_over = True
-        for timer in self._timers.values():
-            timer.cancel()  # a start that this program begins might not be over when it ends
-        self._timers.clear()
-        await self.socket.hand_over(HAND_OVER_S)
-        await self.socket.close()
-        await self.processes.end_starting()
-        self._stdout.close(wait_s=1.0)
-        return self.upgrade_state(term, self.processes.hand_over())
 
     # ------------------------------------------------------------------------------------------- slots
 
@@ -224,7 +179,7 @@ class WorkerManager:
         if (timer := self._timers.pop(number, None)) is not None:
             timer.cancel()
         slot = self.slots[number]
-        if slot.deadline_s < math.inf and not self._hands_over:
+        if slot.deadline_s < math.inf:
             first = slot.deadline_s == -math.inf
             wait_s = 0.0 if first else max(SPAWN_PAUSE_S, slot.deadline_s - time.monotonic())
             self._timers[number] = asyncio.get_running_loop().call_later(
@@ -292,7 +247,6 @@ class WorkerManager:
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
         if cause := self._mpirun.left(worker_id):
             status = -signal.SIGKILL  # the last words are those of the MPI library, about another process
-        self.socket.forget(worker_id)
         self._detector.forget(worker_id)
         self._frozen.discard(worker_id)
         self._ledger.keep_left_behind(worker_id)

@@ -18,7 +18,6 @@ agent of that job, the same program as under `elastic run`, which attends the jo
     registry.py       the documents in the store
     replica/          one replica: what `elastic rendezvous` runs
     node/             the daemon of a node: what `elastic agent` runs
-    upgrade_state.py  what a daemon hands to the program that takes its place
     client.py         how an operator asks a fleet
     remote_logs.py    logs and journals of a job, collected from its nodes
     probes.py         facts that replicas and nodes find: etcd, disks, ports, versions

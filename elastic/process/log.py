@@ -57,8 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def words(form: str, level: str) -> dict[str, str]:
-    """Options that give another process this format and level; those that are the default are left out, as a program
-    of before them, which takes this one's place, does not know them."""
+    """Options that give another process this format and level; those that are the default are left out."""
     given = {"--log-format": form, "--log-level": level}
     return {option: value for option, value in given.items() if value not in (LogFormat.TEXT, LEVEL)}
 

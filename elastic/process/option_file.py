@@ -18,9 +18,6 @@ from elastic import file_modes
 from elastic.config import Places, checked_fields
 from elastic.errors import ConfigError
 
-SETTINGS = "settings"
-"""Key in the state of a daemon for the program that takes its place: options that cannot change while it runs."""
-
 _TYPES = {None: "str", Path: "str", int: "int", float: "float"}
 
 
@@ -53,11 +50,6 @@ class OptionFile:
         place, from_file = self._read() if self.path is not None else (None, {})
         self._place, self._from_file = place, {name: value for name, value in from_file.items() if name not in given}
         return {**values, **self._from_file, **given}
-
-    def from_json(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of options as argparse gives them, from what JSON made of them. Names that are no options are left
-        out."""
-        return {name: _converted(self._actions[name], value) for name, value in values.items() if name in self._actions}
 
     def given(self) -> dict[str, Any]:
         """What the command line says."""

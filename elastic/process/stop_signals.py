@@ -59,8 +59,8 @@ def blocked() -> Iterator[None]:
 
 
 def order_to(pid: int, asked: signal.Signals) -> int:
-    """The signal that asks this child to stop: the plain one where it does not listen to orders, such as a program of
-    before an upgrade, or a worker that is a shell."""
+    """The signal that asks this child to stop: the plain one where it does not listen to orders, such as a worker
+    that is a shell."""
     until_s = time.monotonic() + WAKES_S
     while True:
         try:

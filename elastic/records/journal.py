@@ -118,8 +118,8 @@ PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
 TROUBLES = frozenset(
     {
         *("certificate_trouble", "certificates_unwritten", "job_agent_trouble", "deposed", "document_unread"),
-        *("documents_unread", "ended_jobs_not_forgotten", "fleet_store_unanswered", "handover_not_answered"),
-        *("handover_refused", "journal_gap", "log_unreadable", "no_fleet_leader", "no_leader", "node_down"),
+        *("documents_unread", "ended_jobs_not_forgotten", "fleet_store_unanswered"),
+        *("journal_gap", "log_unreadable", "no_fleet_leader", "no_leader", "node_down"),
         *("node_refused", "node_stream_broke", "not_admitted", "not_elected", "not_leading", "not_leading_fleet"),
         *("notices_unreadable", "notices_untold", "part_failed", "question_failed", "refused", "result_unwritten"),
         *("setting_refused", "settings_unread", "slowed", "standby_refused", "state_lost", "stop_failed"),

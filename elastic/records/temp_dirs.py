@@ -13,7 +13,6 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Self
 
 AGENT_PREFIX = "elastic-agent-"
 """The directory of an agent's socket has a name with this prefix, if the path in the job directory is too long."""
@@ -24,18 +23,6 @@ class TempDirectory:
 
     def __init__(self, parent: Path, prefix: str) -> None:
         self.path, self._lock = _make(parent, prefix)
-
-    @classmethod
-    def held(cls, path: Path, lock: int) -> Self:
-        """A directory that the previous program in the same process has made."""
-        self = cls.__new__(cls)
-        self.path, self._lock = path, lock
-        return self
-
-    def hand_over(self) -> tuple[str, int]:
-        """Path and lock, for the program that takes this one's place."""
-        os.set_inheritable(self._lock, True)
-        return str(self.path), self._lock
 
     def remove(self) -> None:
         """Any number of times."""

@@ -151,22 +151,16 @@ class End(_message.Message):
     def __init__(self, term: _Optional[int] = ..., exit_code: _Optional[int] = ..., because: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class WorkerWord(_message.Message):
-    __slots__ = ("hello", "word", "record", "goodbye", "handover")
+    __slots__ = ("hello", "word", "record", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WORD_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
-    HANDOVER_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     word: Word
     record: StepRecord
     goodbye: Goodbye
-    handover: Handover
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., word: _Optional[_Union[Word, _Mapping]] = ..., record: _Optional[_Union[StepRecord, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ...) -> None: ...
-
-class Handover(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., word: _Optional[_Union[Word, _Mapping]] = ..., record: _Optional[_Union[StepRecord, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("job", "worker_id", "pid")
@@ -179,14 +173,12 @@ class WorkerHello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class AgentOrder(_message.Message):
-    __slots__ = ("order", "kept", "handover")
+    __slots__ = ("order", "kept")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
-    HANDOVER_FIELD_NUMBER: _ClassVar[int]
     order: Order
     kept: RecordsKept
-    handover: Handover
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., kept: _Optional[_Union[RecordsKept, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ...) -> None: ...
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., kept: _Optional[_Union[RecordsKept, _Mapping]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("number", "line")

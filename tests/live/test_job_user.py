@@ -85,11 +85,6 @@ def test_a_job_of_another_user_trains_and_reads_neither_the_daemons_keys_nor_its
         while fleet.client.status(job).get("applied", 0) < 10:
             assert time.monotonic() < deadline_s, story(fleet)
             time.sleep(POLL_S)
-        upgrade = [python, "-m", "elastic.cli", "agent", "--upgrade", "--jobs-dir", str(home / "a"), "--node", "a"]
-        done = subprocess.run(
-            upgrade, env={**os.environ, "PYTHONPATH": PATH}, cwd="/", capture_output=True, text=True, timeout=DEADLINE_S
-        )
-        assert done.returncode == 0 and job in done.stdout, (done.stdout, done.stderr)
         (home / "go on").touch()
         while (ended := fleet.client.job(job))["state"] != "ended":
             assert time.monotonic() < deadline_s, story(fleet)

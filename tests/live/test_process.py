@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -304,26 +303,3 @@ def test_facts_are_read_though_the_program_has_a_strange_name(tmp_path: Path) ->
     assert seen is not None
     assert seen.state in "RSD"
     assert worker_process.facts(2**22 + 1) is None
-
-
-def test_a_child_stays_with_a_process_that_becomes_another_program_and_dies_with_it() -> None:
-    """Its signal is sent when the thread ends that started it: execve ends all others, and not the main one."""
-    second = "import sys, time; print('second', flush=True); time.sleep(1000)"
-    first = (
-        "import os, sys, threading, time\n"
-        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
-        "child = os.posix_spawnp('setpriv', ['setpriv', '--pdeathsig', 'KILL', 'sleep', '1000'], os.environ)\n"
-        f"print(child, flush=True); os.execv(sys.executable, [sys.executable, '-c', {second!r}])"
-    )
-    with subprocess.Popen([sys.executable, "-c", first], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        pidfd = os.pidfd_open(child)
-        try:
-            assert parent.stdout.readline() == "second\n"
-            assert not select.select([pidfd], [], [], 0)[0], "it lives"
-            parent.kill()
-            assert select.select([pidfd], [], [], PATIENCE_S)[0], "it has ended"
-        finally:
-            parent.kill()
-            os.close(pidfd)

@@ -149,10 +149,6 @@ class Excluded(NamedTuple):
 
 
 _OVERLAP = "needs two members that compute one operation alone, and lose whom they were behind before either is done"
-_SUCCESSOR = Excluded(
-    "an agent that becomes another program",
-    "elastic/agent/test_standing_words.py::test_a_program_that_goes_on_with_these_workers_says_the_same",
-)
 _NOBODY_STAYS = (
     "protocol/membership/planned_changes.py close_if_all_left: if g.running is None or g.running.ids "
     "or g.state is State.CLOSED"
@@ -206,8 +202,6 @@ EXCLUDED = {
         "elastic/protocol/test_membership.py::"
         "test_a_leader_that_finds_two_members_with_one_number_lets_the_older_one_leave",
     ),
-    "agent/standing_words.py StandingWords.to_state": _SUCCESSOR,
-    "agent/standing_words.py StandingWords.from_state": _SUCCESSOR,
     "protocol/recovery_plan.py smallest_cover: while links": Excluded(
         "five members of whom each pair is cut off",
         "elastic/protocol/test_recovery_plan.py::test_a_cover_touches_every_accused_link",

@@ -61,11 +61,9 @@ class Launcher:
         logs: Path,
         node: str,
         journal: Journal,
-        *,
-        first: bool = True,
         fork_server: ForkServerProcess | None = None,
     ) -> None:
-        """first: no worker has been started yet. fork_server: the job's, if it was started already."""
+        """fork_server: the job's, if it was started already."""
         self._spec = spec
         self._command = spec.command
         self._environment = job_environment(spec.environment)
@@ -74,7 +72,7 @@ class Launcher:
         self._waiting: list[Start] = []
         self._fork_server: ForkServer | None = None
         self._made = 0
-        self._may_wait = first
+        self._may_wait = True
         self._cold = "" if spec.fork else "forking is off"
         if not self._cold:
             self._make_fork_server(fork_server)
@@ -97,11 +95,6 @@ class Launcher:
         self._made = FORK_SERVERS
         if self._fork_server is not None:
             self._fork_server.end()
-
-    async def ended(self) -> None:
-        """Wait, after `close`, until no process but the workers is left."""
-        if self._fork_server is not None:
-            await self._fork_server.ended()
 
     def _cold_command(self) -> Sequence[str]:
         """The command of a cold worker. A command that script_runner cannot run is started as it is."""

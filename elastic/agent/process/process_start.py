@@ -16,7 +16,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from elastic import file_modes
 from elastic.agent.worker import import_scan
@@ -58,15 +57,6 @@ class Outlets:
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self.reader, False)
 
-    @classmethod
-    def of_running(cls, path: Path, reader: int) -> Self:
-        """The outlets of a worker that runs already. reader: the descriptor from which its stdout is read."""
-        self = cls.__new__(cls)
-        self.path, self.reader, self.out = path, reader, -1
-        self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.set_inheritable(reader, False)
-        return self
-
     def close(self) -> None:
         """Close all descriptors, because nothing was started."""
         self.close_out()
@@ -75,8 +65,7 @@ class Outlets:
 
     def close_out(self) -> None:
         """Close this process's copy of the worker's stdout."""
-        if self.out >= 0:
-            os.close(self.out)
+        os.close(self.out)
 
 
 def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets, *, holds: bool = False) -> int:

@@ -61,26 +61,17 @@ class WorkerProcess:
         outlets: Outlets,
         on_line: Callable[[bytes], None],
         on_exit: Callable[[int], None],
-        begun: bytes = b"",
     ) -> None:
-        """begun: the part of a line that was read already."""
         outlets.close_out()
         self.pid = pid
         self._out, self._log, self._log_path = outlets.reader, outlets.log, outlets.path
         self._on_line = on_line
         self._on_exit = on_exit
-        self._line = begun
+        self._line = b""
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._out, self._read)
         self._loop.add_reader(self._pidfd, self._ended)
-
-    def hand_over(self) -> tuple[int, bytes]:
-        """For the next program: the descriptor of the worker's stdout, and the part of a line that was read."""
-        self._loop.remove_reader(self._out)
-        self._loop.remove_reader(self._pidfd)
-        os.set_inheritable(self._out, True)
-        return self._out, self._line
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the worker's group; a worker that holds signals back gets the signal as its agent's order too."""

@@ -1,4 +1,4 @@
-"""The processes of an agent's workers: started, watched, signalled, and handed over to the agent's next program.
+"""The processes of an agent's workers: started, watched and signalled.
 
 This module decides nothing: worker_slot.py says when a worker starts and what follows its end.
 """
@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from elastic.agent.process import worker_process
 from elastic.agent.process.launcher import Launcher, Start
-from elastic.agent.process.process_start import Outlets
 from elastic.agent.process.worker_process import WorkerProcess
 from elastic.agent.worker import death_watch, stack_dump
 from elastic.agent.worker.death_watch import DeathWatch
@@ -37,21 +35,6 @@ class ProcessEvents(Protocol):
         """The worker's main thread has ended; its process will soon. status: as of worker_process.ending_status."""
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptedWorker:
-    """A worker that the previous program in this process has handed over. out, lifeline: descriptors. begun: the part
-    of a line of its stdout that was read, as Latin-1."""
-
-    number: int
-    worker_id: str
-    pid: int
-    out: int
-    begun: str
-    lifeline: int
-    announced: int
-    """The pid that the worker has announced, which may be a child's; 0: it has not announced itself yet."""
 
 
 class WorkerProcesses:
@@ -103,30 +86,6 @@ class WorkerProcesses:
             )
         )
 
-    def take_over(self, employed: Iterable[AdoptedWorker]) -> None:
-        """Take over the workers that the previous program has handed over."""
-        for one in employed:
-            worker = WorkerProcess(
-                one.pid,
-                Outlets.of_running(self._log(one.worker_id), one.out),
-                lambda text, worker_id=one.worker_id: self._events.on_line(worker_id, text),  # type: ignore[misc]
-                lambda status, one=one: self._exited(one.number, one.worker_id, status),  # type: ignore[misc]
-                one.begun.encode("latin-1"),
-            )
-            self._employ(one.number, one.worker_id, worker, DeathWatch(one.lifeline))
-            if one.announced:
-                self.announced(one.worker_id, one.announced)
-
-    def hand_over(self) -> list[AdoptedWorker]:
-        """Stop hearing the workers; the next program inherits their descriptors."""
-        handed = []
-        for worker_id, worker in self._processes.items():
-            out, begun = worker.hand_over()
-            line = self._lifelines[worker_id].hand_over()
-            number, announced = self._numbers[worker_id], self._announced.get(worker_id, 0)
-            handed.append(AdoptedWorker(number, worker_id, worker.pid, out, begun.decode("latin-1"), line, announced))
-        return handed
-
     def announced(self, worker_id: str, pid: int) -> None:
         """The worker has announced itself, so by now it holds its lifeline, if it ever does."""
         self._announced[worker_id] = pid
@@ -158,11 +117,6 @@ class WorkerProcesses:
             asyncio.get_running_loop().call_later(STACKS_S, then)
         else:
             then()
-
-    async def end_starting(self) -> None:
-        """Start no worker any more, and wait for the end of the fork server."""
-        self._starter.close()
-        await self._starter.ended()
 
     async def end(self) -> None:
         """Start no worker any more, and wait for the end of all workers."""

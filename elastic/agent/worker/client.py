@@ -36,9 +36,6 @@ CONNECT_S = 10.0
 CLOSE_S = 5.0
 """Seconds for which close() waits for the agent to take the last words."""
 
-SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-"""Short reconnect times: nothing listens for about a second while one program takes another's place."""
-
 
 class AgentUnreachable(ElasticError):
     """Exit: the agent that started this process no longer answers on its socket."""
@@ -52,8 +49,6 @@ class AgentClient:
         self._changed = threading.Condition()
         self._words: deque[Word] = deque()
         self._closing = False
-        self._moving = False
-        self._moves = 0
         self._ended = threading.Event()
         self._address = f"unix:{socket_path}"
         self._hello = pb.WorkerHello(job=job, worker_id=worker_id, pid=os.getpid())
@@ -108,18 +103,13 @@ class AgentClient:
         self._backlog.close()
 
     def _outgoing(self) -> Iterator[pb.WorkerWord]:
-        mine = self._moves
         yield pb.WorkerWord(hello=self._hello)
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_something)
-                moving = self._moving or self._moves > mine
                 # Steps go before Finished, so that a reader of the job's result finds them on file.
                 last = bool(self._words) and isinstance(self._words[0], Finished) and self._backlog.has_next
-                word = self._words.popleft() if self._words and not moving and not last else None
-            if moving:
-                yield pb.WorkerWord(handover=pb.Handover())
-                return
+                word = self._words.popleft() if self._words and not last else None
             if word is not None:
                 yield pb.WorkerWord(word=codec.word_to_wire(word))
             elif (record := self._backlog.take()) is not None:
@@ -131,13 +121,10 @@ class AgentClient:
                 return
 
     def _has_something(self) -> bool:
-        return bool(self._words or self._closing or self._moving or self._ended.is_set() or self._backlog.has_next)
+        return bool(self._words or self._closing or self._ended.is_set() or self._backlog.has_next)
 
     def _read(self) -> None:
         because = self._read_stream()
-        while self._moving:
-            self._move()
-            because = self._read_stream()
         with self._changed:
             self._ended.set()
             closing = self._closing
@@ -149,30 +136,16 @@ class AgentClient:
         """Read the stream until it ends. Returns why it ended."""
         try:
             for message in self._stream:
-                match message.WhichOneof("content"):
-                    case "kept":
-                        self._acknowledged(message.kept.up_to)
-                    case "handover":
-                        with self._changed:
-                            self._moving = True
-                            self._changed.notify()
-                    case _:
-                        self._deliver(codec.order_from_wire(message.order))
+                if message.WhichOneof("content") == "kept":
+                    self._acknowledged(message.kept.up_to)
+                else:
+                    self._deliver(codec.order_from_wire(message.order))
         except grpc.RpcError as error:
             return f"the stream to the agent broke: {said_by(error)}"
         except codec.WireError as error:
             self._stream.cancel()
             return f"the agent does not speak this protocol: {error}"
         return "the agent ended the stream"
-
-    def _move(self) -> None:
-        """Connect to the agent's next program, in the same process: if that ends, so does this worker."""
-        self._channel.close()
-        self._channel = grpc.insecure_channel(self._address, options=(*CHANNEL_OPTIONS, *SOON))
-        self._backlog.send_again()
-        with self._changed:
-            self._moving, self._moves = False, self._moves + 1
-        self._stream = AgentStub(self._channel).Serve(self._outgoing(), wait_for_ready=True)
 
     def _acknowledged(self, up_to: int) -> None:
         self._backlog.acknowledged(up_to)

@@ -43,31 +43,17 @@ class DeathWatch:
     """The agent's end of one worker's lifeline. `path`: the file that the worker has to `hold`, while this process
     lives."""
 
-    def __init__(self, file: int = -1) -> None:
-        """file: what `hand_over` returned in this process's previous program; -1: a new lifeline."""
+    def __init__(self) -> None:
         self._watched = False
-        if file >= 0:
-            self._take(file)
-            os.set_inheritable(file, False)
-            return
-        file = os.memfd_create("lifeline", os.MFD_CLOEXEC)
-        os.ftruncate(file, SIZE)
-        self._take(file)
+        self._file = os.memfd_create("lifeline", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, SIZE)
+        self._page = _map(self._file)
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         attributes, mutex = self._page + ATTRIBUTES_AT, self._page + MUTEX_AT
         _check(_libc.pthread_mutexattr_init(attributes))
         _check(_libc.pthread_mutexattr_setpshared(attributes, PROCESS_SHARED))
         _check(_libc.pthread_mutexattr_setrobust(attributes, ROBUST))
         _check(_libc.pthread_mutex_init(mutex, attributes))
-
-    def _take(self, file: int) -> None:
-        self._file = file
-        self._page = _map(file)
-        self.path = f"/proc/{os.getpid()}/fd/{file}"
-
-    def hand_over(self) -> int:
-        """The descriptor for the program that takes this one's place; the worker's page stays valid."""
-        os.set_inheritable(self._file, True)
-        return self._file
 
     def watch(self, on_death: Callable[[], None]) -> bool:
         """Call `on_death`, on a thread, when the holder ends. False, and nothing happens, unless a process holds it."""

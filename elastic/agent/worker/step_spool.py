@@ -58,11 +58,6 @@ class StepSpool:
             self._unsent -= 1
             return self._held[-1 - self._unsent]
 
-    def send_again(self) -> None:
-        """Take all unacknowledged records again: those that were sent may be lost."""
-        with self._lock:
-            self._unsent = len(self._held)
-
     def acknowledged(self, up_to: int) -> None:
         """Drop the records up to this number, which the agent has on file."""
         with self._lock:

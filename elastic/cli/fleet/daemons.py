@@ -23,7 +23,7 @@ from elastic.metrics import option as metrics_option
 from elastic.preemption import selection
 from elastic.process import log
 from elastic.process.log_line import LogFormat
-from elastic.process.option_file import SETTINGS, OptionFile, differences
+from elastic.process.option_file import OptionFile, differences
 from elastic.records.job_directory import DEFAULT_PARENT
 from elastic.rendezvous.endpoint import address_towards, check_plain, check_reachable, own_address, parse
 from elastic.security.roles import ETCD_SERVER_NAME, Role
@@ -59,11 +59,6 @@ examples:
   elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --slots 8 --label gpu=h100 --certs n7
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2 --metrics 9401
   elastic agent --config /etc/elastic/agent.toml          slots = 2, label = ["gpu=h100"], jobs_dir = "/var/lib/elastic"
-  /opt/elastic-2/bin/elastic agent --upgrade --jobs-dir /var/lib/elastic
-
-With --upgrade this program takes the place of the agent that runs there, in the same process and with the options of
-that one; its jobs and their workers go on. A program that cannot start, or cannot read what it would be handed, is
-refused.
 
 With --config SIGHUP has the agent read the file again: slots, label, notices and log_level may change while it runs.
 
@@ -194,13 +189,6 @@ def _add_agent(verbs: Any) -> None:
     )
     add_replicas(verb, verb)
     verb.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="this program takes the place of the one that runs with the same --jobs-dir and --node; jobs go on",
-    )
-    verb.add_argument("--json", action="store_true", help="with --upgrade: the outcome as one JSON object")
-    verb.add_argument("--handover", type=int, help=argparse.SUPPRESS)
-    verb.add_argument(
         "--node",
         metavar="N",
         help="name of this node, unique in the fleet (default: in a job of Slurm the name of the node there, else the "
@@ -258,23 +246,14 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.records.journal import Journal, journal_path
     from elastic.records.retention import Retention
 
-    handed = None
-    if options.handover is not None:
-        from elastic.agent.handover import Handed
-
-        handed = Handed.read(options.handover)
-    options, settings = _settled(options, handed.state if handed is not None else {})
-    if options.upgrade:
-        from elastic.cli.fleet.upgrade import upgrade
-
-        return upgrade(options.jobs_dir, _node_of(options), as_json=options.json)
+    options, settings = _settled(options)
     if options.config is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # until the daemon can hear it
     with settings.placing():
         checked = _checked(options)
     site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
     who = f"daemon-{node}"
-    otherwise = "give another --node, another --jobs-dir, or --upgrade to take its place"
+    otherwise = "give another --node, or another --jobs-dir"
     with ExitStack() as stack:
         stack.enter_context(JobLock(jobs_dir / f"{node}.lock", otherwise))
         path = journal_path(jobs_dir, who)
@@ -282,7 +261,7 @@ def _agent(options: argparse.Namespace) -> int:
         metrics = stack.enter_context(_metrics_of_agent(checked))
         log.beginning(LogFormat(options.log_format), options.log_level)()
         stack.enter_context(_logged())
-        waiting = standbys(jobs_dir, node, site.job_user, journal) if options.handover is None else {}
+        waiting = standbys(jobs_dir, node, site.job_user, journal)
         # They import side by side with this process, which has the larger part of its own imports before it.
         gc.disable()  # imports leave hardly any garbage, and to look for it is a tenth of their time
         import asyncio
@@ -310,7 +289,7 @@ def _agent(options: argparse.Namespace) -> int:
                 offer = Offer(options.slots, tuple(options.label), lock)
                 channels = ChannelFactory(checked.keyring)
                 given = settings if options.config is not None else None
-                return await Daemon(site, offer, journal, channels, handed, waiting, given).run()
+                return await Daemon(site, offer, journal, channels, waiting, given).run()
             finally:
                 watching.cancel()
 
@@ -320,23 +299,13 @@ def _agent(options: argparse.Namespace) -> int:
 MAY_CHANGE = ("slots", "label", "notices", "log_level")
 """Options of an agent that the file may change while it runs."""
 
-ONLY_AS_WORDS = ("config", "upgrade", "json", "handover")
-"""Options of an agent that the file does not have."""
-
 
 class _Settings:
-    """The options of an agent, from its command line and its file.
+    """The options of an agent, from its command line and its file."""
 
-    fixed: options that cannot change any more, from the program before this one in the same process, as JSON has them.
-    """
-
-    def __init__(self, file: OptionFile, fixed: Mapping[str, Any]) -> None:
+    def __init__(self, file: OptionFile) -> None:
         self._file = file
-        self.values = {**file.options(), **file.from_json(fixed)}
-
-    @property
-    def fixed(self) -> Mapping[str, Any]:
-        return {name: _as_json(value) for name, value in self.values.items() if name not in MAY_CHANGE}
+        self.values = file.options()
 
     @contextmanager
     def placing(self) -> Iterator[None]:
@@ -360,10 +329,9 @@ class _Settings:
         return Reread(now["slots"], tuple(now["label"]), now["notices"], now["log_level"], changed, refused)
 
 
-def _settled(options: argparse.Namespace, state: Mapping[str, Any]) -> tuple[argparse.Namespace, _Settings]:
-    """The options with what the file has of them. state: from the program before this one. Raises ConfigError."""
-    fixed = state.get(SETTINGS, {}) if options.config is not None else {}
-    settings = _Settings(OptionFile(options.parser, options.config, options.words, ONLY_AS_WORDS), fixed)
+def _settled(options: argparse.Namespace) -> tuple[argparse.Namespace, _Settings]:
+    """The options with what the file has of them. Raises ConfigError."""
+    settings = _Settings(OptionFile(options.parser, options.config, options.words, but=("config",)))
     return argparse.Namespace(**{**vars(options), **settings.values}), settings
 
 
@@ -390,17 +358,6 @@ def _metrics_of_agent(checked: _Checked) -> AbstractContextManager[str]:
     return service.of_agent(checked.metrics, checked.site.jobs_dir, checked.site.node, checked.keyrings)
 
 
-def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
-    """Everything for which a daemon that takes over could end: of these words, and this state."""
-    from elastic.cli import parser
-    from elastic.fleet import upgrade_state
-
-    options, settings = _settled(parser().parse_args(words), state)
-    with settings.placing():
-        _checked(options)
-    upgrade_state.read(state)
-
-
 def _node_of(options: argparse.Namespace) -> str:
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     node: str = options.node if options.node is not None else default_node(host)
@@ -416,7 +373,7 @@ def _checked(options: argparse.Namespace) -> _Checked:
 
     node = _node_of(options)
     if options.rendezvous is None:
-        raise ConfigError("give --rendezvous HOST:PORT,...; or --upgrade for an agent that runs already")
+        raise ConfigError("give --rendezvous HOST:PORT,...")
     replicas = parse("--rendezvous", options.rendezvous)
     _check_changing(options)
     selection.check_grace(options.grace)

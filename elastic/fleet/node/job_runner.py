@@ -16,13 +16,13 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 from elastic import file_modes
-from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process import agent_process
 from elastic.agent.process.agent_process import LOGS, AgentStart, WaitingAgent, forget, record_of
 from elastic.checkpoints.settings import Settings
@@ -31,13 +31,13 @@ from elastic.errors import ConfigError
 from elastic.fleet.documents import Submission
 from elastic.fleet.node.job_environment import DEVICES_VARIABLE, NodeSettings, with_environment
 from elastic.fleet.node.notice_board import NoticeBoard
-from elastic.fleet.upgrade_state import JobKeeper, JobUpgradeState, keeper_of, replace_agent
 from elastic.preemption.selection import RELAYED
 from elastic.process import log_line, stop_signals
 from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory
 from elastic.records.files import TOKEN, create_atomically, read_regular, write_atomically
 from elastic.records.journal import Journal
+from elastic.records.temp_dirs import TempDirectory
 from elastic.security.job_user import acting
 from elastic.security.roles import Role
 from elastic.wire import codec
@@ -70,7 +70,7 @@ RENEW_S = 60.0
 class JobRunner:
     """Runs one job on this node, on the event loop of the main thread. devices: the accelerators of its workers,
     perhaps none; None: the node has none. changed: called when `trouble` has changed or the job has ended. token: the
-    job's leader admits the agent by it. handed: the state from the program before this one."""
+    job's leader admits the agent by it."""
 
     def __init__(
         self,
@@ -82,16 +82,12 @@ class JobRunner:
         journal: Journal,
         changed: Callable[[], None],
         token: str,
-        handed: JobUpgradeState | None = None,
         standby: WaitingAgent | None = None,
     ) -> None:
         """standby: a standby of the job, started beforehand; it is only used if it fits."""
         self._site = site
         self._standby = standby
         self._standby_refused = ""
-        self._agent_is_newer = False
-        """Whether the agent is a newer program than this one, which is replaced in a moment: the next program starts a
-        standby."""
         self._token = token
         self._board = board
         self._submission = submission
@@ -101,17 +97,14 @@ class JobRunner:
         self._changed = changed
         self.directory = site.jobs_dir / submission.spec.name
         # This memory outlives each agent of the job: workers that died with an agent have left their state here.
-        self._memory = handed.scratch() if handed is not None else None
-        if handed is None and submission.spec.snapshot_every != "off":
+        self._memory: TempDirectory | None = None
+        if submission.spec.snapshot_every != "off":
             self._memory = host_memory.claim(complain=_log.warning)
             if self._memory is not None and site.job_user is not None:
                 site.job_user.give(self._memory.path)
-        self._keeper: JobKeeper | None = handed.process() if handed is not None else None
-        """The keeper of the agent, while it lives."""
-        self._starting = self._keeper is None
+        self._keeper: subprocess.Popen[bytes] | None = None
+        """The keeper of the newest agent."""
         self._finish = asyncio.Event()
-        if handed is not None and handed.finishing:
-            self._finish.set()
         self._leave = asyncio.Event()
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -191,28 +184,23 @@ class JobRunner:
 
     async def _live(self) -> None:
         wait_s = 0.0
-        while self._keeper is not None or not self.ending:
+        while not self.ending:
             began_s = time.monotonic()
             try:
-                if self._keeper is None:
-                    self._starting = True
-                    how = await asyncio.to_thread(self._prepare)
-                    self._write_token()  # in the same thread as `grant`
-                    self.notify()
-                    self._keeper = await self._start(how)
+                how = await asyncio.to_thread(self._prepare)
+                self._write_token()  # in the same thread as `grant`
+                self.notify()
+                self._keeper = await self._start(how)
             except Exception as error:
                 # Errors of the system, of a storage and of the job are told alike. So are unexpected errors: they are
                 # this job's trouble, not the node's, and the start is tried again after a pause.
                 because = f"the job cannot be started here: {_told_of(error)}"
                 await self._end_standby()
             else:
-                self._starting = False
                 self._say("")
                 status = await self._one_life(self._keeper)
-                self._keeper = None
                 because = f"the agent of the job {describe(status)}{self._last_words()}"
                 self._journal.write("job_agent_ended", job=self.job, because=because)
-            self._starting = False
             if self.ending:
                 break
             self._say(because)
@@ -226,41 +214,13 @@ class JobRunner:
         forget(self._site.jobs_dir, self._site.node, self.job)
         self._say("")
 
-    @property
-    def in_the_way(self) -> str:
-        """Why no other program can take over now, or ""."""
-        if self._leave.is_set():
-            return f"{self.job} is leaving this node"
-        return f"{self.job} is just being started" if self._starting else ""
-
-    async def replace_agent(self, request: UpgradeRequest) -> str:
-        """Have another program take the agent's place. Returns why that was refused, or ""."""
-        if self._keeper is None:
-            return ""
-        self._agent_is_newer = True
-        await self._end_standby()
-        refused = await replace_agent(
-            UpgradeRequestFiles(self.directory, self._site.node, self._site.job_user), request, self._keeper
-        )
-        self._agent_is_newer = not refused
-        return f"{self.job}: {refused}" if refused else ""
-
-    def holding(self, *, inherited: bool) -> JobUpgradeState:
-        """The job's state for the next program. inherited: the next program takes over the processes and the memory."""
-        keeper = memory = None
-        if inherited:
-            keeper = keeper_of(self._keeper) if self._keeper is not None else None
-            memory = self._memory.hand_over() if self._memory is not None else None
-        return JobUpgradeState(self._submission, self.slots, self.devices, keeper, memory, self.finishing, self._token)
-
-    async def _one_life(self, keeper: JobKeeper) -> int:
+    async def _one_life(self, keeper: subprocess.Popen[bytes]) -> int:
         """Wait for the end of one agent, and end it if the job leaves. Returns its exit code, or minus the signal."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         pidfd = os.pidfd_open(keeper.pid)
         loop.add_reader(pidfd, ended.set)
         self._journal.write("job_agent_started", job=self.job, slots=self.slots, devices=self.devices, pid=keeper.pid)
-        self._agent_is_newer = False
         standing_by = asyncio.create_task(self._stand_by())
         assert keeper.stdin is not None
         try:
@@ -381,7 +341,7 @@ class JobRunner:
         user_name = user.name if user is not None else ""
         return AgentStart(str(self.directory.absolute()), words, variables, spec.directory, digest, user_name)
 
-    async def _start(self, how: AgentStart) -> JobKeeper:
+    async def _start(self, how: AgentStart) -> subprocess.Popen[bytes]:
         if self._standby is not None and not self._standby.fits(how):
             await self._end_standby()
         standby, self._standby = self._standby, None
@@ -397,7 +357,7 @@ class JobRunner:
             await asyncio.sleep(STANDBY_AFTER_S)
             if self._standby is not None and self._standby.process.poll() is not None:
                 await self._end_standby()
-            if self.ending or self._agent_is_newer or self._standby is not None or not record.exists():
+            if self.ending or self._standby is not None or not record.exists():
                 continue
             try:
                 self._standby = WaitingAgent(AgentStart.recorded(record), self._site.job_user)

@@ -10,31 +10,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.agent import handover
-from elastic.agent.handover import Handed, Trial, UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process import agent_process
 from elastic.agent.process.agent_process import WaitingAgent
 from elastic.errors import ConfigError, ElasticError
-from elastic.fleet import upgrade_state
 from elastic.fleet.documents import Submission
 from elastic.fleet.node import job_environment
 from elastic.fleet.node.job_environment import NodeSettings
 from elastic.fleet.node.job_runner import SLACK_S, STOP_S, JobRunner
 from elastic.fleet.node.leader_session import GOODBYE_S, FleetLeaderSession, Offer
 from elastic.fleet.node.notice_board import NoticeBoard
-from elastic.fleet.upgrade_state import DaemonUpgradeState
 from elastic.preemption import selection
-from elastic.process import log, notify
-from elastic.process.option_file import SETTINGS
+from elastic.process import log, notify, stop_signals
 from elastic.records import host_memory
 from elastic.records.journal import Journal
 from elastic.security.channels import ChannelFactory
-from elastic.version import __version__
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
@@ -65,10 +58,6 @@ class Reread:
 class SettingsFile(Protocol):
     """The settings of an agent that come from a file too."""
 
-    @property
-    def fixed(self) -> Mapping[str, Any]:
-        """The settings that cannot change while the agent runs, as JSON has them."""
-
     def reread(self) -> Reread:
         """Read the file again. Raises ConfigError, and then nothing has changed."""
 
@@ -82,13 +71,11 @@ class Daemon:
         offer: Offer,
         journal: Journal,
         channels: ChannelFactory,
-        handed: Handed | None = None,
         standbys: Mapping[str, WaitingAgent] | None = None,
         settings: SettingsFile | None = None,
     ) -> None:
-        """handed: the state from the program before this one in the same process. standbys: job -> a standby for a job
-        that this node may be given. settings: the file that SIGHUP has read again; None: SIGHUP ends the daemon. Raises
-        the errors of upgrade_state.read."""
+        """standbys: job -> a standby for a job that this node may be given. settings: the file that SIGHUP has read
+        again; None: SIGHUP ends the daemon."""
         self._site = site
         self._journal = journal
         self._devices = job_environment.of_node(os.environ)
@@ -101,11 +88,6 @@ class Daemon:
         self._unstarted: dict[str, str] = {}
         self._attendance = FleetLeaderSession(site, offer, journal, channels, self)
         self._settings = settings
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._place = UpgradeRequestFiles(site.jobs_dir, site.node)
-        self._handed = handed
-        self._hands_over = False
-        self._deferred: list[int] = []
         self._status: int | None = None
         self._changed = asyncio.Event()
 
@@ -115,13 +97,10 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
         if self._settings is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
-        if self._handed is not None:
-            self._take_over(self._handed)
         self._board.watch(selection.sources(self._site.notices, os.environ))
-        handover.begin(self._place, self._journal, self._handed, sorted(self._runners))
+        stop_signals.begin()
         attending = asyncio.create_task(self._attendance.always())
         waiting = asyncio.create_task(self._end_standbys(STANDBYS_S))
         speaking = asyncio.create_task(notify.keep_alive())
@@ -142,7 +121,6 @@ class Daemon:
             for runner in self._runners.values():
                 await runner.ended()
             self._board.notices.close()
-            self._place.end()
         assert self._status is not None
         return self._status
 
@@ -161,9 +139,6 @@ class Daemon:
 
     def _signalled(self, number: signal.Signals) -> None:
         """The first signal empties the node in order, a second one at once."""
-        if self._hands_over:
-            self._deferred.append(number)
-            return
         name, within_s = signal.Signals(number).name, self._site.grace_s + SLACK_S + STOP_S
         if self._status is not None:
             self._journal.write("daemon_signalled", signal=name, leaves="at once")
@@ -178,9 +153,6 @@ class Daemon:
 
     def _reload(self) -> None:
         """Take the settings that the file has now, as far as they may change; of a file with a mistake, none."""
-        if self._hands_over:
-            self._deferred.append(signal.SIGHUP)
-            return
         if self._status is not None:
             return  # a daemon that ends needs no settings
         assert self._settings is not None
@@ -206,77 +178,6 @@ class Daemon:
         finally:
             if is_ready:
                 notify.ready("has read its settings again")
-
-    # ----------------------------------------------------------------------------------- another program's turn
-
-    def _asked_to_hand_over(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._hand_over())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _hand_over(self) -> None:
-        """Become another program, after the agents of all jobs, if a request is there and nothing is in the way."""
-        if self._hands_over:
-            handover.refuse_another(self._place, self._journal)
-            return
-        self._hands_over = True
-        try:
-            request = await handover.prepared(
-                self._place,
-                self._journal,
-                Trial("elastic.cli.fleet.daemons:trial", sys.argv[1:]),
-                lambda: self._state(inherited=False),
-                lambda: self._in_the_way,
-                self._replace_agents,
-            )
-            if request is not None:
-                state = self._state(inherited=True)
-                deferred, self._deferred = self._deferred, []
-                try:
-                    handover.go(request, ["elastic.cli", *sys.argv[1:]], state, deferred)
-                except OSError as error:
-                    handover.refuse(self._place, self._journal, request, f"no program can be started: {error}")
-        finally:
-            # The handover has failed: this program handles its signals again.
-            self._hands_over = False
-            deferred, self._deferred = self._deferred, []
-            for number in deferred:
-                if number == signal.SIGHUP:
-                    self._reload()
-                else:
-                    self._signalled(signal.Signals(number))
-
-    async def _replace_agents(self, request: UpgradeRequest) -> str:
-        """Have all agents become the new program. Returns why an agent refused, or ""."""
-        await self._end_standbys()
-        for runner in list(self._runners.values()):
-            if because := await runner.replace_agent(request):
-                return because
-        return ""
-
-    @property
-    def _in_the_way(self) -> str:
-        if self._status is not None:
-            return "it is ending"
-        return next((because for runner in self._runners.values() if (because := runner.in_the_way)), "")
-
-    def _state(self, *, inherited: bool) -> dict[str, Any]:
-        holdings = tuple(c.holding(inherited=inherited) for c in self._runners.values() if not c.over)
-        duties = tuple(duty.SerializeToString() for duty in self._duties.values())
-        state = upgrade_state.write(DaemonUpgradeState(self._attendance.term, duties, self._over, holdings))
-        return state | ({SETTINGS: self._settings.fixed} if self._settings is not None else {})
-
-    def _take_over(self, handed: Handed) -> None:
-        """Go on with the jobs of the program before this one."""
-        state = upgrade_state.read(handed.state)
-        self._attendance.term = state.term
-        self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, state.duties)}
-        self._over = dict(state.over)
-        for left in state.holdings:
-            runner = self._employ(left.submission, left.slots, left.devices, left.token, handed=left)
-            runner.notify()  # notices are asked for anew
-        jobs = sorted(self._runners)
-        self._journal.write("daemon_took_over", version=__version__, jobs=jobs)
 
     # ------------------------------------------------------------------------------------------------- jobs
 
@@ -321,19 +222,11 @@ class Daemon:
             if ending:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given, standby = own if self._devices else None, self._standbys.pop(duty.job, None)
-        self._employ(submission, duty.slots, given, duty.token, standby=standby)
+        self._runners[submission.spec.name] = JobRunner(
+            self._site, submission, duty.slots, given, self._board, self._journal, self._told, duty.token, standby
+        )
         self._told()
         return ""
-
-    def _employ(
-        self, submission: Submission, slots: int, devices: tuple[str, ...] | None, token: str, **begun: Any
-    ) -> JobRunner:
-        """A runner for a job. begun: what there is of it already."""
-        own = self._board, self._journal, self._told
-        runner = self._runners[submission.spec.name] = JobRunner(
-            self._site, submission, slots, devices, *own, token, **begun
-        )
-        return runner
 
     async def _end_standbys(self, after_s: float = 0.0) -> None:
         """End the standbys of jobs that have not come back after so many seconds."""

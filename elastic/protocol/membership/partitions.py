@@ -8,9 +8,9 @@ of agents speak too rarely for this rule.
 
 There is no such wait if a node's processes are seen to be gone: the stream of its agent was closed without a goodbye,
 the agent is not back after RETURN_S, and all other members have left the ring and found the links to all workers of
-that node closed. A machine that is cut off, or loses its power, closes nothing. An agent that lost its leader, or
-upgrades itself, closes its stream, but its workers keep their links, also when they have left the ring by order. A
-worker that was given up but lives is fenced: nobody steps in its ring any more.
+that node closed. A machine that is cut off, or loses its power, closes nothing. An agent that lost its leader
+closes its stream, but its workers keep their links, also when they have left the ring by order. A worker that was given
+up but lives is fenced: nobody steps in its ring any more.
 """
 
 from __future__ import annotations

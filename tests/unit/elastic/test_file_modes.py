@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from elastic import file_modes
-from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process.process_start import Outlets
 from elastic.checkpoints.storage import LocalStorage, put
 from elastic.config import JobSpec, job_from_toml
@@ -151,8 +150,6 @@ READS: dict[str, Callable[[Path], object]] = {
     "logs/a.0.0.log": lambda job: job_files.read(job.parent, job.name, "a.0.0", 0),
     "steps.jsonl": lambda job: job_files.read(job.parent, job.name, job_files.LEDGER, 0),
     "left.json": lambda job: relay.has_left(job, 1),
-    "a.process.json": lambda job: UpgradeRequestFiles(job, "a").running(),
-    "a.upgraded.json": lambda job: UpgradeRequestFiles(job, "a").answer(UpgradeRequest("python", "", "token")),
 }
 """What a node's daemon reads in the directory of a job, which may be another user's."""
 

@@ -60,12 +60,11 @@ def test_the_fork_server_of_a_job_is_started_before_the_agent(tmp_path: Path) ->
         process.outlets.close()
 
 
-@pytest.mark.parametrize("how", ["no job", "cold", "another program", "a hand-over", "no node"])
+@pytest.mark.parametrize("how", ["no job", "cold", "another program", "no node"])
 def test_where_no_worker_can_be_forked_nothing_is_started(tmp_path: Path, how: str) -> None:
     words = ["--job-dir", str(tmp_path), "--node", "a"]
     if how != "no job":
         spec = job_in(tmp_path)
         spec = replace(spec, fork=how != "cold", command=("sh", "x") if how == "another program" else spec.command)
         (tmp_path / "job.json").write_bytes(codec.to_json(spec))
-    words = [*words, "--handover", "7"] if how == "a hand-over" else words[:2] if how == "no node" else words
-    assert start_early(words) is None
+    assert start_early(words[:2] if how == "no node" else words) is None

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import upgrade_state
 from elastic.agent.process import worker_process
 from elastic.agent.slot_file import SlotFile
-from elastic.config import JobSpec
+from elastic.agent.standing_words import StandingWords
 from elastic.errors import ConfigError
 from elastic.protocol.messages import WorkerDead
 from tests.children import child
@@ -32,8 +31,7 @@ def test_a_leader_hears_of_the_newest_worker_of_every_slot_that_a_killed_agent_l
     slots = SlotFile(tmp_path / "a.slots.json")
     for slot in range(40):
         slots.spawned(slot, 100 + slot, 2**22 + slot)
-    spec = JobSpec(name="job", command=("train",), workers=40)
-    words = upgrade_state.first(spec, "a", 40, slots, "").standing.words()
+    words = StandingWords.after_a_killed_agent("a", slots.incarnations, "").words()
     dead = {word.worker_id for word in words if isinstance(word, WorkerDead)}
     assert dead >= {f"a.{slot}.{100 + slot - age}" for slot in range(40) for age in range(20)}
 

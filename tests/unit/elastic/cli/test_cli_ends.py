@@ -66,7 +66,7 @@ def test_a_second_agent_of_a_node_is_told_its_own_options(
         words = ["agent", "--rendezvous", "127.0.0.1:1", "--jobs-dir", str(tmp_path)]
         assert cli.main(words) == ExitCode.BAD_INPUT
     said = " ".join(capsys.readouterr().err.split())
-    assert f"is in use by a running agent (pid {os.getpid()}); give another --node, another --jobs-dir" in said
+    assert f"is in use by a running agent (pid {os.getpid()}); give another --node, or another --jobs-dir" in said
 
 
 def test_a_lock_needs_no_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

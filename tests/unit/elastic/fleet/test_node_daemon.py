@@ -10,15 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 
-from elastic.agent import handover
 from elastic.agent.process import agent_process, worker_process
 from elastic.agent.process.agent_process import record_of
 from elastic.config import JobSpec
@@ -462,7 +460,7 @@ def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path
             await runner.ended()
             runner._keeper.send_signal(signal.SIGKILL)
             runner._keeper.wait()
-        node.daemon = Daemon(node.site, Offer(2, (), "a lock"), node.journal, PLAIN, None, waiting)
+        node.daemon = Daemon(node.site, Offer(2, (), "a lock"), node.journal, PLAIN, waiting)
         (tmp_path / "gate.up").unlink()
         node.told(node.duty("train-1"))
         up = tmp_path / "gate.up"
@@ -681,54 +679,8 @@ def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Pat
     play(tmp_path, story)
 
 
-def test_a_daemon_that_cannot_read_what_is_asked_goes_on(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
-        (node.site.jobs_dir / "a.upgrade.json").mkdir(parents=True)  # no file: an error of the system, also for root
-        await node.daemon._hand_over()
-        said = (tmp_path / "journal.jsonl").read_text()
-        assert "handover_refused" in said and "a.upgrade.json cannot be read" in said
-        node.daemon._signalled(signal.SIGTERM)
-        assert node.daemon._status == 128 + signal.SIGTERM
-
-    play(tmp_path, story)
-
-
-def test_a_second_request_during_a_handover_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(node: Node) -> None:
-        place, second = node.daemon._place, handover.of_this_program()
-        node.site.jobs_dir.mkdir(exist_ok=True)
-
-        async def prepared(*_: object) -> None:
-            place._write("upgrade", asdict(second))
-            await node.daemon._hand_over()
-            answer = place.answer(second)
-            assert answer is not None and "another program is taking over" in answer["refused"]
-
-        monkeypatch.setattr(handover, "prepared", prepared)
-        await node.daemon._hand_over()
-        node.daemon._signalled(signal.SIGTERM)
-
-    play(tmp_path, story)
-
-
-def test_a_signal_during_a_handover_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(node: Node) -> None:
-        async def prepared(*_: object) -> None:
-            node.daemon._signalled(signal.SIGTERM)
-            assert node.daemon._status is None, "it waits"
-            raise RuntimeError("whatever")
-
-        monkeypatch.setattr(handover, "prepared", prepared)
-        with pytest.raises(RuntimeError, match="whatever"):
-            await node.daemon._hand_over()
-        assert node.daemon._status == 128 + signal.SIGTERM
-
-    play(tmp_path, story)
-
-
-def test_a_file_is_read_again_behind_a_handover_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_a_mistake_changes_nothing_and_a_daemon_that_ends_reads_none(tmp_path: Path) -> None:
     class File:
-        fixed: Mapping[str, Any] = {}
         read = 0
 
         def reread(self) -> Reread:
@@ -737,13 +689,7 @@ def test_a_file_is_read_again_behind_a_handover_that_fails(tmp_path: Path, monke
 
     async def story(node: Node) -> None:
         file = node.daemon._settings = File()
-
-        async def prepared(*_: object) -> None:
-            node.daemon._reload()
-            assert not file.read, "it waits"
-
-        monkeypatch.setattr(handover, "prepared", prepared)
-        await node.daemon._hand_over()
+        node.daemon._reload()
         assert file.read == 1
         lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
         assert [line["event"] for line in lines] == ["settings_unread"] and "line 1: --slots=0" in lines[0]["because"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ import pytest
 from elastic.cli import parser
 from elastic.cli.fleet import daemons
 from elastic.errors import ConfigError
-from elastic.fleet import upgrade_state
-from elastic.fleet.upgrade_state import DaemonUpgradeState
-from elastic.process.option_file import SETTINGS
 from tests.live.jobs import ROOT
 
 GOOD = """
@@ -29,11 +25,11 @@ log_format = "json"
 """
 
 
-def settled(tmp_path: Path, text: str, *words: str, state: dict[str, Any] | None = None) -> dict[str, Any]:
+def settled(tmp_path: Path, text: str, *words: str) -> dict[str, Any]:
     path = tmp_path / "agent.toml"
     path.write_text(text)
     options = parser(["agent"]).parse_args(["agent", "--config", str(path), *words])
-    return vars(daemons._settled(options, state or {})[0])
+    return vars(daemons._settled(options)[0])
 
 
 def test_a_file_has_options_under_their_names_and_the_command_line_counts_more(
@@ -67,7 +63,6 @@ def test_a_file_has_options_under_their_names_and_the_command_line_counts_more(
     [
         ("\nslotz = 2\n", "line 2: unknown field slotz; did you mean slots?"),
         ('jobs-dir = "x"\n', "line 1: unknown field jobs-dir; did you mean jobs_dir?"),
-        ("upgrade = true\n", "line 1: unknown field upgrade; "),
         ("config = 'x'\n", "line 1: unknown field config; "),
         ('slots = "2"\n', "line 1: slots='2' must be a whole number"),
         ("slots = true\n", "line 1: slots=True must be a whole number"),
@@ -89,12 +84,14 @@ def test_a_mistake_is_named_with_file_and_line(tmp_path: Path, text: str, becaus
     assert told.startswith(str(tmp_path / "agent.toml")) and because in told
 
 
-def trial(tmp_path: Path, text: str, *words: str, state: dict[str, Any] | None = None) -> None:
+def check(tmp_path: Path, text: str, *words: str) -> None:
+    """All that an agent checks of its options before it begins."""
     path = tmp_path / "agent.toml"
     path.write_text(text)
-    known = upgrade_state.write(DaemonUpgradeState(1, (), {}, ())) | (state or {})
-    jobs = ("--jobs-dir", str(tmp_path / "jobs"))
-    daemons.trial(["agent", "--config", str(path), "--rendezvous", "127.0.0.1:1", *jobs, *words], known)
+    where = ("--rendezvous", "127.0.0.1:1", "--jobs-dir", str(tmp_path / "jobs"))
+    options, settings = daemons._settled(parser(["agent"]).parse_args(["agent", "--config", str(path), *where, *words]))
+    with settings.placing():
+        daemons._checked(options)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +109,13 @@ def test_what_an_option_may_be_is_checked_for_the_file_too_and_named_with_its_li
     tmp_path: Path, text: str, because: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        trial(tmp_path, text)
+        check(tmp_path, text)
     assert because in str(caught.value)
 
 
 def test_a_mistake_of_the_command_line_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--slots=0 must be >= 1$"):
-        trial(tmp_path, "slots = 2\n", "--slots", "0")
+        check(tmp_path, "slots = 2\n", "--slots", "0")
 
 
 @pytest.mark.parametrize("path", ["absent.toml", "", "fifo"])
@@ -127,14 +124,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, path: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     options = parser(["agent"]).parse_args(["agent", "--config", str(tmp_path / path)])
     with pytest.raises(ConfigError, match=r"cannot be read: (No such file|this is no file)"):
-        daemons._settled(options, {})
+        daemons._settled(options)
 
 
 def test_a_file_read_again_changes_what_may_change_and_names_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text(GOOD)
     options = parser(["agent"]).parse_args(["agent", "--config", str(path), "--node", "a"])
-    _, settings = daemons._settled(options, {})
+    _, settings = daemons._settled(options)
     path.write_text(GOOD.replace("slots = 3", "slots = 4").replace("jobs_dir", "address = '::1'\njobs_dir"))
     now = settings.reread()
     assert (now.slots, now.labels, now.notices, now.log_level) == (4, ("gpu=h100", "zone=a"), "none", "info")
@@ -149,18 +146,6 @@ def test_a_file_read_again_changes_what_may_change_and_names_the_rest(tmp_path: 
     now = settings.reread()
     assert now.changed == {"label": (["gpu=h100", "zone=a"], [])}, "the broken files have changed nothing"
     assert now.refused == {}, "the command line names the node, and counts more"
-
-
-def test_the_next_program_keeps_what_cannot_change(tmp_path: Path) -> None:
-    """The file may say something else by then, which was refused, or was never read."""
-    path = tmp_path / "agent.toml"
-    path.write_text(GOOD)
-    _, settings = daemons._settled(parser(["agent"]).parse_args(["agent", "--config", str(path)]), {})
-    state = json.loads(json.dumps({SETTINGS: {**settings.fixed, "of_a_later_version": 1}}))
-    other = GOOD.replace('"jobs"', '"elsewhere"').replace("insecure = true\n", "").replace("slots = 3", "slots = 5")
-    found = settled(tmp_path, f'{other}\nnode = "b"\njob_user = "root"\n', state=state)
-    assert (found["jobs_dir"], found["insecure"], found["node"], found["job_user"]) == (Path("jobs"), True, None, None)
-    assert found["slots"] == 5, "what may change is as the file says"
 
 
 def test_the_file_that_is_shipped_is_one(tmp_path: Path) -> None:

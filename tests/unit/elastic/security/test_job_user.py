@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import threading
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.handover.request_files import RunningProgram, UpgradeRefused, UpgradeRequest, UpgradeRequestFiles
 from elastic.errors import ConfigError
 from elastic.records import job_files
 from elastic.rendezvous.reach import Reach
@@ -99,18 +97,6 @@ def test_a_directory_that_the_job_could_write_to_is_not_used_and_one_that_it_can
     user.give(home)
     with pytest.raises(ConfigError, match="can be written by others"):
         job_user.check(user, home)
-
-
-@root_only
-def test_a_process_of_the_jobs_user_is_asked_and_no_other_one(home: Path, user: JobUser) -> None:
-    user.give(home)
-    place = UpgradeRequestFiles(home, "a", user)
-    request = UpgradeRequest("python", "", "token")
-    with pytest.raises(UpgradeRefused, match="is of the user with id 0"):
-        place.ask(RunningProgram(os.getpid(), "1"), request)  # a job may write any pid there
-    place._write("upgrade", {"python": "python", "path": "", "token": "token"})
-    facts = (home / "a.upgrade.json").stat()
-    assert (facts.st_uid, stat.S_IMODE(facts.st_mode)) == (user.uid, 0o600) and place.request() == request
 
 
 def test_an_agent_without_the_nodes_own_certificate_shows_that_of_its_workers(tmp_path: Path) -> None:
