@@ -33,6 +33,7 @@ MODULES = {
     "checkpoints": "elastic.cli.job.checkpoints",
     "samples": "elastic.cli.job.samples",
     "drain": "elastic.cli.job.drain",
+    "upgrade": "elastic.cli.fleet.upgrade",
     "doctor": "elastic.cli.fleet.doctor",
     "rendezvous": "elastic.cli.fleet.daemons",
     "agent": "elastic.cli.fleet.daemons",

@@ -14,6 +14,7 @@ agent of that job, the same program as under `elastic run`, which attends the jo
 
     documents.py      what the store keeps: submissions, sizes, placements, cordons, grants. Pure
     queue/            which job gets which slots, which is preempted, and what the others wait for. Pure
+    rolling_upgrade.py  what `elastic upgrade` does next. Pure
     findings.py       what `elastic doctor` makes of the facts: add a check there. Pure
     registry.py       the documents in the store
     replica/          one replica: what `elastic rendezvous` runs

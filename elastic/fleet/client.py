@@ -73,6 +73,10 @@ class FleetClient:
     def cordon(self, node: str, because: str, *, over: bool) -> None:
         self._ask(pb.Question(cordon=pb.Cordon(node=node, because=because, over=over)))
 
+    def end_agent(self, node: str, process: str) -> None:
+        """Have the agent of a drained node end, if it is still this process; see AgentFacts. More calls do nothing."""
+        self._ask(pb.Question(end_agent=pb.EndAgent(node=node, process=process)))
+
     def signal_worker(self, job: str, worker_id: str, *, kill: bool) -> None:
         """As operator_client.signal_worker. job: its full name."""
         signal_worker(self.replicas, worker_id, kill=kill, timeout_s=TIMEOUT_S, job=job, channels=self._channels)

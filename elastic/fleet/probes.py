@@ -14,8 +14,11 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import secrets
+import shlex
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet.findings import ProbeAnswer, ProbeAnswers
 from elastic.fleet.node import job_environment
+from elastic.process import notify
 from elastic.rendezvous.endpoint import split
 from elastic.version import __version__
 from elastic.wire import elastic_pb2 as pb
@@ -156,6 +160,11 @@ def of_node(directory: Path, replicas: Sequence[str], address: str, slots: int) 
     }
 
 
+def _of_this_process(process: str) -> Document:
+    """What findings about an agent need; rolling_upgrade.AgentFacts reads it."""
+    return {"process": process, "command": shlex.join(sys.orig_argv), "is_service": notify.has_manager()}
+
+
 def _anywhere(directory: Path) -> Document:
     disk = shutil.disk_usage(directory)
     return {
@@ -223,6 +232,8 @@ class NodeProbes:
         self._replicas = replicas
         self.slots = slots
         """How many workers the node takes now."""
+        self.process = secrets.token_hex(8)
+        """Tells this daemon from the one before it and the one after it."""
         self._jobs_dir = jobs_dir
         self._server: asyncio.Server | None = None
 
@@ -232,7 +243,7 @@ class NodeProbes:
         if query.reach:
             return {"reached": await _try_all(query.reach[:TRIED_LIMIT])}
         where = self._jobs_dir, self._replicas, self._address, self.slots
-        return await asyncio.to_thread(of_node, *where)
+        return {**await asyncio.to_thread(of_node, *where), "agent": _of_this_process(self.process)}
 
     def close(self) -> None:
         """Close the port that other nodes try."""

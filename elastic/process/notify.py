@@ -51,6 +51,11 @@ async def keep_alive() -> None:
     await asyncio.Event().wait()
 
 
+def has_manager() -> bool:
+    """Whether a service manager has started this process, and wants to be told."""
+    return bool(os.environ.get(SOCKET))
+
+
 def _watchdog_s() -> float:
     """Seconds of silence after which the manager ends this process; 0: it never does."""
     if os.environ.get(WATCHDOG_PID, str(os.getpid())) != str(os.getpid()):

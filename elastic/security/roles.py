@@ -52,7 +52,8 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
 }
 
 MAY_BE_ASKED_BY_VIEWERS = frozenset({"overview", "log", "examine", "ports"})
-"""Contents of a Question that change nothing; all others (submit, stop, scale, cordon, allow) are for operators."""
+"""Contents of a Question that change nothing; all others (submit, stop, scale, cordon, allow,
+end_agent) are for operators."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,16 +315,18 @@ class Trouble(_message.Message):
     def __init__(self, job: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
 
 class NodeOrder(_message.Message):
-    __slots__ = ("welcome", "duties", "log", "examine")
+    __slots__ = ("welcome", "duties", "log", "examine", "end")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DUTIES_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     duties: Duties
     log: LogQuery
     examine: ExamineNode
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., duties: _Optional[_Union[Duties, _Mapping]] = ..., log: _Optional[_Union[LogQuery, _Mapping]] = ..., examine: _Optional[_Union[ExamineNode, _Mapping]] = ...) -> None: ...
+    end: EndAgent
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., duties: _Optional[_Union[Duties, _Mapping]] = ..., log: _Optional[_Union[LogQuery, _Mapping]] = ..., examine: _Optional[_Union[ExamineNode, _Mapping]] = ..., end: _Optional[_Union[EndAgent, _Mapping]] = ...) -> None: ...
 
 class Duties(_message.Message):
     __slots__ = ("term", "duties", "over")
@@ -411,7 +413,7 @@ class LogPiece(_message.Message):
     def __init__(self, number: _Optional[int] = ..., text: _Optional[bytes] = ..., end: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine", "scale", "ports", "allow")
+    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine", "scale", "ports", "allow", "end_agent")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +423,7 @@ class Question(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
     ALLOW_FIELD_NUMBER: _ClassVar[int]
+    END_AGENT_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     stop: Stop
     cordon: Cordon
@@ -430,7 +433,8 @@ class Question(_message.Message):
     scale: Scale
     ports: Ports
     allow: Allow
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., ports: _Optional[_Union[Ports, _Mapping]] = ..., allow: _Optional[_Union[Allow, _Mapping]] = ...) -> None: ...
+    end_agent: EndAgent
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., ports: _Optional[_Union[Ports, _Mapping]] = ..., allow: _Optional[_Union[Allow, _Mapping]] = ..., end_agent: _Optional[_Union[EndAgent, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("document", "resume", "token", "identity")
@@ -477,6 +481,14 @@ class Cordon(_message.Message):
     because: str
     over: bool
     def __init__(self, node: _Optional[str] = ..., because: _Optional[str] = ..., over: bool = ...) -> None: ...
+
+class EndAgent(_message.Message):
+    __slots__ = ("node", "process")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    process: str
+    def __init__(self, node: _Optional[str] = ..., process: _Optional[str] = ...) -> None: ...
 
 class Overview(_message.Message):
     __slots__ = ()

@@ -85,6 +85,7 @@ PURE_MODULES = (
     "elastic.fleet.queue.order",
     "elastic.fleet.queue.scheduler",
     "elastic.fleet.queue.victims",
+    "elastic.fleet.rolling_upgrade",
     *(
         "elastic.platforms.k8s.agent_pods",
         "elastic.platforms.k8s.manifest",

@@ -87,21 +87,17 @@ def _leaves(node: str) -> str:
 
 
 def _still_on(client: FleetClient, node: str) -> list[str]:
-    """Workers of jobs that are on that node, as far as the jobs' leaders know."""
+    """Jobs and workers that are on that node, as far as the jobs' leaders know."""
+    from elastic.cli.job import top
+    from elastic.fleet.rolling_upgrade import FleetView
 
     try:
-        overview = client.overview()
-        left = [job for known in overview["nodes"] if known["node"] == node for job in known["jobs"]]
-        for job in overview["jobs"]:
-            if job["state"] in ("placed", "stopping"):
-                status = client.status_of(job)
-                unknown = status["state"] == "unknown"
-                left += [f"perhaps some of {job['job']}, which nobody leads"] if unknown else workers_on(node, status)
+        seen = top.look(client)
     except ConfigError:
         raise
     except ElasticError:
         return ["nobody leads the fleet at the moment"]
-    return left
+    return FleetView.of(seen, seen["statuses"]).left_on(node)
 
 
 TIMEOUT_S = 5.0
@@ -163,9 +159,9 @@ def wait(job_dir: Path, node: str, budget_s: float) -> str:
 
 def workers_on(node: str, status: dict[str, Any]) -> list[str]:
     """All workers that are on that node, as a job's status tells."""
-    members = [member["worker_id"] for member in status["members"]]
-    known = [*members, *(worker for kind in ("draining", "waiting", "spares") for worker in status.get(kind, ()))]
-    return [worker for worker in known if node_of(worker) == node]
+    from elastic.fleet.rolling_upgrade import workers_of
+
+    return [worker for worker in workers_of(status) if node_of(worker) == node]
 
 
 def _named(nodes: list[str]) -> str:

@@ -48,6 +48,9 @@ class FleetSessionEvents(Protocol):
     def on_welcome(self) -> None:
         """A leader listens that has heard nothing of this node yet."""
 
+    def on_end(self) -> None:
+        """An operator wants this process to end, in order."""
+
     def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
         """The leader has sent its orders. duties: all jobs that are to run here. over: job -> its result, a JSON
         object."""
@@ -146,6 +149,8 @@ class FleetLeaderSession:
                             self._attendant.on_duties(duties, over)
                         case "log":
                             self.say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
+                        case "end" if order.end.process == self._probes.process:
+                            self._attendant.on_end()
                         case "examine":
                             self._answering(asyncio.create_task(self._examine(order.examine)))
             finally:

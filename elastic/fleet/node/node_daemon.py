@@ -139,17 +139,29 @@ class Daemon:
 
     def _signalled(self, number: signal.Signals) -> None:
         """The first signal empties the node in order, a second one at once."""
-        name, within_s = signal.Signals(number).name, self._site.grace_s + SLACK_S + STOP_S
+        name = signal.Signals(number).name
         if self._status is not None:
             self._journal.write("daemon_signalled", signal=name, leaves="at once")
             for runner in self._runners.values():
                 runner.stop()
             return
-        jobs, self._status = sorted(self._runners), 128 + number
-        self._journal.write("daemon_signalled", signal=name, leaves=f"within {within_s:g} s", jobs=jobs)
-        notify.stopping(f"leaves its jobs within {within_s:g} s", within_s + GOODBYE_S + MARGIN_S)
+        self._journal.write("daemon_signalled", signal=name, leaves=f"within {self._leave_s:g} s", jobs=self._jobs)
+        self._end_in_order(128 + number, f"its daemon was asked to end ({name})")
+
+    @property
+    def _leave_s(self) -> float:
+        """Seconds that its jobs may take to leave."""
+        return self._site.grace_s + SLACK_S + STOP_S
+
+    @property
+    def _jobs(self) -> list[str]:
+        return sorted(self._runners)
+
+    def _end_in_order(self, status: int, because: str) -> None:
+        self._status = status
+        notify.stopping(f"leaves its jobs within {self._leave_s:g} s", self._leave_s + GOODBYE_S + MARGIN_S)
         self._changed.set()
-        self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because=f"its daemon was asked to end ({name})")))
+        self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because=because)))
 
     def _reload(self) -> None:
         """Take the settings that the file has now, as far as they may change; of a file with a mistake, none."""
@@ -266,6 +278,12 @@ class Daemon:
         if self._board.because:
             self._attendance.say(self._notice())
         self._told()
+
+    def on_end(self) -> None:
+        """With the exit code of SIGTERM, after which a service manager starts the program that is installed now."""
+        if self._status is None:
+            self._journal.write("daemon_told_to_end", jobs=self._jobs)
+            self._end_in_order(128 + signal.SIGTERM, "its daemon was told to end")
 
     def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
         self._duties, self._over = duties, over

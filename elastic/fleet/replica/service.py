@@ -108,7 +108,7 @@ class FleetService:
 
     async def _answer(self, leader: FleetLeader, request: pb.Question, caller: Caller) -> object:
         match request.WhichOneof("content"):
-            case "submit" | "stop" | "scale" | "cordon" | "allow" as change:
+            case "submit" | "stop" | "scale" | "cordon" | "allow" | "end_agent" as change:
                 return await getattr(self, f"_{change}")(leader, getattr(request, change), caller)
             case "overview":
                 return self._overview(leader)
@@ -199,6 +199,15 @@ class FleetService:
         for name in there or [""]:  # for the story of each job
             self._note("cordoned", caller, job=name, node=cordon.node, over=cordon.over, because=cordon.because)
         return {"node": cordon.node}
+
+    async def _end_agent(self, leader: FleetLeader, end: pb.EndAgent, caller: Caller) -> object:
+        if end.node not in leader.state.cordons:
+            raise QuestionRefused(f"node {end.node:.64} is not drained, and may have jobs; `elastic drain` comes first")
+        if (session := leader.sessions.get(end.node)) is None:
+            return {"away": True}
+        self._note("agent_end_asked", caller, node=end.node)
+        session.post(pb.NodeOrder(end=end))
+        return {"node": end.node}
 
     async def _allow(self, leader: FleetLeader, allow: pb.Allow, caller: Caller) -> object:
         owner = check_name("OWNER", allow.owner)

@@ -301,7 +301,9 @@ def test_a_node_is_not_called_empty_while_a_job_of_it_has_no_leader(
     def nobody(*_: object) -> None:
         raise ElasticError("no replica leads train-1")
 
-    overview = {"jobs": [{"job": "train-1", "state": "placed"}], "nodes": [{"node": "a", "jobs": {}}]}
+    job = {"job": "train-1", "state": "placed", "workers": 2, "min_workers": 1, "slots": {"b": 1}}
+    node = {"node": "a", "up": True, "slots": 1, "jobs": {}, "because": ""}
+    overview = {"jobs": [job], "nodes": [node]}
     monkeypatch.setattr(FleetClient, "cordon", lambda *_, **__: None)
     monkeypatch.setattr(FleetClient, "overview", lambda _: overview)
     monkeypatch.setattr(client_module, "fetch_status", nobody)

@@ -525,6 +525,24 @@ def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> 
     play(tmp_path, story)
 
 
+def test_only_the_agent_of_a_drained_node_is_told_to_end(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        fleet_service.fleet_leader = leading.fleet_leader
+        await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
+        a = leading.node("a")
+        end = pb.Question(end_agent=pb.EndAgent(node="a", process="p"))
+        assert "node a is not drained" in (await fleet_service.Ask(end, HERE)).refused
+        await leading.fleet_leader.change(lambda to: to.cordon("a", "why"))
+        assert json.loads((await fleet_service.Ask(end, HERE)).document) == {"node": "a"}
+        told = [a.outbox.get_nowait() for _ in range(a.outbox.qsize())]
+        assert [order.end.process for order in told if order.HasField("end")] == ["p"]
+        leading.fleet_leader.detach(a)
+        assert json.loads((await fleet_service.Ask(end, HERE)).document) == {"away": True}
+
+    play(tmp_path, story)
+
+
 def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -700,6 +700,52 @@ def test_a_file_with_a_mistake_changes_nothing_and_a_daemon_that_ends_reads_none
     play(tmp_path, story)
 
 
+class Upgrader(Leader):
+    """Examines the node that comes, and tells two processes to end: the one before it, and this one."""
+
+    async def Attend(self, words: AsyncIterator[pb.NodeWord], context: object) -> AsyncIterator[pb.NodeOrder]:
+        yield pb.NodeOrder(welcome=pb.Welcome(term=1))
+        yield pb.NodeOrder(examine=pb.ExamineNode(number=1))
+        async for word in words:
+            self.heard.append(word)
+            if word.examined.number == 1:
+                yield pb.NodeOrder(end=pb.EndAgent(node="a", process="the one before"))
+                yield pb.NodeOrder(examine=pb.ExamineNode(number=2))
+            if word.examined.number == 2:
+                assert not [said for said in self.heard if said.leaves.because]
+                process = json.loads(word.examined.document)["agent"]["process"]
+                yield pb.NodeOrder(end=pb.EndAgent(node="a", process=process))
+                yield pb.NodeOrder(end=pb.EndAgent(node="a", process=process))
+
+
+def test_a_daemon_that_is_told_to_end_leaves_in_order_and_that_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "@nobody")
+
+    async def story() -> None:
+        leader, server = Upgrader(), grpc.aio.server(options=SERVER_OPTIONS)
+        add_to_server("Fleet", leader, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        node = Node(tmp_path, f"127.0.0.1:{port}")
+        node.site.jobs_dir.mkdir()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                assert await node.daemon.run() == 128 + signal.SIGTERM
+        finally:
+            await server.stop(None)
+            node.journal.close()
+        told = [json.loads(word.examined.document) for word in leader.heard if word.HasField("examined")]
+        assert [document["agent"]["is_service"] for document in told] == [True, True]
+        leaves = [word.leaves.because for word in leader.heard if word.HasField("leaves")]
+        assert leaves == ["its daemon was told to end"]
+        events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        assert events == ["attending_fleet", "daemon_told_to_end"]
+
+    asyncio.run(story())
+
+
 def test_a_daemon_reads_nothing_that_only_a_leader_needs() -> None:
     """Its imports are what a node that comes back is waited for."""
     heavy = {"elastic.store.etcd", "elastic.rendezvous.leader", "elastic.protocol.membership", "cryptography", "torch"}
