@@ -334,8 +334,9 @@ def test_an_agent_whose_place_is_over_is_dismissed_and_not_admitted_again(
     """Also one that has stolen the token while it was good."""
 
     async def story(at: At) -> None:
-        agent = asyncio.create_task(at.agent("one-1", "of one-1").always())
-        while "a" not in at.leaders["one-1"]._agents:
+        session = at.agent("one-1", "of one-1")
+        agent = asyncio.create_task(session.always())
+        while not session.term:
             await asyncio.sleep(0.01)  # on another connection
         at.leaders["one-1"].keep(lambda node, token: at.door.stands("one-1", node, token))
         assert not at.leaders["one-1"]._agents["a"].ended.is_set()
