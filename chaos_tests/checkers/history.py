@@ -3,23 +3,6 @@
 A history is the journals of all processes by time, the ledger of applied steps, the generations as etcd had them, how
 the job ended, and the same of the quiet run. Every line knows the file and the byte at which it stands, so that a
 counterexample can be looked up.
-
-What the harness itself writes into its journal, beside the product's own events:
-
-    fault_injected  number, fault, worker_id or target, pid   just before the fault
-                    spoiled                                   a checkpoint that it has damaged
-    fault_seen      number, because                           it has taken hold: looked up in /proc or in a journal
-    fault_ended     number                                    its end was brought about, or it has none
-    fault_held      number, worker_id                         a new process where a fault lasts: it stands still, or
-                                                              is cut off like the one before it
-    fault_skipped   number, fault, because                    it could not be done, and was not
-    steps_seen      applied                                   so many lines are in the ledger now
-    etcd_put        key, revision, created, number, members   a generation's record was written
-    etcd_gap        because                                   what happened in etcd meanwhile was not seen
-    checkpoint_read place, series, entry, step, at, problem   "": every byte that was read is as its manifest says
-                    read                                      false: too large, so only its files were looked at
-    script_outlived script, because                           a process of a script is there although it has ended
-    left_behind     left                                      sentences: what was there when the job had ended
 """
 
 from __future__ import annotations

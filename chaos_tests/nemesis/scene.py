@@ -96,7 +96,7 @@ class Scene:
 
 
 class Teller:
-    """say: for people. See history.py for the lines of the journal."""
+    """say: for people. See elastic.records.events for the lines of the journal."""
 
     def __init__(self, journal: Journal, say: Callable[[str], None]) -> None:
         self._journal, self._say = journal, say

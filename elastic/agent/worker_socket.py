@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import grpc
 import grpc.aio
@@ -48,6 +48,8 @@ class SocketEvents(Protocol):
 class WorkerLink(ServedStream[pb.AgentOrder]):
     """A worker's stream. A stopped worker's stream is not cut off: when it goes on, it hears that it is fenced."""
 
+    refused_event: ClassVar[str] = "worker_refused"
+    broke_event: ClassVar[str] = "worker_stream_broke"
     worker_id: str
     outbox: asyncio.Queue[pb.AgentOrder] = field(default_factory=asyncio.Queue, kw_only=True)
 
@@ -135,7 +137,7 @@ class WorkerSocket:
             if self._links.get(worker_id) is link:
                 del self._links[worker_id]
 
-        await serve(context, link, self._hear(link, words), leave, self._journal, "worker", worker_id=worker_id)
+        await serve(context, link, self._hear(link, words), leave, self._journal, worker_id=worker_id)
 
     async def _hello(self, words: AsyncIterator[pb.WorkerWord]) -> str:
         async for word in words:

@@ -9,17 +9,11 @@ from typing import Any
 from elastic.metrics.catalogue import CHECKPOINT_KINDS, CHECKPOINT_OUTCOMES, JOB_STATES, RECOVERY_KINDS
 from elastic.metrics.metric_registry import MetricRegistry
 from elastic.metrics.time_spent import TimeSpent
+from elastic.records.events.table import ROWS
 from elastic.records.journal import PHASES, Line, Recoveries
 from elastic.records.ledger_tail import samples_of
 
-EVENTS = (
-    *("fault_injected", "fault_ended", "worker_dying", "worker_exited", "worker_frozen", "worker_started"),
-    *("member_lost", "quiesce_started", "quiesce_complete", "committed", "published", "ring_up", "running"),
-    *("result_copied", "redo_started", "entered", "op_complete", "state"),
-    *("checkpoint_complete", "checkpoint_failed", "checkpoint_skipped"),
-    *("snapshot_complete", "snapshot_failed", "snapshot_skipped"),
-    *("notice", "notice_over", "refused"),
-)
+EVENTS = tuple(row.name for row in ROWS if row.feeds)
 """All events that matter here; most journal lines are others."""
 
 LEADERS_PHASES = ("abort", "decide", "build")

@@ -7,81 +7,7 @@ CLOCK_MONOTONIC of the machine, so lines of all processes of one machine can be 
 
 Lines are written at once and not fsynced: they survive any kill of a process, but not the loss of the machine.
 
-Events for `recoveries` (g: the line's generation, n: the new one):
-
-    writer   event             generation  fields            moment
-    harness  fault_injected    -           worker_id, fault  just before the fault, for example SIGKILL
-    agent    worker_dying      -           worker_id         its main thread has ended (death_watch.py)
-    agent    worker_exited     -           worker_id         the process is gone
-    agent    worker_frozen     -           worker_id         alive, silent, and using no CPU
-    leader   quiesce_started   g           because           members are told to leave the ring of g
-    worker   ring_aborted      g                             its sockets are shut
-    worker   reported          g                             its report, now final, is sent
-    leader   quiesce_complete  -                             all have reported, died or been given up
-    leader   committed         n           kind, members     the record of n is durable
-    leader   published         n           kind              the record of n is on its way to its members
-    worker   ring_up           n           over, because     connected to every member of n; what carries gradients, and
-                                                             why not what was asked for
-    leader   running           n                             every member has said that its ring is up
-    worker   result_copied     n                             a laggard holds the result that it lacked
-    worker   redo_started      n           op                it goes on with the interrupted operation
-    worker   op_complete       n           op                first operation completed in n
-
-Events of newcomers, all by workers (k: an operation):
-
-    state_held                  op, bytes, ms    the donor has copied the state of k within its memory, to send it
-    state_not_held              because          the donor has no memory for a copy; newcomers wait
-    state_copied                op, held         the newcomer has the state of k; held: from a held copy
-    copy_failed                 because          a connection broke, or the window closed; the newcomer asks again
-    copy_outdated               op, because      the result of k is not held any more; the newcomer copies again
-    joined                      op               its generation took effect after k
-
-and by the leader, of the newcomer worker_id:
-
-    newcomer_hung               because          invited, and its set-up hangs: it is ended; shown to the user
-    newcomer_stuck              because          admitted, and its copy hangs: it is ended
-    newcomer_unreachable        times, wait_s    a ring with it could not be built, so often in a row; the next one
-                                                 is built after wait_s; shown to the user after three
-    newcomer_awaited            missed           training waits: its slot's newcomers were too late for their epoch
-    newcomer_awaited            outdated         training waits: this many copies were out of date; shown to the user
-    newcomer_in_vain            slot, seconds    training waited this long, and goes on without it; shown to the user
-
-And by a worker whose device does not come to rest after an exchange was aborted, before it ends:
-
-    device_hung                 because          it is replaced
-
-And by each worker, when its script has said it and when it changes:
-
-    steps_planned               total, shards    steps of the whole job (null: a stream decides), shards of each step
-
-Events of scripts that run in rounds, by each worker; g is the round:
-
-    script_started              rank, world, script  script: its pid
-    script_ended                status, script       it is gone; status: exit status, or minus the signal
-    script_stopped              because              a signal has stopped it (state T); it is ended
-    script_killed               signal               the worker ends in the same way
-    scripts_hang                because              no script of the round gets anywhere; this worker fails for all
-
-Events of checkpoints, all by workers, with series and entry:
-
-    checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable
-    checkpoint_part_taken_over  of                                the worker has written the part of a dead member
-    checkpoint_complete         step, bytes                       all parts are found, and the manifest is durable
-    checkpoint_skipped          because                           the last checkpoint is still being written
-    checkpoint_retried          because, attempt                  an object store answered with an error
-    checkpoint_failed           because                           there will be no checkpoint; shown to the user
-    checkpoints_pruned          entries                           removed, as the retention says
-    checkpoints_not_pruned      because                           tried again after the next checkpoint
-    snapshot_...                the same for snapshots in memory; snapshots that are replaced are not mentioned
-    snapshots_off               because                           this machine has no snapshots; shown to the user
-    state_restored              step, seconds                     a resumed run has the state of a checkpoint
-
-and by the leader:
-
-    pointer_moved               the newest complete entry is this one now; its writer may remove older ones
-    pointer_stays               the pointer is at this entry; the completed one is not newer
-    pointer_refused             worker_id, because                its writer is no member
-    pointer_not_moved           because                           the store did not answer; nothing is removed
+elastic/records/events has the table of all events.
 """
 
 from __future__ import annotations
@@ -115,19 +41,6 @@ _IN_EVERY_LINE = {
 
 PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
 
-TROUBLES = frozenset(
-    {
-        *("certificate_trouble", "certificates_unwritten", "job_agent_trouble", "deposed", "document_unread"),
-        *("documents_unread", "ended_jobs_not_forgotten", "fleet_store_unanswered"),
-        *("journal_gap", "log_unreadable", "no_fleet_leader", "no_leader", "node_down"),
-        *("node_refused", "node_stream_broke", "not_admitted", "not_elected", "not_leading", "not_leading_fleet"),
-        *("notices_unreadable", "notices_untold", "part_failed", "question_failed", "refused", "result_unwritten"),
-        *("setting_refused", "settings_unread", "slowed", "standby_refused", "state_lost", "stop_failed"),
-        "token_unwritten",
-    }
-)
-"""Events of daemons that somebody should look at."""
-
 
 def journal_path(job_dir: Path, who: str) -> Path:
     return job_dir / "journal" / f"{who}.jsonl"
@@ -148,7 +61,8 @@ class Journal:
         logged: int | None = None,
     ) -> None:
         """retention: for a process that runs for ever; None: all lines are kept. logged: the level at which the events
-        go to the process's log too; those of TROUBLES at WARNING, if it is INFO. None: not at all."""
+        go to the process's log too; if it is INFO, those that the table of events calls warnings at WARNING. None:
+        not at all."""
         self._path = path
         self._retention = retention
         self._file: int | None = None
@@ -168,7 +82,11 @@ class Journal:
 
     def _log(self, event: str, generation: int, fields: Line) -> None:
         """Log an event, as of the module that writes it."""
-        level = logging.WARNING if event in TROUBLES and self._logged == logging.INFO else self._logged or 0
+        level = self._logged or 0
+        if level == logging.INFO:
+            from elastic.records.events.table import is_warning  # which only daemons need
+
+            level = logging.WARNING if is_warning(event) else level
         log = logging.getLogger(sys._getframe(2).f_globals["__name__"])
         if log.isEnabledFor(level):
             about = {"job": self._base["job"], "generation": generation}

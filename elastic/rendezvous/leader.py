@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.pointer import Pointer
@@ -60,6 +60,8 @@ T = TypeVar("T")
 class AgentSession(ServedStream[pb.LeaderOrder]):
     """One agent's stream. known: number -> digest of the agent's generations. token: the agent's proof of admission."""
 
+    refused_event: ClassVar[str] = "agent_refused"
+    broke_event: ClassVar[str] = "agent_stream_broke"
     node: str
     known: dict[int, str] = field(default_factory=dict)
     token: str = field(default="", repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import grpc
 
@@ -21,8 +21,11 @@ OUTBOX_LIMIT = 4_096
 
 @dataclass(eq=False, slots=True)
 class ServedStream(Generic[Order]):
-    """outbox: the orders that `serve` writes to the stream."""
+    """outbox: the orders that `serve` writes to the stream. refused_event, broke_event: events of the journal, for a
+    word that cannot be read, and for a connection that fails."""
 
+    refused_event: ClassVar[str]
+    broke_event: ClassVar[str]
     outbox: asyncio.Queue[Order] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT), kw_only=True)
     ended: asyncio.Event = field(default_factory=asyncio.Event, kw_only=True)
     """Set when this side ends the stream, when the other side says goodbye, and when the stream is over."""
@@ -41,11 +44,10 @@ async def serve(
     hearing: Coroutine[Any, Any, None],
     leave: Callable[[], None],
     journal: Journal,
-    who: str,
     **fields: Any,
 ) -> None:
     """Serve the stream until one side ends it. hearing: hears the words until there are no more; its WireError is sent
-    to the other side. leave: takes the stream off its list. who, fields: the other side, for the journal."""
+    to the other side. leave: takes the stream off its list. fields: the other side, for the journal."""
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(hearing), asyncio.create_task(stream.ended.wait())]
     try:
         # The metadata go with the first write. If `speak` were cancelled in it, gRPC would send them once more with the
@@ -63,7 +65,7 @@ async def serve(
         results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
         if isinstance(result, codec.WireError):
-            journal.write(f"{who}_refused", because=str(result), **fields)
+            journal.write(stream.refused_event, because=str(result), **fields)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
         elif isinstance(result, Exception):
-            journal.write(f"{who}_stream_broke", because=repr(result), **fields)
+            journal.write(stream.broke_event, because=repr(result), **fields)

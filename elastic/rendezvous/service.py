@@ -154,7 +154,7 @@ class RendezvousService:
             await leader.post(Stopped(older, at_once=True))
         session = leader.attach(node, known, hello.token)
         hearing = self._listen(leader, session, AgentUp(node, hello.slots), words)
-        await serve(context, session, hearing, lambda: leader.detach(session), entry.journal, "agent", node=node)
+        await serve(context, session, hearing, lambda: leader.detach(session), entry.journal, node=node)
 
     def _named(self, job: str) -> JobEntry:
         """The entry of a job. Raises WireError if there is none."""

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.support.processes import Command, kill_if_there, living
-from elastic.records import ledger, story
+from elastic.records import ledger
+from elastic.records.events import story
 from elastic.records.exactly_once import prove
 from elastic.records.journal import read_all
 from tests.live.jobs import DEADLINE_S, ROOT, Job, run_alone

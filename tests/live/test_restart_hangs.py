@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from elastic.cli.job.status import status_text
+from elastic.records.events.story import of_generation
 from elastic.records.journal import read_all
-from elastic.records.story import of_generation
 from tests.live.jobs import ROOT, SLACK_S, Job
 
 SCRIPT = ROOT / "tests" / "live" / "programs" / "unwell.py"

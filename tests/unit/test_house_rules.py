@@ -98,7 +98,7 @@ PURE_MODULES = (
     "elastic.preemption.notice",
     "elastic.preemption.policy",
     "elastic.platforms.ray.bundles",
-    "elastic.records.story",
+    *("elastic.records.events.page", "elastic.records.events.story", "elastic.records.events.table"),
     "elastic.platforms.search.decisions",
     "elastic.security.roles",
     "elastic.platforms.slurm.agents_script",

@@ -93,11 +93,12 @@ class ForkServer:
         match said.pop("event"):
             case "fork_server_unusable":
                 self._give_up(said["because"])
-            case event:
-                self._journal.write(event, pid=self._process.pid, **said)
-                if event == "fork_server_ready":
-                    self.ready = True
-                    self._on_change()
+            case "fork_server_without":
+                self._journal.write("fork_server_without", pid=self._process.pid, **said)
+            case "fork_server_ready":
+                self._journal.write("fork_server_ready", pid=self._process.pid, **said)
+                self.ready = True
+                self._on_change()
         return True
 
     def _ended(self, status: int) -> None:

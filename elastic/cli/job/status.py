@@ -32,7 +32,7 @@ def add(verbs: Any) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from elastic.records import problems
+    from elastic.records.events import problems
 
     job_dir = job_dir_of(options)
     if job_dir is None:

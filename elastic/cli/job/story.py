@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, job_dir_of
 from elastic.errors import ConfigError, ExitCode
-from elastic.records import story
+from elastic.records.events import story
 
 if TYPE_CHECKING:
     from elastic.records.journal import Line

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dirs_here
 from elastic.errors import ConfigError, ElasticError, ExitCode
-from elastic.records import problems
+from elastic.records.events import problems
 from elastic.records.job_directory import read_json
 from elastic.rendezvous.job_status import job_status
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from elastic.errors import CheckpointCorrupt, CompareFailed, ConfigError, ExitCode, StoreError, StoreUnavailable
 from elastic.fleet import documents, registry
@@ -55,6 +55,8 @@ class NodeSession(ServedStream[pb.NodeOrder]):
     """One daemon's stream. troubles: job -> why its agent there does not run as it should. holds: the jobs whose agents
     have not left the node; None: the daemon has not said so yet."""
 
+    refused_event: ClassVar[str] = "node_refused"
+    broke_event: ClassVar[str] = "node_stream_broke"
     hello: pb.NodeHello
     leaves: str = ""
     notice: str = ""

@@ -78,7 +78,7 @@ class FleetService:
             return
         hearing = self._listen(leader, session, words)
         node = session.hello.node
-        await serve(context, session, hearing, lambda: leader.detach(session), self._journal, "node", node=node)
+        await serve(context, session, hearing, lambda: leader.detach(session), self._journal, node=node)
 
     async def _listen(self, leader: FleetLeader, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
         async for word in words:

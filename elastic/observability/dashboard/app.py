@@ -37,7 +37,7 @@ from elastic.fleet.remote_logs import is_worker
 from elastic.observability.dashboard.access import HEADERS, Access, HttpRefusal
 from elastic.observability.dashboard.feeds import FleetFeed, JobFeed
 from elastic.observability.dashboard.sources import Action
-from elastic.records import story
+from elastic.records.events import story
 
 HEARTBEAT_S = 15.0
 """Seconds without an event after which a comment is sent: proxies close silent connections, and a page that is gone is

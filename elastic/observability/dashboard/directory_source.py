@@ -14,7 +14,8 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import remote_logs
 from elastic.observability.dashboard.job_history import EVENTS, JobHistory
 from elastic.observability.dashboard.sources import Action, act_on_worker
-from elastic.records import flight_recorder, journal, last_notes, problems
+from elastic.records import flight_recorder, journal, last_notes
+from elastic.records.events import problems
 from elastic.records.job_directory import check_job, is_live, is_removed, job_id, read_json, removal
 from elastic.records.job_follower import JobFiles
 from elastic.records.journal import Line

@@ -17,7 +17,8 @@ from typing import Any
 
 from elastic.metrics.time_spent import TimeSpent
 from elastic.observability.dashboard.thinned_series import ThinnedSeries
-from elastic.records import problems, story
+from elastic.records.events import problems, story
+from elastic.records.events.table import ROWS, SAVES, row
 from elastic.records.journal import Line, Recoveries
 from elastic.records.ledger_tail import samples_of
 
@@ -39,37 +40,7 @@ LIVE_STEPS = 5000
 """Most steps of one look that are news. More are of before the dashboard began: they are no events, which would take
 the memory of the whole ledger, and have no rate."""
 
-MOMENTS: Mapping[str, str] = {
-    **dict.fromkeys(("fault_injected", "worker_frozen", "worker_failed", "member_lost", "stuck", "expelled"), "bad"),
-    **dict.fromkeys(("checkpoint_failed", "snapshot_failed", "script_failed", "script_killed", "slot_given_up"), "bad"),
-    **dict.fromkeys(("state_lost", "agent_silent", "newcomer_hung", "newcomer_stuck", "sink_gap"), "bad"),
-    **dict.fromkeys(("device_hung", "newcomer_unreachable"), "bad"),
-    **dict.fromkeys(("worker_exited", "refused", "straggler", "newcomer_awaited", "newcomer_in_vain"), "warn"),
-    **dict.fromkeys(("notice", "node_leaves", "drain_asked", "cordoned", "scaled", "stop_asked", "resized"), "warn"),
-    **dict.fromkeys(("worker_signal_asked", "stacks_asked", "copy_failed", "snapshots_off", "demoted"), "warn"),
-    **dict.fromkeys(("deposed", "no_leader", "quiesce_started", "unreadable", "state_not_held"), "warn"),
-    **dict.fromkeys(("joined", "running", "worker_thawed", "straggler_over", "notice_over", "node_stays"), "good"),
-    **dict.fromkeys(("finished", "state_restored", "job_ended"), "good"),
-    **dict.fromkeys(("committed", "worker_started", "leading", "drained", "surplus", "node_empty"), "info"),
-    **dict.fromkeys(("script_started", "script_ended", "fault_ended", "submitted", "placed", "balanced"), "info"),
-}
-"""Events of journals that are shown as sentences -> how they are coloured."""
-
-CHECKPOINTS = tuple(
-    f"{kind}_{outcome}" for kind in ("checkpoint", "snapshot") for outcome in ("complete", "failed", "skipped")
-)
-
-EVENTS = tuple(
-    dict.fromkeys(
-        (
-            *MOMENTS,
-            *CHECKPOINTS,
-            *("worker_dying", "quiesce_complete", "published", "ring_up", "result_copied", "redo_started"),
-            *("entered", "op_complete", "state", "steps_planned"),
-            *problems.EVENTS,
-        )
-    )
-)
+EVENTS = tuple({row.name for row in ROWS if row.on_page or row.feeds} | {*problems.EVENTS, "steps_planned"})
 """All events of journals that matter here."""
 
 
@@ -151,7 +122,7 @@ class JobHistory:
         if event == "committed":
             members = [str(member) for member in line.get("members", ())]
             self._put("generation", {**_head(line), "kind": line.get("kind", ""), "members": len(members)})
-        if event in CHECKPOINTS:
+        if SAVES in row(event).feeds:
             kind, _, outcome = event.partition("_")
             told: dict[str, Any] = {
                 name: line[name] for name in ("step", "bytes", "series", "entry", "because") if name in line
@@ -164,9 +135,9 @@ class JobHistory:
         if event == "steps_planned" and plan != self._plan:
             self._plan = plan
             self._put("plan", plan)
-        if event in MOMENTS:
-            said = story.moment(line)
-            told = {**_head(line), "event": event, "level": MOMENTS[event], "said": said.said, "because": said.because}
+        if row(event).on_page:
+            said, level = story.moment(line), str(row(event).level)
+            told = {**_head(line), "event": event, "level": level, "said": said.said, "because": said.because}
             self._put("moment", {**told, "worker": line["worker_id"], "node": line.get("node", "")})
 
     def resumed(self, redone: Sequence[int] | None) -> None:

@@ -13,20 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from elastic.protocol.worker_id import node_of
+from elastic.records.events import story, table
 from elastic.records.flight_recorder import Flight, FlightEvent, FlightNote
 from elastic.records.journal import PHASES, Line, recoveries
 from elastic.records.last_notes import LastNote, last_notes, ranks, said
-from elastic.records.story import HIDDEN, SENTENCES, Known
 
 JOB = "job"
 """The track of what concerns all workers."""
-_INSTANTS = frozenset(
-    {
-        *("fault_injected", "member_lost", "worker_frozen", "worker_thawed", "expelled", "stuck", "straggler"),
-        *("notice", "node_leaves", "drain_asked", "drained", "joined", "state_restored", "script_failed", "job_ended"),
-        *("leading", "deposed", "worker_started", "worker_exited", "slot_given_up", "scaled", "stop_asked"),
-    }
-)
 _WRITTEN = frozenset({"checkpoint_part_written", "snapshot_part_written"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _COPY_ENDS = frozenset({"state_copied", "copy_failed", "worker_exited"})
@@ -153,11 +146,10 @@ def _written(lines: Iterable[Line]) -> Iterator[Span]:
 
 def _instants(lines: Iterable[Line]) -> Iterator[Instant]:
     for line in lines:
-        event = str(line["event"])
-        if event in _INSTANTS and event not in HIDDEN:
-            name = SENTENCES.get(event, event.replace("_", " ")).format_map(Known(line))
-            about = {"because": line["because"]} if line.get("because") else {}
-            yield Instant(*_track(line["worker_id"]), event, name, _at(line), about)
+        if table.row(line["event"]).instant:
+            moment = story.moment(line)
+            about = {"because": moment.because} if moment.because else {}
+            yield Instant(*_track(line["worker_id"]), line["event"], moment.said, _at(line), about)
 
 
 # Flights

@@ -30,7 +30,7 @@ from elastic.errors import ConfigError, ExitCode, StoreUnavailable
 from elastic.platforms.local.live import PLAIN_S, TABLE_S, Display, JobWatcher, LiveView, PlainDisplay, TableDisplay
 from elastic.preemption import selection
 from elastic.process import children, log_line, stop_signals
-from elastic.records.alerts import Alerts
+from elastic.records.events.alerts import Alerts
 from elastic.records.job_directory import is_removed, read_json, removal
 from elastic.records.ledger_tail import StepsTail
 from elastic.store.embedded import EmbeddedEtcd

@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 
 
 KEEP = "last 1"
+_EVENTS = {
+    "checkpoint_part_written": "snapshot_part_written",
+    "checkpoint_complete": "snapshot_complete",
+    "checkpoint_failed": "snapshot_failed",
+    "checkpoints_not_pruned": "snapshots_not_pruned",
+}
+"""The saver's events -> those of snapshots. That the last snapshot is removed is not journalled."""
 OFF = "off"
 """A file in the directory, made by a worker of this machine that has found too little memory, and has reported it."""
 
@@ -146,9 +153,8 @@ class Snapshots:
         self._session.note("snapshots_off", because=because)
 
     def _note(self, event: str, **fields: object) -> None:
-        """Rename the saver's events, which are about checkpoints; do not journal that the last snapshot is removed."""
-        if event != "checkpoints_pruned":
-            self._session.note(event.replace("checkpoint", "snapshot", 1), **fields)
+        if event in _EVENTS:
+            self._session.note(_EVENTS[event], **fields)
 
 
 def _alone(series: str, name: EntryName, answer: Answer) -> None:

@@ -25,7 +25,7 @@ from elastic.fleet.registry import Registry
 from elastic.fleet.replica import leader as leader_module
 from elastic.fleet.replica.leader import FleetLeader, NodeSession
 from elastic.fleet.replica.service import FleetService
-from elastic.records import story as stories
+from elastic.records.events import story as stories
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.service import RendezvousService

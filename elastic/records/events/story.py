@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-Line: TypeAlias = Mapping[str, Any]
+from elastic.records.events.table import Level, Line, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,88 +21,6 @@ class StoryMoment:
     said: str
     because: str
 
-
-SENTENCES = {
-    "fault_injected": "{worker_id} is hit by {fault}",
-    "worker_started": "{worker_id} starts as process {pid}",
-    "announced": "{worker_id} says that it is there",
-    "invited": "{worker_id} is invited to become a member",
-    "refused": "{worker_id} is refused",
-    "state_copied": "{worker_id} has copied the state, as of operation {op}",
-    "state_restored": "{worker_id} has the state of step {step}, from a checkpoint",
-    "copy_failed": "the copy of {worker_id} breaks off; it asks again",
-    "copy_outdated": "the copy of {worker_id} is out of date; it copies anew",
-    "joined": "{worker_id} trains with the others, from operation {op} on",
-    "entered": "{worker_id} enters generation {generation} as rank {rank}",
-    "ring_up": "{worker_id} is connected to all members of generation {generation}",
-    "ring_aborted": "{worker_id} has left the ring of generation {generation}",
-    "reported": "{worker_id} reports how far it is: {reduced} operations",
-    "redo_started": "{worker_id} goes on with operation {op}, which was interrupted",
-    "result_copied": "{worker_id} has the result that it had missed",
-    "op_complete": "{worker_id} has operation {op} complete",
-    "worker_dying": "the main thread of {worker_id} has ended",
-    "ordered": "{worker_id} is told: {order}",
-    "worker_exited": "the process of {worker_id} is gone",
-    "worker_failed": "the script has ended {worker_id}",
-    "worker_frozen": "{worker_id} is frozen",
-    "worker_thawed": "{worker_id} is alive again",
-    "worker_signalled": "{worker_id} is sent {signal}",
-    "member_lost": "{worker_id}, rank {rank}, is lost to the job",
-    "stuck": "{worker_id} lives and gets nowhere",
-    "stacks_asked": "{worker_id} is asked for the stacks of its threads",
-    "expelled": "{worker_id} is expelled",
-    "fenced": "{worker_id} finds that a later generation goes on without it",
-    "straggler": "{worker_id} is a straggler",
-    "straggler_over": "{worker_id} is no straggler any more",
-    "demoted": "{worker_id} gives its place to a spare",
-    "surplus": "{worker_id} is one more than is wanted, and becomes a spare",
-    "drained": "{worker_id} has left between two steps",
-    "finished": "{worker_id} has finished its training",
-    "script_started": "the script of {worker_id} starts as rank {rank} of {world}",
-    "script_ended": "the script of {worker_id} ends with status {status}",
-    "script_killed": "the script of {worker_id} is ended by signal {signal}",
-    "script_stopped": "the script of {worker_id} stands still, and is ended",
-    "scripts_hang": "no script of round {generation} gets anywhere; {worker_id} fails for all of them",
-    "script_failed": "the script of {worker_id} raises: {message}",
-    "device_hung": "the device of {worker_id} hangs, so that it ends: {because}",
-    "exit": "{worker_id} ends with exit code {code}",
-    "slot_given_up": "slot {slot} gets no worker any more",
-    "newcomer_hung": "{worker_id} hangs in its set-up and is ended",
-    "newcomer_stuck": "{worker_id} gets no further with its copy and is ended",
-    "newcomer_unreachable": "no ring can be built with {worker_id}, which is tried again after {wait_s} s",
-    "newcomer_awaited": "training waits for {worker_id}",
-    "quiesce_started": "the members of generation {generation} are told to leave its ring",
-    "quiesce_complete": "all that live have left it",
-    "committed": "generation {generation} ({kind}) is durable, with {members}",
-    "running": "generation {generation} trains",
-    "notice": "node {node} has a notice",
-    "node_leaves": "node {node} has to go within {seconds_left} s",
-    "node_stays": "node {node} stays",
-    "node_empty": "no worker is on node {node} any more",
-    "drain_asked": "{caller} wants node {node} empty",
-    "worker_signal_asked": "{worker_id}: {caller} asks for this: {kind}",
-    "cordoned": "{caller} wants node {node} empty, of all jobs",
-    "agent_silent": "the agent of node {node} is silent",
-    "leading": "{who} leads the job, term {term}",
-    "deposed": "{who} leads it no longer",
-    "resized": "the job is to have {workers} workers",
-    "resigned": "{who} has given its lead back",
-    "placed": "the fleet gives it {slots}",
-    "preempted": "it has to leave, with a checkpoint: {because}",
-    "waits_again": "it goes on as {goes_on_as}, from where it was",
-    "job_agent_started": "node {node} starts its agent",
-    "job_agent_ended": "its agent on node {node} ends",
-    "submitted": "{caller} submits it, from {peer}",
-    "scaled": "{caller} wants {workers} workers instead of {before}",
-    "stop_asked": "{caller} stops it",
-    "job_ended": "the job is over, exit {exit_code}",
-}
-"""Other events are shown by their own name."""
-
-HIDDEN = frozenset(
-    {"checkpoint_part_written", "checkpoint_complete", "state", "published", "order_refused", "steps_seen"}
-)
-"""Events that are frequent and do not say what became of a worker, or that repeat another line."""
 
 _CAUSES = frozenset({"fault_injected", "worker_dying", "worker_frozen", "worker_exited", "stuck", "member_lost"})
 _ARRIVALS = frozenset({"worker_started", "announced", "invited", "state_copied"})
@@ -197,10 +115,10 @@ def _is_commit(line: Line) -> bool:
 
 
 def _is_hidden(line: Line) -> bool:
-    return line["event"] in HIDDEN or str(line["event"]).startswith("snapshot_")
+    return row(line["event"]).level is Level.HIDDEN
 
 
-class Known(dict[str, Any]):
+class _Known(dict[str, Any]):
     """The fields of a line, for a sentence that may name one which the line does not have."""
 
     def __missing__(self, key: str) -> str:
@@ -210,12 +128,12 @@ class Known(dict[str, Any]):
 def moment(line: Line, said: str = "") -> StoryMoment:
     """A line in words. said: the sentence, if it is not that of the line's event."""
     event = str(line["event"])
-    known = Known(line)
+    known = _Known(line)
     if isinstance(line.get("members"), list):
         known["members"] = ", ".join(map(str, line["members"])) or "nobody"
     if isinstance(line.get("slots"), Mapping):
         known["slots"] = ", ".join(f"{count} on {node}" for node, count in sorted(line["slots"].items())) or "no slot"
     words = event.replace("_", " ") + (f", {line['worker_id']}" if line["worker_id"] else "")
-    text = said or SENTENCES.get(event, words.replace("{", "{{").replace("}", "}}")).format_map(known)
+    text = said or (row(event).said or words.replace("{", "{{").replace("}", "}}")).format_map(known)
     because = "; ".join(str(line[key]) for key in ("because", "level") if line.get(key))
     return StoryMoment(line, text, because)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.records.alerts import Alerts
+from elastic.records.events.alerts import Alerts
 from elastic.records.journal import Journal, journal_path
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from elastic import cli
 from elastic.checkpoints.settings import Settings
-from elastic.records import problems
-from elastic.records.alerts import Alerts
+from elastic.records.events import problems
+from elastic.records.events.alerts import Alerts
+from elastic.records.events.problems import Problem
 from elastic.records.journal import Journal, journal_path
-from elastic.records.problems import Problem
 
 
 @pytest.fixture
