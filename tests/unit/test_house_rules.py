@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
@@ -299,6 +300,16 @@ def test_the_runtime_uses_of_the_control_plane_only_what_is_listed() -> None:
     ]
     used = {name for module in workers for name in IMPORTS[module]}
     assert {name for name in used if below(name, ["elastic"]) and not below(name, RUNTIME_MAY_USE)} == set()
+
+
+def test_a_worker_starts_without_the_table_of_events() -> None:
+    workers = [
+        module for module in PRODUCT if below(module, ["runtime"]) and not below(module, ["runtime.frontends.torchrun"])
+    ]
+    used = {name for module in workers for name in IMPORTS[module] if below(name, ["elastic"])} & PRODUCT.keys()
+    program = f"import sys, {', '.join(sorted(used))}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert [name for name in done.stdout.split() if below(name, ["elastic.records.events"])] == []
 
 
 def test_etcd3_is_imported_in_one_place() -> None:

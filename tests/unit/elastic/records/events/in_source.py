@@ -227,8 +227,8 @@ def writers() -> tuple[Writer, ...]:
 def _parameter(name: str, of: Function) -> tuple[int | None, str]:
     """Its place in a call, None: it is given by its name; and the text that it is if it is not given."""
     positional = [one.arg for one in of.args.args if one.arg != "self"]
-    values = [*zip(reversed(positional), reversed(of.args.defaults), strict=False)]
-    values += zip((one.arg for one in of.args.kwonlyargs), of.args.kw_defaults, strict=True)
+    values: list[tuple[str, ast.expr | None]] = [*zip(reversed(positional), reversed(of.args.defaults), strict=False)]
+    values += [(one.arg, value) for one, value in zip(of.args.kwonlyargs, of.args.kw_defaults, strict=True)]
     default = next((value.value for one, value in values if one == name and isinstance(value, ast.Constant)), "")
     return positional.index(name) if name in positional else None, str(default)
 

@@ -112,6 +112,12 @@ def test_every_sentence_can_be_told_of_a_line_that_lacks_its_fields() -> None:
         assert story.moment(lines((event, 1, "a.0.0", {}))[0]).said
 
 
+def test_a_snapshot_that_failed_is_in_the_story_of_its_worker_and_others_are_not() -> None:
+    failed = ("snapshot_failed", 1, "a.0.0", {"because": "no room"})
+    told = story.of_worker(lines(("snapshot_complete", 1, "a.0.0", {"step": 3}), failed), "a.0.0")
+    assert [(moment.said, moment.because) for moment in told] == [("snapshot failed, a.0.0", "no room")]
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """A directory with that job in it, of one agent."""
