@@ -84,9 +84,9 @@ class Journal:
         """Log an event, as of the module that writes it."""
         level = self._logged or 0
         if level == logging.INFO:
-            from elastic.records.events.table import is_warning  # which only daemons need
+            from elastic.records.events.table import row  # which only daemons need
 
-            level = logging.WARNING if is_warning(event) else level
+            level = logging.WARNING if row(event).warns else level
         log = logging.getLogger(sys._getframe(2).f_globals["__name__"])
         if log.isEnabledFor(level):
             about = {"job": self._base["job"], "generation": generation}

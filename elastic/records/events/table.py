@@ -50,14 +50,6 @@ class JournalEvent:
     """The metrics that are computed from it."""
 
     @property
-    def always(self) -> frozenset[str]:
-        return frozenset(name for name in self.fields.split() if not name.endswith("?"))
-
-    @property
-    def perhaps(self) -> frozenset[str]:
-        return frozenset(name[:-1] for name in self.fields.split() if name.endswith("?"))
-
-    @property
     def on_page(self) -> bool:
         """Whether the page of the dashboard shows it as a sentence."""
         return self.level not in (Level.HIDDEN, Level.PLAIN)
@@ -458,8 +450,3 @@ _UNKNOWN = JournalEvent("", "", "", "")
 def row(name: object) -> JournalEvent:
     """The row of an event; for an event of another version of the product, one that says nothing."""
     return TABLE.get(str(name), _UNKNOWN)
-
-
-def is_warning(name: str) -> bool:
-    """Whether the log of a daemon has the event as a warning."""
-    return row(name).warns

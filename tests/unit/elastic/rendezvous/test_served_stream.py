@@ -32,7 +32,7 @@ class _Brief:
             stream.post(pb.LeaderOrder())
         self._served += 1
         ending = asyncio.create_task(_end(stream, turns=self._served % 9))
-        await serve(context, stream, _hear(words), lambda: None, self._journal, "agent")
+        await serve(context, stream, _hear(words), lambda: None, self._journal)
         await ending
 
 
