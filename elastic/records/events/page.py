@@ -106,11 +106,10 @@ FIELDS: Mapping[str, str] = {
     "term": "term of the leader: a later leader has a higher one",
     "times": "how often: refusals that the line stands for, failed attempts in a row",
     "total": "number of steps of the job",
-    "version": "version of the program",
     "wait_s": "seconds until the next attempt",
     "wanted": "the value that the file asks for",
     "words": "the traceback, or the last lines of output",
-    "workers": "number of workers; of `agent_took_over` and `dropped_unreachable` their ids",
+    "workers": "number of workers; of `dropped_unreachable` their ids",
     "world": "number of ranks",
 }
 """Field -> what it holds, in all events that have it."""

@@ -238,7 +238,6 @@ ROWS = (
         "attends", HIDDEN),
     _agent("job_over", "exit_code because", "", "The leader has said that the job is over"),
     _agent("agent_signalled", "signal", "", "The agent is asked to end: its node leaves the job"),
-    _agent("agent_took_over", "version workers", "", "A new program goes on as this agent, with these workers"),
     # Agents: notices that the machine goes
     _agent("node_leaves", "seconds_left because", "node {node} has to go within {seconds_left} s",
         "Its workers leave between two steps", WARN, instant=True, console="node {node} has to go within "
@@ -257,13 +256,6 @@ ROWS = (
         "of its end only when it comes", warns=True, console="node {node} cannot read the notices of {source}, and "
         "goes on asking: {because}"),
     _both("node_empty", "", "no worker is on node {node} any more", "The provider is told, if it wants to know", INFO),
-    # Agents and daemons: another program takes over
-    _both("handover", "version caller peer", "", "The program was asked to start its successor, which has passed its "
-        "trial"),
-    _both("handover_refused", "because", "", "The program was asked to start its successor, and goes on as before",
-        warns=True),
-    _both("handover_not_answered", "because", "", "The answer to a request for a takeover could not be written",
-        warns=True),
 
     # Leader: members
     _leader("announced", "entered", "{worker_id} says that it is there"),
@@ -356,6 +348,8 @@ ROWS = (
     _replica("stop_asked", "because caller peer", "{caller} stops it", "", WARN, instant=True),
     _replica("cordoned", "over because caller peer", "{caller} wants node {node} empty, of all jobs",
         "One line for each job on the node", WARN),
+    _replica("agent_end_asked", "caller peer", "", "The daemon of the node shall end and be started again, as "
+        "another version"),
     _replica("quota_changed", "owner slots caller peer", "", "The owner's jobs get at most so many slots"),
     _replica("placed", "began slots", "the fleet gives it {slots}", "", INFO),
     _replica("preempted", "because", "it has to leave, with a checkpoint: {because}"),
@@ -384,7 +378,8 @@ ROWS = (
     # Daemons: nodes of a fleet
     _daemon("daemon_started", "address slots jobs_dir metrics?", "", "`elastic agent` of a fleet has begun on this "
         "node"),
-    _daemon("daemon_took_over", "version jobs", "", "A new program goes on as this daemon, with these jobs"),
+    _daemon("daemon_told_to_end", "jobs", "", "The fleet's leader has asked for the end of this daemon, which `elastic "
+        "upgrade` wants to have started again"),
     _daemon("daemon_signalled", "signal leaves jobs?", "", "The daemon is asked to end"),
     _daemon("attending_fleet", "term address", "", "The daemon attends the fleet's leader at this address"),
     _daemon("no_fleet_leader", "because", "", "The daemon finds no leader of the fleet; its jobs go on. See whether "

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[5]
 IN_EVERY_LINE = frozenset({"t_mono_ns", "t_wall", "job", "generation", "worker_id", "node", "pid", "who", "event"})
 
-OTHERS = {ROOT / "elastic" / "preemption" / "kubernetes_api.py", ROOT / "runtime" / "restart" / "script_timers.py"}
+OTHERS = {ROOT / "elastic/preemption/kubernetes_api.py", ROOT / "runtime/frontends/restart/script_timers.py"}
 """Modules in which an `event` is of Kubernetes, or of torch."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -82,7 +82,7 @@ FIRST = (
     Writer("note", 0, receivers=("session", "_session")),
     Writer("Note", 0, about=1),
     Writer("_line", 0, module=ROOT / "elastic" / "records" / "journal.py", about=1),
-    Writer("_note", 0, module=ROOT / "runtime" / "checkpoint" / "saver.py"),  # which is given Session.note
+    Writer("_note", 0, module=ROOT / "runtime" / "recovery" / "checkpoint" / "saver.py"),  # which is given Session.note
 )
 
 
