@@ -1,4 +1,4 @@
-"""Notes the state of a script step by step for `elastic doctor --exact`, and ends the script after some steps.
+"""Notes the state of a script step by step for `elastic doctor`, and ends the script after some steps.
 
 Code after the loop does not run: it might overwrite a trained model with one of a few steps.
 """
@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from elastic.agent.worker.examination import Examination
+from elastic.errors import ElasticError
 from elastic.records.ledger import plain
 from runtime.guards.unregistered import CONTAINER_MAX, DEPTH_MAX, ELEMENTS
 from runtime.recovery.state.encoding import to_blob
 from runtime.recovery.state.training_state import Carrier
-from runtime.script_end import exit_now
+from runtime.script_end import exit_now, raised_at
 from runtime.script_files import is_library
 from runtime.session import StepRecord
 
@@ -35,6 +36,9 @@ class Examiner:
         self._steps = examination.steps
         self.at = examination.at
         """The step before which a checkpoint is taken; -1: none."""
+        self.whole_epochs = examination.whole_epochs
+        self.sizes: list[tuple[str, str, int, int]] = []
+        """With logical ranks: what the script has changed in the step before (runtime/frontends/ddp/frames/limits.py)."""
         self._carrier = carrier
         self._before: StepRecord | None = None
         if examination.deterministic:
@@ -55,11 +59,22 @@ class Examiner:
             "samples": self._before.samples if self._before is not None else [],
             "generators": {name: _state_of(generator) for name, generator in _generators(frame)},
             "variables": dict(_variables(frame, self._registered())),
+            "sizes": self.sizes,
         }
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self._write(line)
         if step >= self._steps:
             exit_now(0)
+
+    def failed(self, error: BaseException) -> None:
+        """Note how the script fails, and where: "" if the error comes from no line of the script."""
+        place, ours = raised_at(error), isinstance(error, ElasticError)
+        if is_library(place.rpartition(":")[0]):
+            place = ""
+        self._write({"raised": type(error).__name__, "ours": ours, "message": str(error), "place": place})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _registered(self) -> set[int]:
         """Ids of the registered modules, their parts and their tensors."""

@@ -354,6 +354,8 @@ class Job(Collectives):
         if self._closed:
             return
         self._detach()
+        if self._training.examiner is not None:
+            self._training.examiner.failed(error)
         self._session.failed(error, self._training.next_step, self._training.running)
 
     def _detach(self) -> None:

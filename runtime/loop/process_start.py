@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from elastic.agent.worker import held_signals
-from elastic.agent.worker.environment import AGENT_SOCKET, DEVICE, RING, SLOT, THREADS, WorkerEnvironment
+from elastic.agent.worker.environment import AGENT_SOCKET, DEVICE, RANKS, RING, SLOT, THREADS, WorkerEnvironment
 from elastic.agent.worker.examination import Examination
 from elastic.config import RingKind
 from elastic.errors import ConfigError
@@ -51,10 +51,15 @@ def session(threads: int, device: torch.device) -> Session:
     if examination is not None and examination.apart:
         return IsolatedSession()
     if examination is not None and examination.recording:
-        from runtime.worker.recorded_join import Joining, Recording
+        from runtime.worker.recorded_join import Joining, Recording, Succeeding
 
         path = Path(examination.recording)
-        return Joining(path, sums_on) if examination.joins else Recording(path, examination.at, sums_on)
+        newcomer = Succeeding if os.environ.get(RANKS, "0") != "0" else Joining
+        return newcomer(path, sums_on) if examination.joins else Recording(path, examination.at, sums_on)
+    if examination is not None and examination.backwards:
+        from runtime.worker.recorded_join import Backwards
+
+        return Backwards(sums_on)
     return SingleSession(sums_on)
 
 

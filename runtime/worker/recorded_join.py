@@ -1,34 +1,40 @@
-"""A job of one that keeps a pass for a newcomer, and a newcomer that enters it.
+"""Jobs of one for `elastic doctor`: one that keeps a pass for a newcomer, a newcomer that enters it, and one that
+computes shards in another order.
 
-`elastic doctor --exact` uses it: a script whose bits then differ from those of a plain job of one has values that no
-newcomer gets, because they are neither registered nor in job.state.
+A script whose bits then differ from those of a plain job of one has values that no newcomer gets, or that go on from
+shard to shard.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.serialization import load, save  # torch.save and torch.load are replaced in a script with logical ranks
 
-from runtime.allreduce.reduction.partial_sum import Partial
+from elastic.errors import Disagree
+from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import parse_op, parse_result
-from runtime.session import JoinMeta, Op, OpKind
+from runtime.session import HomeRank, JoinMeta, Op, OpKind
 from runtime.worker.donor import op_json, result_json
 from runtime.worker.single import SingleSession
 
 
 class Recording(SingleSession):
-    """Session (see runtime/session.py). Writes what a newcomer gets that enters in the first pass of step `at`."""
+    """Session (see runtime/session.py). Writes what a newcomer gets that enters in the first pass of step `at`, and, to
+    `said_file`, what this member brings to calls of all workers from then until the first pass of the next step."""
 
     def __init__(self, path: Path, at: int, device: torch.device) -> None:
         super().__init__(device)
         self._path = path
         self._at = at
         self._kept: dict[str, Any] | None = None
+        self._said: list[list[Json]] | None = None
 
     def attach(self, carrier: Carrier) -> None:
         self._carrier = carrier
@@ -42,13 +48,23 @@ class Recording(SingleSession):
             header, blobs = self._carrier.capture()
             state = (header, [blob.clone() for blob in blobs])
             self._kept = {"meta": asdict(self._meta), "about": op_json(op), "state": state}
+        elif op.kind is OpKind.PASS and op.step > self._at:
+            self._said = None
 
     def finish(self) -> Partial | None:
-        result = super().finish()
+        op, result = self._op, super().finish()
         if result is not None and self._kept is not None:
-            torch.save({**self._kept, "result": result_json(result)}, self._path)
-            self._kept = None
+            save({**self._kept, "result": result_json(result)}, self._path)
+            self._kept, self._said = None, []
+        elif result is not None and op is not None and op.kind is OpKind.ALLREDUCE and self._said is not None:
+            self._said.append([op.label, result.note])
+            said_file(self._path).write_text(json.dumps(self._said))
         return result
+
+
+def said_file(path: Path) -> Path:
+    """The file beside that of Recording: [label, note of the result] of each such call, in order."""
+    return path.with_name(f"{path.name}.said")
 
 
 class Joining(SingleSession):
@@ -62,7 +78,7 @@ class Joining(SingleSession):
         """path: the file that Recording has written."""
         super().__init__(device)
         self.joining = True
-        self._given: dict[str, Any] = torch.load(path, weights_only=True)
+        self._given: dict[str, Any] = load(path, weights_only=True)
 
     def attach(self, carrier: Carrier) -> None:
         self._carrier = carrier
@@ -79,3 +95,40 @@ class Joining(SingleSession):
         result.flats = {name: flat.to(self.sums_on) for name, flat in result.flats.items()}
         self.joining = False
         return parse_op(self._given["about"]), result
+
+
+class Succeeding(Joining):
+    """Session (see runtime/session.py) of a newcomer with logical ranks. The member that it has copied from goes on to
+    the first pass of the next step, and is lost there: this worker is rank 0 from then on."""
+
+    worker_id = "alone.1.0"
+    home = HomeRank(1, 0, 1)
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        super().__init__(path, device)
+        said = said_file(path)
+        self._said: list[list[Json]] = json.loads(said.read_text()) if said.exists() else []
+        self._entered = parse_op(self._given["about"]).step
+
+    def begin(self, op: Op, *args: Any, **kwargs: Any) -> None:
+        super().begin(op, *args, **kwargs)
+        if op.kind is OpKind.PASS and op.step > self._entered:
+            self.rank, self.world_size, self._said = 0, 1, []
+
+    def finish(self) -> Partial | None:
+        op, result = self._op, super().finish()
+        if result is not None and op is not None and op.kind is OpKind.ALLREDUCE and self._said:
+            label, note = self._said.pop(0)
+            if label != op.label:
+                raise Disagree(
+                    f"this newcomer called {op.label} where the member that it has copied from called {label}"
+                )
+            result.note = {**cast(dict[str, Json], note), **cast(dict[str, Json], result.note)}
+        return result
+
+
+class Backwards(SingleSession):
+    """Session (see runtime/session.py) of a job of one that computes the shards of a pass in the opposite order."""
+
+    def next_unit(self) -> int | None:
+        return self._todo.pop() if self._todo else None

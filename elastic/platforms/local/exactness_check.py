@@ -8,28 +8,17 @@ interruptions, or on who joins.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from elastic.agent.worker.environment import AGENT_SOCKET
-from elastic.agent.worker.examination import MIDDLE, Examination
-from elastic.checkpoints.series import Series
-from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
+from elastic.platforms.local.examined_runs import Line, ScriptRuns
 
-Line = dict[str, Any]
-
-OUTPUT_SHOWN_CHARACTERS = 2000
 _HOW = {"resumed": " when it went on from a checkpoint", "joins": " when it entered as a newcomer"}
 _KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -73,11 +62,12 @@ class ExactnessReport:
                 yield f"  {'same bits' if check.tried else 'too short'}  {check.name}"
             else:
                 yield f"  DIFFERENT  {check.name}"
-                yield from _indented(check.difference)
+                yield from indented(check.difference)
         yield "exact" if self.exact else "not exact"
 
 
-def _indented(difference: Difference) -> Iterator[str]:
+def indented(difference: Difference) -> Iterator[str]:
+    """The lines of a report that tell of it."""
     where = "before the first step" if difference.step is None else f"first in step {difference.step}"
     for text in (f"{where}: {difference.what}", difference.because):
         yield textwrap.fill(text, 100, initial_indent=" " * 13, subsequent_indent=" " * 13)
@@ -88,12 +78,12 @@ def examine(command: Sequence[str], steps: int) -> ExactnessReport:
     with TemporaryDirectory(prefix="elastic-doctor-") as directory:
         runs = _Runs(tuple(command), steps, Path(directory))
         once, again = runs.lines("once"), runs.lines("again")
-        alike = _first_difference(once, again)
+        alike = first_difference(once, again)
         if alike is not None:
             alike = _explained_alike(alike, once, again, runs)
         checks = [Check("two runs, alike", alike)]
         if alike is None:
-            apart = _first_difference(once, runs.lines("apart"))
+            apart = first_difference(once, runs.lines("apart"))
             if apart is not None:
                 apart = _explained_apart(apart, once)
             checks.append(Check("each shard in a process of its own", apart))
@@ -105,79 +95,29 @@ def examine(command: Sequence[str], steps: int) -> ExactnessReport:
     return ExactnessReport(once[-1]["step"], once[0]["shards"] or 1, tuple(checks))
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    command: tuple[str, ...]
-    steps: int
-    directory: Path
-
-    @property
-    def at(self) -> int:
-        """The step before which others enter; 0: there are too few for that."""
-        return min(MIDDLE, self.steps - 1)
-
+class _Runs(ScriptRuns):
     def lines(self, name: str) -> list[Line]:
         """What the script's process has noted. name: once, again, apart, and, when `once` has run, resumed and joins.
 
         Raises ConfigError.
         """
-        path, recording = self.directory / f"{name}.jsonl", str(self.directory / "recording")
-        examination = Examination(path=str(path), steps=self.steps, apart=name == "apart")
-        if name == "once" and self.at:
-            examination = replace(examination, at=self.at, recording=recording)
-        elif name == "joins":
-            examination = replace(examination, joins=True, recording=recording)
-        ended = self._run(name, examination)
-        if ended.returncode != 0:
-            sys.stderr.write(ended.stderr[-OUTPUT_SHOWN_CHARACTERS:])
-            how = _HOW.get(name, "")
-            raise ConfigError(
-                f"the script failed with exit code {ended.returncode}{how}; the end of its output is above"
-            )
-        if not path.exists():
+        ended = self.run(name, self.examination(name, apart=name == "apart"))
+        if ended.exit_code != 0:
+            raise ended.failure(_HOW.get(name, ""))
+        if not ended.lines:
             raise ConfigError("the script ended without a step; it has to call elastic.join() and job.steps()")
-        return [json.loads(text) for text in path.read_text().splitlines()]
+        return ended.lines
 
     def nondeterministic_kernels(self) -> list[str]:
         """Operations of which torch warns."""
-        path = str(self.directory / "kernels.jsonl")
-        ended = self._run("kernels", Examination(path=path, steps=self.steps, deterministic=True))
-        return sorted(set(_KERNEL.findall(ended.stderr)))
-
-    def _run(self, name: str, examination: Examination) -> subprocess.CompletedProcess[str]:
-        settings = Settings(root=self._checkpoints(name))
-        if name == "resumed":
-            settings = Settings(root=self._checkpoints("once"), resume=self._entry())
-        own = settings.to_environment()
-        environment = {**os.environ, **examination.to_environment(), **own}
-        environment.pop(AGENT_SOCKET, None)
-        return subprocess.run(
-            self.command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-        )
-
-    def _checkpoints(self, name: str) -> str:
-        return str(self.directory / f"{name}-checkpoints")
-
-    def _entry(self) -> str:
-        """The name of the checkpoint that the run `once` has written. Raises ConfigError if there is none."""
-        names = Series(storage_at(self._checkpoints("once"))).names()
-        if not names:
-            raise ConfigError(
-                f"no checkpoint of the script could be written to {self.directory}; is there room? TMPDIR=DIRECTORY "
-                "takes another place"
-            )
-        return str(names[0])
+        ended = self.run("kernels", self.examination("kernels", deterministic=True))
+        return sorted(set(_KERNEL.findall(ended.errors)))
 
 
 def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int, how: str) -> Difference | None:
     """Between a run and another that has entered it before step `at`. What a newcomer has in that step is overwritten,
     and nobody who enters knows what was logged before. how: as in _Runs.lines."""
-    first = at if how == "resumed" else at + 1
-    one, other = ([line for line in lines if line["step"] >= first] for lines in (once, late))
-    if how == "resumed":
-        nothing: Line = {"scalars": {}, "samples": []}
-        one[:1], other[:1] = ([{**line, **nothing} for line in lines[:1]] for lines in (one, other))
-    found = _first_difference(one, other)
+    found = late_difference(once, late, at, how)
     if found is None:
         return None
     if how == "resumed" and found.step == at - 1:
@@ -186,7 +126,7 @@ def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], 
             "the checkpoint holds: do it behind the steps of the epoch before, or only if job.state does not know of it"
         )
         return Difference(at, found.what, because)
-    generators, variables = (_moved(field, once, again, late, at) for field in ("generators", "variables"))
+    generators, variables = (moved(field, once, again, late, at) for field in ("generators", "variables"))
     if generators:
         because = (
             f"the generator `{generators[0]}` begins anew in each process: use those of torch, numpy and random, which "
@@ -205,13 +145,23 @@ def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], 
     return Difference(found.step, found.what, because)
 
 
-def _moved(field: str, once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int) -> list[str]:
-    """Names that two runs have alike when that step begins, and the one that has entered there has not."""
+def late_difference(once: Sequence[Line], late: Sequence[Line], at: int, how: str) -> Difference | None:
+    """As `_entered`, without a reason."""
+    first = at if how == "resumed" else at + 1
+    one, other = ([line for line in lines if line["step"] >= first] for lines in (once, late))
+    if how == "resumed":
+        nothing: Line = {"scalars": {}, "samples": []}
+        one[:1], other[:1] = ([{**line, **nothing} for line in lines[:1]] for lines in (one, other))
+    return first_difference(one, other)
+
+
+def moved(field: str, once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int) -> list[str]:
+    """Names that two runs have alike when that step begins, and a third one has not."""
     a, b, c = (next(line for line in lines if line["step"] == at)[field] for lines in (once, again, late))
     return [name for name, value in a.items() if b.get(name) == value and c.get(name, value) != value]
 
 
-def _first_difference(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
+def first_difference(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
     """A line is of the moment in which its step begins, so what differs there has differed since the step before."""
     for a, b in zip(one, other, strict=False):
         step = a["step"] - 1 if a["step"] else None

@@ -12,6 +12,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from elastic.agent.worker.environment import AGENT_SOCKET, RANKS, RESTART
+from elastic.agent.worker.examination import Examination
 from elastic.errors import ConfigError
 from runtime.data.loader import check_count
 from runtime.data.random_state import seed_all
@@ -29,11 +30,12 @@ def enable(ranks: int | None = None) -> None:
     torchrun. Call it before anything is made of torch.
 
     ranks: the WORLD_SIZE that the script sees for ever, however many workers there are; None: as `elastic run --ranks`
-    says. In a process that was not started by `elastic run`, in one of `elastic run --restart`, and in a second call,
-    nothing is done. Raises ConfigError if nothing says how many ranks there are, or if two say it differently.
+    or `elastic doctor --ranks` says. In a process that was not started by one of these two, in one of `elastic run
+    --restart`, and in a second call, nothing is done. Raises ConfigError if nothing says how many ranks there are, or if two say it differently.
     """
     told = int(os.environ.get(RANKS) or "0") or None
-    if not os.environ.get(AGENT_SOCKET) or os.environ.get(RESTART) == "1":
+    examined = told is not None and Examination.from_environment(os.environ) is not None
+    if not (os.environ.get(AGENT_SOCKET) or examined) or os.environ.get(RESTART) == "1":
         return
     if ranks is not None:
         check_count("ddp.enable(ranks=)", ranks)

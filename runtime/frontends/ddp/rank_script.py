@@ -20,13 +20,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from elastic.agent.worker.examination import EPOCH_STEPS
 from elastic.errors import ConfigError, JoinMissed
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues, total
+from runtime.frontends.ddp.frames.limits import SizeWatch
 from runtime.frontends.ddp.frames.loop_shape import (
     CountingLoop,
+    asked_by_head,
     asked_in_loop,
     counting_loop,
     inside,
@@ -157,6 +160,7 @@ class RankScript:
         """Plain values as they were when the first batch of the pass in progress was handed out."""
         self._at_forward = FrameValues(self.frames)
         """Plain values as they were when a model saw that batch."""
+        self._sizes = SizeWatch(self.frames)
 
     @classmethod
     def current(cls) -> RankScript | None:
@@ -293,6 +297,8 @@ class RankScript:
         if not self._position.copied:
             self._position.values = self._counters.of(values, self._values)
             self._position.stale = self.objects.stale()
+        if self.training.examiner is not None:
+            self.training.examiner.sizes = self._sizes.step(self._copies)
         try:
             next(self._steps)
         except StopIteration:
@@ -436,7 +442,7 @@ class RankScript:
         if not self._stepped and self._weight_versions != self.objects.versions_of_weights():
             raise mistakes.changed_by_hand()
         source.end_step()
-        if source.left:
+        if source.left and not self._ends_early():
             return self._offer(source, source.first)
         self._steps.running.ended = True
         self._end_epoch()
@@ -447,6 +453,14 @@ class RankScript:
                 raise SystemExit(0) from None
             raise
         raise AssertionError("an epoch that has ended has no further step")
+
+    def _ends_early(self) -> bool:
+        """Whether this epoch ends behind this step in an examination, which is to see several epochs in few steps."""
+        training = self.training
+        if training.examiner is None or training.examiner.whole_epochs:
+            return False
+        steps = training.next_step + 1 - training.epoch_start
+        return steps >= EPOCH_STEPS and asked_by_head(self.frames.standing()[::-1])
 
     def _end_epoch(self) -> None:
         """The script has left its loop: by `break`, or because the epoch has no more batches."""

@@ -80,6 +80,13 @@ def loop_around(frames: Iterable[FrameType]) -> tuple[CodeType, Loop] | None:
     return next(((frame.f_code, loop) for frame in frames for loop in _around(frame)), None)
 
 
+def asked_by_head(frames: Iterable[FrameType]) -> bool:
+    """Whether the head of a `for` asks here, which an end of the items ends without an error. frames: innermost
+    first."""
+    frame = next(iter(frames), None)
+    return frame is not None and any(_asks(loop, frame) for loop in _around(frame))
+
+
 def asked_in_loop(frames: Iterable[FrameType]) -> bool:
     """Whether a `for` or a loop with next() asks here, so that its body has each item; no list(), sum() or
     comprehension. frames: innermost first."""
@@ -87,8 +94,7 @@ def asked_in_loop(frames: Iterable[FrameType]) -> bool:
     if frame is None or not linecache.getlines(frame.f_code.co_filename):
         return True
     return any(
-        (isinstance(loop, ast.For) and frame.f_lineno <= (loop.iter.end_lineno or loop.lineno))
-        or any(isinstance(node, ast.Name) and node.id == "next" for node in ast.walk(loop))
+        _asks(loop, frame) or any(isinstance(node, ast.Name) and node.id == "next" for node in ast.walk(loop))
         for loop in _around(frame)
     )
 
@@ -109,6 +115,11 @@ def _around(frame: FrameType) -> list[Loop]:
     line, first = frame.f_lineno, frame.f_code.co_firstlineno
     around = [loop for loop in _loops(frame.f_code.co_filename) if first <= loop.lineno and _around_line(loop, line)]
     return sorted(around, key=lambda loop: -loop.lineno)
+
+
+def _asks(loop: Loop, frame: FrameType) -> bool:
+    """Whether the frame is in the head of the loop."""
+    return isinstance(loop, ast.For) and frame.f_lineno <= (loop.iter.end_lineno or loop.lineno)
 
 
 def _around_line(loop: Loop, line: int) -> bool:

@@ -82,6 +82,10 @@ class ModelCopies:
         """Whether the script had a copy of a model when its training loop began."""
         return bool(self._names)
 
+    def holds(self, value: object) -> bool:
+        """Whether this very object is a tensor of such a copy."""
+        return any(tensor is value for tensor in self._tensors.values())
+
     def step(self, number: int) -> None:
         """A step begins. Raises ConfigError for a copy that the script has made since its training loop began, and
         changes: that is looked at in steps 1, 2, 4, 8 and so on.

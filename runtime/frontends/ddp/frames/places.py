@@ -66,6 +66,9 @@ class ScriptFrames:
         while below is not None:
             self._outside.add(id(below))
             below = below.f_back
+        self.looked_into: dict[str, int] = {}
+        """How many objects `values` has looked into when it was called last, by the function or file that names them:
+        OBJECTS_MAX at most."""
         self.holders: set[int] = set()
         """Ids of objects that hold averages of the weights: their numbers count too, whatever class they are of."""
         self._modules: dict[ValuePlace, torch.nn.Module] = {}
@@ -110,9 +113,12 @@ class ScriptFrames:
                     yield place.under(key), value
         seen: set[int] = set()
         objects = dict[int, int]()
+        functions = dict[int, str]()
         for place, value in self.names():
             yield place, value
+            functions[place.frame] = place.function
             yield from self._inside(place, value, seen, objects)
+        self.looked_into = {functions[frame]: number for frame, number in objects.items()}
 
     def _inside(
         self, place: ValuePlace, owner: Any, seen: set[int], objects: dict[int, int]
