@@ -16,5 +16,5 @@ world_hooks.py      on_resize and on_drain hooks
 control_scalars.py  scalars in every reduction for a stop, and for wishes for copies of the state
 node_lock.py        job.node_lock
 process_start.py    how this process was started, and on which device it runs
-exactness_probe.py  notes the state step by step for `elastic doctor --exact`
+exactness_probe.py  notes the state step by step for `elastic doctor`
 """

@@ -24,6 +24,6 @@ copy is served, by a thread of its own. They share one lock, `SharedWorkerState.
     copy_window.py      when other threads may read the registered tensors
     single.py           a job of one: the session of a script without an agent
     gpu.py              which GPU this worker has, and which exceptions are the GPU's
-    recorded_join.py    a job of one that enters as a newcomer would, for `elastic doctor --exact`
+    recorded_join.py    jobs of one that enter as a newcomer would, or turn the order round, for `elastic doctor`
     isolated_shards.py  a job of one that computes each shard in a process of its own
 """

@@ -53,12 +53,12 @@ def add(verbs: Any) -> None:
         "       elastic doctor --exact [options] SCRIPT [ARGS...]\n"
         "       elastic doctor --ranks N | --exact [options] -m MODULE [ARGS...]\n"
         "       elastic doctor --rendezvous HOST:PORT,... [--json]",
-        description="With --ranks: run the first steps of a script for torchrun as `elastic run --ranks` would, also as "
-        "a newcomer that joins in the middle; name the line that would be refused, with what to write instead, and any "
-        "difference in the bits. With --exact: run the first steps of a script as a job of one, twice alike, with each shard in a "
-        "process of its own, from a checkpoint in the middle, and as a newcomer that enters there; name the first "
-        "parameter that differs, and the likely reason. With --rendezvous: examine a fleet, and print a line for each "
-        "thing that is in order or to be done.",
+        description="With --ranks: run the first steps of a script for torchrun as `elastic run --ranks` does, also as "
+        "a newcomer that joins in the middle; name the line that is refused, with what to write instead, and the first "
+        "parameter that differs. With --exact: run the first steps of a script as a job of one, twice alike, with each "
+        "shard in a process of its own, from a checkpoint in the middle, and as a newcomer that enters there; name the "
+        "first parameter that differs, and the likely reason. With --rendezvous: examine a fleet, and print a line for "
+        "each thing that is in order or to be done.",
         epilog=EXAMPLES,
     )
     which = doctor.add_mutually_exclusive_group(required=not known_replicas())

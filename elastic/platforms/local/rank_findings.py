@@ -21,18 +21,18 @@ from elastic.platforms.local.exactness_check import (
 from elastic.platforms.local.examined_runs import EndedRun, Line
 
 RULES: Mapping[str, str] = {
-    "ConfigError": "samplers and groups are of N ranks, and what is trained is made before the first batch",
-    "UnknownBatches": "training batches come from a DataLoader with a DistributedSampler, or from elastic.ddp.batches()",
+    "ConfigError": "samplers are for N ranks; what is trained is made before the loop",
+    "UnknownBatches": "training batches are of a DistributedSampler, or of ddp.batches()",
     "ReadAhead": "each batch comes to backward() before the next batch is taken",
-    "MidShardCollective": "no collective between a batch and its backward(), nor in the loop of an evaluation",
+    "MidShardCollective": "no collective before backward(), nor in an evaluation's loop",
     "TwoBackwards": "one backward() that reduces for each batch",
-    "LeftPass": "all ranks leave the loop behind the same step, with all gradients reduced",
+    "LeftPass": "all ranks leave the loop behind the same step, gradients reduced",
     "TooEarly": "optimizer.step() comes behind backward()",
     "StrayGradient": "zero_grad() in each step",
     "StateChanged": "weights and learning rates are the same in each turn of a step",
-    "BufferChanged": "forward() changes no buffers but the statistics of BatchNorm, and in an evaluation none",
-    "NotCarried": "all state can be copied to a newcomer: no SyncBatchNorm, FSDP, LBFGS",
-    "NotInPlace": "no call, loop or value that depends on how many ranks a worker has",
+    "BufferChanged": "forward() changes BatchNorm's buffers only; an evaluation none",
+    "NotCarried": "all state can be copied: no SyncBatchNorm, FSDP, LBFGS",
+    "NotInPlace": "nothing depends on how many ranks a worker has",
     "Disagree": "all workers make the same calls",
     "JoinMissed": "a newcomer comes to the epoch in which the others are",
 }
@@ -42,8 +42,7 @@ BEHIND = "ranks in the opposite order"
 ALIKE = "two runs, alike"
 
 _SIZES = {
-    "list": "a list of {size:,} entries{grows}: newcomers get lists of at most {most:,} entries; from a longer list only "
-    "what a silent turn appends is removed",
+    "list": "a list of {size:,} entries{grows}: newcomers get lists of at most {most:,} entries",
     "dict": "a dict of {size:,} entries: what changes in it is followed up to {most:,} entries",
     "tensor": "a tensor of {size:,} elements: newcomers get tensors of at most {most:,} elements, and averages of the "
     "weights",
@@ -56,7 +55,7 @@ _SIZES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RankRefusal:
     """A run that a guard has stopped. rule: the name of its error. place: FILE:LINE; "" if no line of the script stood
     then. message: what the script did, and what to write instead. run: which run it was."""
 
@@ -94,7 +93,7 @@ class RanksReport:
     ranks: int
     steps: int
     """Steps that the first run has trained."""
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RankRefusal, ...]
     checks: tuple[Check, ...]
     limits: tuple[Limit, ...]
 
@@ -126,7 +125,7 @@ class RanksReport:
     def text(self) -> Iterator[str]:
         yield f"{self.ranks} ranks, {self.steps} steps"
         for name, state in self.rules().items():
-            yield f"  {state:<9}  {name:<18}  {RULES.get(name, '')}".rstrip()
+            yield f"  {state:<9}  {name:<18} {RULES.get(name, '')}".rstrip()
             yield from (line for refusal in self.refusals if refusal.rule == name for line in _told(refusal))
         for check in self.checks:
             state = "DIFFERENT" if check.difference else "same bits" if check.tried else "too short"
@@ -137,7 +136,7 @@ class RanksReport:
         yield "qualifies" if self.qualifies else "does not qualify"
 
 
-def _told(refusal: Refusal) -> Iterator[str]:
+def _told(refusal: RankRefusal) -> Iterator[str]:
     yield " " * 13 + f"{refusal.place or 'at the end of the script'}, {refusal.run}:"
     yield from _wrapped(refusal.message, " " * 13)
 
@@ -148,12 +147,12 @@ def _wrapped(text: str, first: str) -> list[str]:
     )
 
 
-def refusal_of(ended: EndedRun, run: str) -> Refusal | None:
+def refusal_of(ended: EndedRun, run: str) -> RankRefusal | None:
     """None: the run came to its end, or the script has failed by itself."""
     raised = ended.raised
     if raised is None or not raised["ours"]:
         return None
-    return Refusal(raised["raised"], raised["place"], raised["message"], run)
+    return RankRefusal(raised["raised"], raised["place"], raised["message"], run)
 
 
 def failed(ended: EndedRun) -> Difference:
@@ -206,9 +205,8 @@ def by_order(once: Sequence[Line], backwards: Sequence[Line]) -> Difference | No
     if found is None:
         return None
     named = _beyond(once)
-    because = (
-        "a turn finds what the turn before has left in its process, and workers have other ranks each: "
-        f"{named or 'a value that is not undone, such as a numpy array, a set, a cache, the batch of the step before'}"
+    because = "a turn finds what the turn before has left in its process, and workers have other ranks each: " + (
+        f"{named}, see below" if named else "a cache, the batch of the step before, or another value that is not undone"
     )
     return Difference(found.step, found.what, because)
 
@@ -221,7 +219,7 @@ def of_late(once: Sequence[Line], other: Sequence[Line], late: Sequence[Line], a
         return None
     names = moved("variables", once, other, late, at + 1) if at < once[-1]["step"] else []
     if named := _beyond(once):
-        because = f"what is not followed does not go on in another process: {named}"
+        because = f"a newcomer does not get {named}, see below"
     elif names:
         because = (
             f"`{names[0]}` is another one there: it is nothing that a newcomer gets. Count in a number or a short list "
@@ -236,4 +234,5 @@ def of_late(once: Sequence[Line], other: Sequence[Line], late: Sequence[Line], a
 
 
 def _beyond(lines: Sequence[Line]) -> str:
-    return "; ".join(limit.text for limit in limits_of(lines) if limit.beyond)
+    """The names of what is not followed."""
+    return ", ".join(limit.what for limit in limits_of(lines) if limit.beyond)

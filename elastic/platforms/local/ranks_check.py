@@ -19,7 +19,7 @@ from elastic.errors import ConfigError
 from elastic.platforms.local import rank_findings
 from elastic.platforms.local.exactness_check import Check
 from elastic.platforms.local.examined_runs import EndedRun, ScriptRuns
-from elastic.platforms.local.rank_findings import RanksReport, Refusal
+from elastic.platforms.local.rank_findings import RankRefusal, RanksReport
 
 ONCE = "one worker with all ranks"
 RUNS = 4
@@ -39,7 +39,7 @@ class _Examined:
         self._whole = False
         """Epochs are not cut short: the script has too few for that."""
         self._begun = 0
-        self._refusals: list[Refusal] = []
+        self._refusals: list[RankRefusal] = []
         self._checks: list[Check] = []
 
     def report(self) -> RanksReport:

@@ -30,8 +30,9 @@ def enable(ranks: int | None = None) -> None:
     torchrun. Call it before anything is made of torch.
 
     ranks: the WORLD_SIZE that the script sees for ever, however many workers there are; None: as `elastic run --ranks`
-    or `elastic doctor --ranks` says. In a process that was not started by one of these two, in one of `elastic run
-    --restart`, and in a second call, nothing is done. Raises ConfigError if nothing says how many ranks there are, or if two say it differently.
+    or `elastic doctor --ranks` says. In a process that neither of the two has started, in one of `elastic run
+    --restart`, and in a second call, nothing is done. Raises ConfigError if nothing says how many ranks there are, or
+    if two say it differently.
     """
     told = int(os.environ.get(RANKS) or "0") or None
     examined = told is not None and Examination.from_environment(os.environ) is not None

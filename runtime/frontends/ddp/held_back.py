@@ -70,9 +70,12 @@ def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, 
 
 
 def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
-    """An examination writes no file: the next run would take a snapshot of a few steps for a real one. A newcomer that passes by old epochs would overwrite good files with weights that it has not got yet. A script
-    that finds a snapshot of its own begins behind it, so a file that is saved between two epochs asks for a checkpoint
-    of the next epoch's beginning: the newest one must not be older than the snapshot."""
+    """An examination writes no file: the next run would take a snapshot of a few steps for a real one.
+
+    A newcomer that passes by old epochs would overwrite good files with weights that it has not got yet. A script that
+    finds a snapshot of its own begins behind it, so a file that is saved between two epochs asks for a checkpoint of
+    the next epoch's beginning: the newest one must not be older than the snapshot.
+    """
     file = args[1] if len(args) > 1 else kwargs.get("f")
     if script.training.examiner is not None and isinstance(file, str | os.PathLike):
         return

@@ -1,5 +1,5 @@
-"""How large the things are that a script changes while it trains, where a size decides whether they are followed: undone
-after silent turns, and given to newcomers. `elastic doctor --ranks` shows those which come near."""
+"""How large is what a script changes while it trains, where the size decides whether it is followed: undone after
+silent turns, and given to newcomers. `elastic doctor --ranks` shows what comes near to its limit."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, ExitCode
 from elastic.platforms.local import exactness_check
 from elastic.platforms.local.exactness_check import Check, Difference, ExactnessReport
+from elastic.platforms.local.examined_runs import EndedRun
 from runtime.loop.job import Job
 from runtime.loop.sinks.json_lines import JsonLines
 from runtime.session import Session
@@ -383,8 +383,7 @@ def test_what_cannot_be_examined_is_bad_input(
 
 
 def test_the_run_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = subprocess.CompletedProcess(["train.py"], 3, "", "")
-    monkeypatch.setattr(exactness_check._Runs, "_run", lambda self, name, examination: ended)
+    monkeypatch.setattr(exactness_check._Runs, "run", lambda self, name, examination: EndedRun(3, [], None, ""))
     with pytest.raises(ConfigError, match="exit code 3 when it entered as a newcomer"):
         exactness_check._Runs(("train.py",), 6, tmp_path).lines("joins")
 
