@@ -104,7 +104,7 @@ def test_a_script_that_breaks_a_rule_is_refused_at_its_line(
     code, found = examined(tmp_path, str(script), "3")
     assert (code, found["qualifies"]) == (1, False)
     (refusal,) = found["refusals"]
-    assert (refusal["rule"], refusal["place"]) == (rule, f"{script}:{line + further}")
+    assert (refusal["rule"], refusal["place"]) == (rule, f"{script.name}:{line + further}")
     assert words in refusal["message"]
     assert {"refused", "open"} == {state["state"] for state in found["rules"]}
 

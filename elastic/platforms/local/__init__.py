@@ -1,4 +1,4 @@
-"""Whole jobs on this machine: `elastic run`, `elastic doctor --exact`, and elastic.launch() of a function.
+"""Whole jobs on this machine: `elastic run`, `elastic doctor --exact` and `--ranks`, elastic.launch().
 
 job_run.py          one run: etcd, the rendezvous, an agent, what a person sees, and nothing left behind
 reruns.py           all runs of one command, as long as each gets further

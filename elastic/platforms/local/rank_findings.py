@@ -124,9 +124,13 @@ class RanksReport:
 
     def text(self) -> Iterator[str]:
         yield f"{self.ranks} ranks, {self.steps} steps"
-        for name, state in self.rules().items():
-            yield f"  {state:<9}  {name:<18} {RULES.get(name, '')}".rstrip()
+        rules = self.rules()
+        for name, state in rules.items():
+            if state != "open":
+                yield f"  {state:<9}  {name:<18} {RULES.get(name, '')}".rstrip()
             yield from (line for refusal in self.refusals if refusal.rule == name for line in _told(refusal))
+        if left := list(rules.values()).count("open"):
+            yield f"  {'open':<9}  {left} other rules: a run that is refused ends there"
         for check in self.checks:
             state = "DIFFERENT" if check.difference else "same bits" if check.tried else "too short"
             yield f"  {state}  {check.name}"
@@ -147,12 +151,14 @@ def _wrapped(text: str, first: str) -> list[str]:
     )
 
 
-def refusal_of(ended: EndedRun, run: str) -> RankRefusal | None:
-    """None: the run came to its end, or the script has failed by itself."""
+def refusal_of(ended: EndedRun, run: str, directory: str) -> RankRefusal | None:
+    """None: the run came to its end, or the script has failed by itself. directory: in which the script was started;
+    files below it are named without it."""
     raised = ended.raised
     if raised is None or not raised["ours"]:
         return None
-    return RankRefusal(raised["raised"], raised["place"], raised["message"], run)
+    place, message = (raised[key].replace(f"{directory}/", "") for key in ("place", "message"))
+    return RankRefusal(raised["raised"], place, message, run)
 
 
 def failed(ended: EndedRun) -> Difference:

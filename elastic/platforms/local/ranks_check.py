@@ -7,6 +7,7 @@ run. The guards that would stop it in a job stop it here, and the last three run
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ class _Examined:
         return self._runs.run(name, examination, said, **{RANKS: str(self._ranks)})
 
     def _refused(self, ended: EndedRun, title: str) -> bool:
-        refusal = rank_findings.refusal_of(ended, title)
+        refusal = rank_findings.refusal_of(ended, title, os.getcwd())
         if refusal is not None:
             self._refusals.append(refusal)
         return refusal is not None
