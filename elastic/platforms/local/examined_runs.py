@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,13 @@ class EndedRun:
 
 @dataclass(frozen=True)
 class ScriptRuns:
-    """All runs of one examination. command: that of a worker. steps: after how many a run ends."""
+    """All runs of one examination. command: that of a worker. steps: after how many a run ends. directory: for what
+    the runs leave to each other. environment: of all runs."""
 
     command: tuple[str, ...]
     steps: int
     directory: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
     def at(self) -> int:
@@ -66,15 +69,15 @@ class ScriptRuns:
             return replace(made, at=self.at, recording=recording)
         return replace(made, joins=True, recording=recording) if name == "joins" else made
 
-    def run(self, name: str, examination: Examination, title: str = "", **environment: str) -> EndedRun:
-        """Run the script. title: what to call the run while it lasts; "": nothing is said. environment: more variables.
-        The process and all that it has started are killed if this is interrupted."""
+    def run(self, name: str, examination: Examination, title: str = "") -> EndedRun:
+        """Run the script. title: what to call the run while it lasts; "": nothing is said. Nothing that the process has
+        started is left when this returns or is interrupted."""
         path = Path(examination.path)
         path.unlink(missing_ok=True)
         settings = Settings(root=self._checkpoints(name))
         if name == "resumed":
             settings = Settings(root=self._checkpoints("once"), resume=self._entry())
-        variables = {**os.environ, **examination.to_environment(), **settings.to_environment(), **environment}
+        variables = {**self.environment, **examination.to_environment(), **settings.to_environment()}
         variables.pop(AGENT_SOCKET, None)
         began_s = time.monotonic()
         with open(self.directory / f"{name}.err", "w+", errors="replace") as errors:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from elastic.agent.process.process_start import COLD
+from elastic.agent.process.process_start import COLD, worker_environment
 from elastic.agent.worker.environment import RANKS
 from elastic.errors import ConfigError
 from elastic.platforms.local import rank_findings
@@ -30,7 +30,8 @@ def examine(command: Sequence[str], ranks: int, steps: int) -> RanksReport:
     """Run the first steps of the script. command: as `python SCRIPT`. Raises ConfigError if it fails by itself."""
     with TemporaryDirectory(prefix="elastic-doctor-") as directory:
         words = (command[0], "-c", COLD, *command)
-        return _Examined(ScriptRuns(words, steps, Path(directory)), ranks).report()
+        environment = worker_environment(os.environ, {RANKS: str(ranks)})
+        return _Examined(ScriptRuns(words, steps, Path(directory), environment), ranks).report()
 
 
 class _Examined:
@@ -93,7 +94,7 @@ class _Examined:
         self._begun += 1
         examination = replace(self._runs.examination(name, **more), whole_epochs=self._whole)
         said = f"run {min(self._begun, RUNS)} of {RUNS}, {title}"
-        return self._runs.run(name, examination, said, **{RANKS: str(self._ranks)})
+        return self._runs.run(name, examination, said)
 
     def _refused(self, ended: EndedRun, title: str) -> bool:
         refusal = rank_findings.refusal_of(ended, title, os.getcwd())

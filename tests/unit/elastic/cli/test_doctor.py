@@ -21,7 +21,7 @@ from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, ExitCode
 from elastic.platforms.local import exactness_check
 from elastic.platforms.local.exactness_check import Check, Difference, ExactnessReport
-from elastic.platforms.local.examined_runs import EndedRun
+from elastic.platforms.local.examined_runs import EndedRun, Line
 from runtime.loop.job import Job
 from runtime.loop.sinks.json_lines import JsonLines
 from runtime.session import Session
@@ -214,8 +214,8 @@ def test_each_step_is_noted_with_the_state_it_finds_and_the_scripts_generators(
 # What is made of it
 
 
-def lines(changes: dict[int, dict[str, Any]] | None = None) -> list[exactness_check.Line]:
-    plain: list[exactness_check.Line] = [
+def lines(changes: dict[int, dict[str, Any]] | None = None) -> list[Line]:
+    plain: list[Line] = [
         {
             "step": step,
             "shards": 4,
@@ -237,7 +237,7 @@ def examined(
 ) -> ExactnessReport:
     """Of runs that have noted these lines."""
 
-    def noted(self: object, name: str) -> list[exactness_check.Line]:
+    def noted(self: object, name: str) -> list[Line]:
         return list(runs.get(name, lines()[{"resumed": 4, "joins": 4}.get(name, 0) :]))
 
     monkeypatch.setattr(exactness_check._Runs, "lines", noted)

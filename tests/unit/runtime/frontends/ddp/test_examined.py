@@ -91,9 +91,9 @@ def test_what_no_newcomer_gets_differs_in_a_newcomer(tmp_path: Path) -> None:
 # Under examination
 
 
-def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Main, **how: bool) -> list[int]:
+def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Main, *, whole: bool = False) -> list[int]:
     """The number of steps of each epoch."""
-    for name, value in Examination(path=str(tmp_path / "lines"), steps=99, **how).to_environment().items():
+    for name, value in Examination(path=str(tmp_path / "lines"), steps=99, whole_epochs=whole).to_environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("os._exit", lambda code: None)
     session = Recorded()
@@ -107,7 +107,7 @@ def test_epochs_of_a_for_loop_are_short_under_examination(tmp_path: Path, monkey
 
 
 def test_epochs_are_whole_if_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examined(tmp_path, monkeypatch, main_of("plain"), whole_epochs=True)
+    found = examined(tmp_path, monkeypatch, main_of("plain"), whole=True)
     assert found == [7, 7]
 
 
