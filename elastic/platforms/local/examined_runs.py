@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,8 @@ class ScriptRuns:
         started is left when this returns or is interrupted."""
         path = Path(examination.path)
         path.unlink(missing_ok=True)
+        if os.path.exists(self._checkpoints(name)):  # of an earlier run with this name
+            shutil.rmtree(self._checkpoints(name))
         settings = Settings(root=self._checkpoints(name))
         if name == "resumed":
             settings = Settings(root=self._checkpoints("once"), resume=self._entry())

@@ -38,7 +38,7 @@ RULES: Mapping[str, str] = {
 }
 """Error -> the rule that a script breaks which is stopped by it, in the order in which a script meets them."""
 
-BEHIND = "ranks in the opposite order"
+OPPOSITE = "ranks in the opposite order"
 ALIKE = "two runs, alike"
 
 _SIZES = {

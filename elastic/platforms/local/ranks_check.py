@@ -58,10 +58,10 @@ class _Examined:
 
     def _once(self) -> EndedRun:
         once = self._run("once", ONCE)
-        if not self._refused(once, ONCE) and once.lines and once.lines[-1]["step"] < self._runs.steps:
+        if once.exit_code == 0 and once.lines and once.lines[-1]["step"] < self._runs.steps:
             self._whole, self._begun = True, 0
             once = self._run("once", f"{ONCE}, with whole epochs")
-            self._refused(once, ONCE)
+        self._refused(once, ONCE)
         if once.exit_code != 0 and not self._refusals:
             raise once.failure()
         if not once.lines and not self._refusals:
@@ -70,8 +70,8 @@ class _Examined:
 
     def _compare(self, once: EndedRun) -> None:
         at = self._runs.at
-        other = self._run("backwards", rank_findings.BEHIND, backwards=True)
-        if not self._stopped(other, rank_findings.BEHIND):
+        other = self._run("backwards", rank_findings.OPPOSITE, backwards=True)
+        if not self._stopped(other, rank_findings.OPPOSITE):
             difference = rank_findings.by_order(once.lines, other.lines)
             alike = None
             if difference is not None:
@@ -79,7 +79,7 @@ class _Examined:
             if alike is not None:
                 self._checks.append(Check(rank_findings.ALIKE, alike))
                 return
-            self._checks.append(Check(rank_findings.BEHIND, difference))
+            self._checks.append(Check(rank_findings.OPPOSITE, difference))
         plan = (("joins", f"a newcomer in step {at}"), ("resumed", f"from a checkpoint before step {at}"))
         for name, title in plan:
             if not 0 < at < once.lines[-1]["step"]:

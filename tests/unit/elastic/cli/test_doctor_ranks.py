@@ -268,6 +268,16 @@ def test_ranks_and_exact_are_two_examinations(capsys: pytest.CaptureFixture[str]
     assert "not allowed with" in capsys.readouterr().err
 
 
+def test_a_run_that_is_repeated_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    """Nobody may go on from a checkpoint of the first one."""
+    runs = ScriptRuns(("sh", "-c", "echo no >&2; exit 3"), 6, tmp_path)
+    (tmp_path / "once-checkpoints").mkdir()
+    (tmp_path / "once.jsonl").write_text('{"step": 1}\n')
+    found = runs.run("once", runs.examination("once"))
+    assert found == EndedRun(3, [], None, "no\n")
+    assert not (tmp_path / "once-checkpoints").exists()
+
+
 def test_a_line_that_is_not_whole_yet_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     assert examined_runs._lines(path) == []
