@@ -1,7 +1,7 @@
 """Verbs about a fleet: its daemons, its jobs, its nodes.
 
 daemons.py  `elastic rendezvous`, `elastic agent`
-upgrade.py  `elastic agent --upgrade`
+upgrade.py  `elastic upgrade`: agents replaced, node by node
 certs.py    `elastic certs`
 doctor.py   `elastic doctor`
 submit.py   `elastic submit`
