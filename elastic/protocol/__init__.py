@@ -1,9 +1,10 @@
 """The messages of workers, agents and leaders, and all decisions. Pure: no clock, socket, file or thread.
 
-The two state machines are fed events and answer with actions; the simulator runs the same code under virtual time.
+The state machines are fed events and answer with actions; the simulator runs the same code under virtual time.
 
     membership/          the job's state machine, which its leader owns
     worker_state/        a worker's side of operations and generations
+    loop_state/          the life of a script in one worker: where it is in its loop, and how a newcomer gets the state
     messages.py          words (up, from workers and agents) and orders (down, from the leader), as frozen values
     recovery_plan.py     who survives a loss, in which order of ranks, and who computes what again
     shard_assignment.py  how many units each member owns
