@@ -26,6 +26,9 @@ import torch
 
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
+from elastic.errors import JoinMissed
+from elastic.protocol import loop_state
+from elastic.protocol.loop_state import LoopState, Miss, Move, ScriptEvent, Standing
 from runtime.allreduce.reduction.early_sums import EarlySums
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.reduction.schedule import Cut
@@ -163,8 +166,25 @@ class DrainNotice:
     signalled: bool = False
 
 
+class ScriptLoop:
+    """Where this worker's script is: the one place that changes it. Used by the user's thread only."""
+
+    def __init__(self, *, newcomer: bool = False) -> None:
+        self.at = LoopState(standing=Standing.NEWCOMER if newcomer else Standing.MEMBER)
+
+    def post(self, event: ScriptEvent) -> Move:
+        """What follows from what has happened. Raises JoinMissed if this newcomer cannot become a member any more."""
+        self.at, move = loop_state.step(self.at, event)
+        if isinstance(move, Miss):
+            raise JoinMissed(move.because)
+        return move
+
+
 class Session(Protocol):
     """See the module's docstring. Called by the user's thread only."""
+
+    script: ScriptLoop
+    """Where the script is. Who calls the session tells it of the loop; the session itself, of copies and results."""
 
     @property
     def worker_id(self) -> str: ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from elastic.errors import ConfigError
+from elastic.protocol.loop_state import CopyAnew, NextStep
 from runtime.data.loader import Loader, check_count
 from runtime.data.stream import Stream
 from runtime.guards.unregistered import caller
@@ -90,8 +91,10 @@ class Steps(Iterator[Step]):
             raise StopIteration
         training.leave_step()
         over = training.riders.stopped is not None or self._is_complete()
+        move = training.post(NextStep(over))
+        assert isinstance(move, CopyAnew) == (training.astray and not over)
         if training.astray:
-            training.copy_anew(over=over)
+            training.copy_anew()
         if over:
             self._over = True
             if self._work.loader is not None:

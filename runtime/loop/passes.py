@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
+from elastic.protocol.loop_state import Join, JoinOver, PassRepeated, RehearsalOver, ResultHeld
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
 from runtime.data.loader import Loader
@@ -193,6 +194,7 @@ class Pass(Iterator[Any]):
             if result is not None and self._repeated(result):
                 continue
             if result is not None and (shard := self._untried) is not None:
+                self._training.post(ResultHeld())
                 self._phase, self._result = "trying", result
                 return shard
             if result is not None:
@@ -209,9 +211,7 @@ class Pass(Iterator[Any]):
 
     def _open(self) -> None:
         training, place = self._training, self._running.place
-        if self._number == 0:
-            training.settle()
-        self._harvest = training.begin_pass(self._where, self._running.work.allow)
+        self._harvest = training.begin_pass(self._number, self._where, self._running.work.allow)
         if self._running.work.loader is not None:
             self._running.work.loader.begin_step(place.epoch, place.position)
         first = place.index == 0 or training.session.joining
@@ -241,13 +241,16 @@ class Pass(Iterator[Any]):
             self._running.cached.clear()
         if self._rehearsed and self._running.work.loader is not None:
             self._running.work.loader.release()
+        move = training.post(RehearsalOver())
         if training.session.joining or (training.session.behind and self._number == 0):
+            assert isinstance(move, Join)
             self._check_unchanged()
             here = self._op(place)
             op, result = training.session.join(here, self._fingerprint or training.fingerprint(), bound=training.bound)
             self._fingerprint = None
             training.astray = training.session.astray
             self._running.place = place = self._running.locate(op.step)
+            training.post(JoinOver(place.index, place.epoch, result is not None))
             training.adopt(place.index, place.epoch)
             self._harvest = training.harvest()
             self._harvest.begin_pass(training.seed, place.index, self._number)
@@ -273,6 +276,7 @@ class Pass(Iterator[Any]):
             raise checks.other_gradients(self._where)
         self._training.session.note("pass_repeated", step=self._running.place.index, pass_no=self._number)
         self._training.session.used()
+        self._training.post(PassRepeated())
         self._collect(self._running.place, self._fingerprint or self._training.fingerprint())
         return True
 

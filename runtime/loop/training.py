@@ -24,6 +24,33 @@ from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.settings import Settings
 from elastic.config import Reduction
 from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
+from elastic.protocol.loop_state import (
+    AskEarly,
+    Called,
+    CalledEarly,
+    EpochBegun,
+    EpochOver,
+    HandedOut,
+    LoopBegun,
+    LoopEntered,
+    LoopKind,
+    LoopOver,
+    LoopState,
+    Move,
+    PassBegun,
+    RecallEarly,
+    RecallReply,
+    Reduced,
+    Refuse,
+    RunTogether,
+    ScriptEvent,
+    ScriptStage,
+    SharedCalled,
+    Standing,
+    StepLeft,
+    StepsBegun,
+    StepsOver,
+)
 from runtime.allreduce.fixed_point.exponents import BlockExponents
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial
@@ -159,6 +186,33 @@ class Training:
         self.cleanup = ExitStack()
         """What must be undone when a rehearsal, or the job, ends."""
 
+    @property
+    def at(self) -> LoopState:
+        """Where the script is."""
+        return self.session.script.at
+
+    def post(self, event: ScriptEvent) -> Move:
+        """What follows from what has happened in the loop."""
+        self._observe()
+        move = self.session.script.post(event)
+        assert not isinstance(move, Refuse), f"{event} in {self.at}"
+        return move
+
+    def _observe(self) -> None:
+        """The machine and what is kept here agree."""
+        at = self.at
+        loop = "over" if at.is_over else at.loop
+        assert (at.joining, at.behind) == (self.session.joining, self.session.behind), at
+        assert (at.standing is Standing.ASTRAY) == self.astray == self.session.astray, at
+        assert (loop, at.epoch, at.step) == (self.loop, self.epoch, self.next_step), at
+        assert (at.entered, at.resumed) == (self._entry is not None, self._resuming), at
+        assert at.in_step == (self.open_step is not None) and at.in_pass == (self.open_pass is not None), at
+        assert at.early == (self.open_step is not None and self.open_step.handed_out and not at.in_pass), at
+        assert at.loads_again == (self._copy is not None), at
+        if at.in_epochs and at.entered and at.stage is not ScriptStage.AFTER_STEPS:
+            assert self.looped == (at.stage is not ScriptStage.BEFORE_STEPS), at
+        assert not self.looped or at.epoch_start == self.epoch_start, at
+
     # Entering
 
     def plan_steps(self, total: int | None, shards: int) -> None:
@@ -178,12 +232,8 @@ class Training:
         if self.exponents is not None:
             self.exponents.units = shards
 
-    def enter(self) -> LoopEntry:
+    def _enter(self) -> LoopEntry:
         """Begin the first loop: freeze what is registered, and start together, or learn where the others are."""
-        if self._entry is not None:
-            return self._entry
-        if not self.carrier.modules():
-            raise ConfigError("no model is registered; call job.register(model=model, optimizer=optimizer) first")
         if self.session.joining:
             self.session.await_invitation()
         meta = self.session.meta() if self.session.joining else None
@@ -200,14 +250,16 @@ class Training:
             replies.of_epoch, replies.shared, replies.early = dict(meta.once), dict(meta.shared), dict(meta.early)
             self._epoch_values = dict(meta.values)
             self.data_elsewhere = meta.data
-            self._entry = LoopEntry(meta.epoch, meta.step, meta.epoch_start)
+            entry = LoopEntry(meta.epoch, meta.step, meta.epoch_start)
         else:
-            self._entry = self._resume(manifest) if manifest is not None else LoopEntry()
+            entry = self._resume(manifest) if manifest is not None else LoopEntry()
             self.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
-        self.epoch, self.next_step = self._entry.epoch, self._entry.step
+        self.post(LoopEntered(entry.epoch, entry.step, entry.epoch_start, resumed=manifest is not None))
+        self._entry, self._resuming = entry, manifest is not None
+        self.epoch, self.next_step = entry.epoch, entry.step
         self.leading.begin(self.next_step)
         seed_all(self.seed, "loop")
-        return self._entry
+        return entry
 
     def _resume(self, manifest: Manifest) -> LoopEntry:
         """Load the state of a checkpoint. Raises ConfigError if the script has changed what decides the bits."""
@@ -230,7 +282,6 @@ class Training:
         if moment.shards:
             self.claim_shards(moment.shards)
         self.checkpoints.load(manifest)
-        self._resuming = True
         self._epoch_values = dict(moment.values)
         self.replies.of_epoch = dict(moment.once)
         self.replies.shared = {**moment.shared, **self.replies.shared}
@@ -241,17 +292,18 @@ class Training:
         """Begin a loop. Raises SecondLoop unless it is the script's first."""
         if self.loop is not Loop.NONE:
             raise checks.second_loop(f"job.{loop}()")
-        entry = self.enter()
+        if not self.carrier.modules():
+            raise ConfigError("no model is registered; call job.register(model=model, optimizer=optimizer) first")
+        self.post(LoopBegun(LoopKind(loop)))
         self.loop = loop
-        return entry
+        return self._enter()
 
     def end_epoch(self, *, last: bool) -> None:
         """End an epoch: the script asks for the next. Raises JoinMissed in a newcomer that has not entered."""
         self.leave_step()
         self._end_early()
         self._check_strays(due=True)
-        if self.session.joining:
-            raise JoinMissed(f"epoch {self.epoch} ended before this newcomer had copied the state")
+        self.post(EpochOver())
         if not last:
             # A stop() since the last step has met no reduction yet; without this one it would cost a step.
             self.run(Op(OpKind.ONCE, 1, self.epoch, self.next_step, label="epochs"), {}, empty_leaf)
@@ -259,6 +311,7 @@ class Training:
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out an epoch."""
+        self.post(EpochBegun(epoch))
         self.epoch, self.looped = epoch, False
         self.replies.begin_epoch()
         seed_all(self.seed, epoch, "epoch")
@@ -277,7 +330,9 @@ class Training:
         """
         if self.loop is Loop.EPOCHS and self.looped:
             raise checks.second_loop(f"a second job.steps() in epoch {self.epoch}")
-        entry = self.enter_loop(Loop.BARE) if self.loop is not Loop.EPOCHS else self.enter()
+        entry = self.enter_loop(Loop.BARE) if self.loop is not Loop.EPOCHS else self._entry
+        assert entry is not None
+        self.post(StepsBegun())
         self.looped = True
         if self.elsewhere and self.data_elsewhere not in (None, data):
             raise checks.other_data(data, self.data_elsewhere, resumed=self._resuming)
@@ -288,6 +343,7 @@ class Training:
 
     def end_steps(self) -> None:
         """End the steps() loop of this epoch."""
+        self.post(StepsOver())
         self._end_early()
         seed_all(self.seed, self.epoch, "behind the steps")
 
@@ -299,6 +355,7 @@ class Training:
         if self.examiner is not None:
             self.examiner.note(self.next_step, self.shards, caller())
             exit_now(0)
+        self.post(LoopOver())
         self.loop = Loop.OVER
         seed_all(self.seed, "behind the loop")
 
@@ -365,13 +422,15 @@ class Training:
             )
         early = self.open_step is not None and self.open_step.handed_out
         before_steps = self.loop is Loop.EPOCHS and not self.looped
-        if self.session.joining and not (before_steps or early):
-            raise JoinMissed("the loop ended before this newcomer had copied the state")
+        move = self.post(Called())
         key = self.replies.next_key(label, early)
         if early and (self.session.joining or self._copy is not None):
+            assert isinstance(move, RecallEarly if self._copy is not None else AskEarly)
             return self._early_reply_of_others(key)
         if self.elsewhere:
+            assert isinstance(move, RecallReply)
             return self.replies.told(key, self.epoch)
+        assert move == RunTogether(keep=before_steps and not early, early=early)
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
         op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
         try:
@@ -393,6 +452,7 @@ class Training:
 
     def _called_early(self, key: str, step: int, value: Json) -> None:
         """Note an early call, between the hand-out of a step and its first pass: newcomers may need its reply."""
+        self.post(CalledEarly())
         self.replies.keep_early(key, step, value)
         assert self._meta is not None
         self._meta = replace(self._meta, early=dict(self.replies.early))
@@ -443,6 +503,7 @@ class Training:
                 f"job.{label} came after the loop had begun, where a newcomer would not know its value. Move it before "
                 "the loop, or use job.once(fn), whose value is of its moment."
             )
+        self.post(SharedCalled())
         if self.session.joining:
             shared = self.replies.shared = dict(self.session.meta().shared)
             if name not in shared:
@@ -489,6 +550,7 @@ class Training:
         self.tell()
         if self.examiner is not None:
             self.examiner.note(index, self.shards, caller())
+        self.post(HandedOut(index, epoch))
         self.open_step = step
         self.adopt(index, epoch)
         self.lead()
@@ -540,20 +602,21 @@ class Training:
         read = self.place_read or self.values.was_read
         enters = self._drawn_from is not None
         self.bound = enters and (read or self.replies.early_calls > 0 or self._drawn_from != drawn_from())
+        self.post(PassBegun(self.next_step, 0, read, enters and self._drawn_from != drawn_from()))
+        assert self.bound == self.at.bound
         if self._copy is not None:
             self.carrier.load(self._copy.header, self._copy.blobs)
             self._copy = None
 
-    def copy_anew(self, *, over: bool) -> None:
+    def copy_anew(self) -> None:
         """Copy the state of the pass in progress, because this newcomer ran a step that it was not bound to; the copy's
-        step is the next. over: the loop is over. Raises JoinMissed."""
-        if over:
-            raise JoinMissed("the steps ended before this newcomer had copied the state of one that it was at")
-        self._copy = self.session.copy_anew()
-        self.carrier.load(self._copy.header, self._copy.blobs)
-        self.values.rewind(self._copy.values, self.carrier.place)
-        self.next_step, self.astray = self._copy.op.step, False
-        self.replies.early |= {key: [self.next_step, value] for key, value in self._copy.early.items()}
+        step is the next. Raises JoinMissed."""
+        copy = self.session.copy_anew()
+        self.carrier.load(copy.header, copy.blobs)
+        self.values.rewind(copy.values, self.carrier.place)
+        self._copy = copy
+        self.next_step, self.astray = copy.op.step, False
+        self.replies.early |= {key: [self.next_step, value] for key, value in copy.early.items()}
 
     def lead(self) -> None:
         """Do the leader's tasks besides training, if this worker is the leader now."""
@@ -618,6 +681,7 @@ class Training:
             self._left = self.open_step.leave()
             if self.examiner is not None:
                 self.examiner.applied(self._left)
+            self.post(StepLeft())
             self.open_step = None
             self.next_step += 1
             self._check_strays(self.next_step % STRAYS_STEPS == 0)
@@ -668,10 +732,14 @@ class Training:
             self._strays_due = False
             self._strays.check(f"step {self.next_step - 1}")
 
-    def begin_pass(self, where: str, allow: frozenset[str]) -> Harvest:
+    def begin_pass(self, number: int, where: str, allow: frozenset[str]) -> Harvest:
         """Check that a pass may begin, and which gradients it finds. Returns its Harvest."""
         if self.open_pass is not None:
             raise checks.left_pass(self.open_pass)
+        if number == 0:
+            self.settle()
+        else:
+            self.post(PassBegun(self.next_step, number))
         self._check_finished()
         if self._leaders is not None:
             raise checks.inside_leaders("steps()", self._leaders)
@@ -694,6 +762,7 @@ class Training:
         self._guard.end_pass(self._harvest.installed)
         self.session.may_part = self.session.may_part and not self.checkpoints.takes_any
         self.values.unlock()
+        self.post(Reduced())
         self.open_pass = None
 
     def harvest(self) -> Harvest:

@@ -16,6 +16,16 @@ from typing import NoReturn
 
 from elastic.errors import JoinMissed
 from elastic.protocol import worker_state
+from elastic.protocol.loop_state import (
+    Admitted,
+    CopiedAnew,
+    CopyArrived,
+    CopyOffered,
+    GoAstray,
+    MembersLost,
+    ResultTaken,
+    WentAstray,
+)
 from elastic.protocol.messages import Generation, Member
 from elastic.protocol.worker_state import AskOutcome, CopyState, Phase, WorkerState
 from elastic.records.journal import Journal
@@ -26,7 +36,7 @@ from runtime.recovery.transfer.client import ANSWER_S, CopyClient, parse_result,
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.recovery.transfer.multi_source import MultiSourceCopy, Open
 from runtime.recovery.transfer.result_log import LoggedResult
-from runtime.session import Copy, JoinMeta, Op, OpKind
+from runtime.session import Copy, JoinMeta, Op, OpKind, ScriptLoop
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.state_owner import SharedWorkerState
 
@@ -40,7 +50,15 @@ MEMBERS = "the members"
 class JoinProtocol:
     """Used by the user's thread of a newcomer."""
 
-    def __init__(self, shared: SharedWorkerState, orders: LeaderOrders, asker: CopyClient, journal: Journal) -> None:
+    def __init__(
+        self,
+        shared: SharedWorkerState,
+        orders: LeaderOrders,
+        asker: CopyClient,
+        journal: Journal,
+        script: ScriptLoop,
+    ) -> None:
+        self._script = script
         self._shared = shared
         self._orders = orders
         self._asker = asker
@@ -136,11 +154,13 @@ class JoinProtocol:
         while True:
             step = self._next()
             if step is None:
-                raise JoinMissed("all members were lost before this newcomer had copied the state")
+                self._script.post(MembersLost())
+                raise AssertionError("a newcomer without a copy goes on without members")
             try:
                 copy = self._fetch_state(step[0], step[1].of)
                 if copy is not None:
                     self._say_complete(-1, 0)
+                    self._script.post(CopiedAnew(copy.op.step))
                     return copy
             except CopyFailed as failed:
                 self._journal.write("copy_failed", generation=step[0].entered, because=str(failed))
@@ -228,15 +248,16 @@ class JoinProtocol:
             return False
         carrier.load(copy.header, copy.blobs)
         self._copied_here = True
+        counts = self._script.post(CopyArrived(copy.op.step, bool(copy.early), self._waited_for))
         self.astray = (self._bound or bool(copy.early)) and self._op.step != here.step
+        assert self.astray == isinstance(counts, GoAstray)
         if self.astray:
-            if self._waited_for:
-                raise JoinMissed(f"step {self._op.step} waits for this newcomer, which is bound to step {here.step}")
             try:
                 self._say_complete(-1, 0)
             except CopyFailed:  # the donor does not keep the results either
                 self._number, self.astray = -1, False
                 raise
+            self._script.post(WentAstray())
             return True
         p = self._shared.post(worker_state.Copied(self._number, self._op.step))
         promised = not self._follows and p.copied == self._number
@@ -255,8 +276,8 @@ class JoinProtocol:
             self._asker.unfollow()
             return None
         number, copy = parse_state(answer)
-        if copy.op.epoch != self._epoch:
-            raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
+        assert self._epoch == self._script.at.shared_epoch
+        self._script.post(CopyOffered(copy.op.epoch))
         if carrier is not None:
             carrier.check(copy.header)
         self._follows, self._waited_for = answer.get("follows") is True, answer.get("waits") is True
@@ -351,10 +372,12 @@ class JoinProtocol:
             raise checks.disagreement({MEMBERS: entry.op, me: here}, MEMBERS)
         if fingerprint not in (None, entry.fingerprint):
             raise checks.disagree({MEMBERS: entry.fingerprint, me: fingerprint}, here)
+        self._script.post(ResultTaken())
         self._number, self._counted_in, self.behind = entry.number + 1, None, True
         return entry.result
 
     def _caught_up(self) -> None:
+        self._script.post(Admitted())
         self.behind = False
         self._results.clear()
         self._asker.unfollow()

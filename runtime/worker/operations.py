@@ -21,7 +21,7 @@ from runtime.allreduce.ring.handshake import HelloRefused
 from runtime.allreduce.ring.ring_set import Rings
 from runtime.recovery.transfer.client import CopyClient
 from runtime.recovery.transfer.connection import CopyFailed
-from runtime.session import Op, OpKind
+from runtime.session import Op, OpKind, ScriptLoop
 from runtime.worker.donor import CopyServer
 from runtime.worker.exchange import OperationSpec, RingExchange
 from runtime.worker.joining import JoinProtocol
@@ -41,6 +41,7 @@ class OperationLoop:
     the parts. Methods with names of Session are described there."""
 
     alone = False
+    script: ScriptLoop
     worker_id: str
     reduction: Reduction
     compression: Compression

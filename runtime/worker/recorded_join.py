@@ -17,10 +17,11 @@ import torch
 from torch.serialization import load, save  # torch.save and torch.load are replaced in a script with logical ranks
 
 from elastic.errors import Disagree
+from elastic.protocol.loop_state import Admitted
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import parse_op, parse_result
-from runtime.session import HomeRank, JoinMeta, Op, OpKind
+from runtime.session import HomeRank, JoinMeta, Op, OpKind, ScriptLoop
 from runtime.worker.donor import op_json, result_json
 from runtime.worker.single import SingleSession
 
@@ -78,6 +79,7 @@ class Joining(SingleSession):
         """path: the file that Recording has written."""
         super().__init__(device)
         self.joining = True
+        self.script = ScriptLoop(newcomer=True)
         self._given: dict[str, Any] = load(path, weights_only=True)
 
     def attach(self, carrier: Carrier) -> None:
@@ -94,6 +96,7 @@ class Joining(SingleSession):
         result = parse_result(*self._given["result"])
         result.flats = {name: flat.to(self.sums_on) for name, flat in result.flats.items()}
         self.joining = False
+        self.script.post(Admitted())
         return parse_op(self._given["about"]), result
 
 

@@ -20,7 +20,7 @@ from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.recovery.state.training_state import Carrier
-from runtime.session import HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
+from runtime.session import HomeRank, JoinMeta, LoopPlace, Op, OpKind, ScriptLoop, StepRecord
 
 
 class SingleSession:
@@ -49,6 +49,7 @@ class SingleSession:
     def __init__(self, device: torch.device = CPU) -> None:
         """device: the device on which it trains."""
         self.sums_on = device
+        self.script = ScriptLoop()
         self._op: Op | None = None
         self._own: Json = None
         self._todo: list[int] = []

@@ -26,6 +26,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.config import RingKind
 from elastic.errors import DeviceHung, Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
 from elastic.protocol import messages
+from elastic.protocol.loop_state import Admitted
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.worker_id import node_of
 from elastic.protocol.worker_state import Phase
@@ -45,7 +46,7 @@ from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import CopyClient
 from runtime.recovery.transfer.connection import CopyConnection
 from runtime.script_end import raised_at
-from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, StepRecord
+from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, ScriptLoop, StepRecord
 from runtime.worker.donor import CopyServer
 from runtime.worker.gpu import is_of_device, uuid_of
 from runtime.worker.joining import JoinProtocol
@@ -103,7 +104,8 @@ class WorkerSession(OperationLoop):
         self._asker = CopyClient(self.job, self.worker_id, seal)
         self._orders = LeaderOrders(self._shared, self._asker, self._client, self._journal)
         self._rings.on_hung = self._give_way
-        self._admission = JoinProtocol(self._shared, self._orders, self._asker, self._journal)
+        self.script = ScriptLoop(newcomer=True)
+        self._admission = JoinProtocol(self._shared, self._orders, self._asker, self._journal, self.script)
         self._applied = 0
         self._reporter = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
         self._retains = told.retain_results
@@ -142,6 +144,8 @@ class WorkerSession(OperationLoop):
         with self._shared.changed:
             self._shared.changed.wait_for(lambda: self._shared.position.record is not None or self._orders.over)
         self._orders.leave_if_over()
+        if self._shared.position.phase is not Phase.FRESH:
+            self.script.post(Admitted())
 
     # ------------------------------------------------------------------------------------------ attributes
 

@@ -16,12 +16,13 @@ import torch
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed, UsageError
+from elastic.protocol.loop_state import Admitted, CopiedAnew, ResultTaken, WentAstray
 from elastic.protocol.reduction_tree import next_fold
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.guards import checks
 from runtime.recovery.state.training_state import Carrier
-from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, Op, OpKind, StepRecord
+from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, Op, OpKind, ScriptLoop, StepRecord
 
 WAIT_S = 100.0
 """For what takes seconds on a quiet machine, and on a loaded one while a model is compiled."""
@@ -173,6 +174,7 @@ class World:
             newcomer.carrier.load(header, newcomer.copy.blobs)
         else:
             newcomer.astray, newcomer.bound_to = True, None
+            newcomer.script.post(WentAstray())
             newcomer.copy_at, newcomer.admit_at = op.step + 1, op.step + 2
 
     def admit(self, op: Op, newcomer: FakeMember) -> None:
@@ -180,6 +182,7 @@ class World:
         assert newcomer.number == self.number
         assert newcomer.carrier.digest() == donor.digest()
         newcomer.joining = newcomer.behind = False
+        newcomer.script.post(Admitted())
         self.newcomers.remove(newcomer.worker_id)
         self.members.append(newcomer.worker_id)
         self.joined_at[newcomer.worker_id] = op.step
@@ -198,6 +201,7 @@ class FakeMember:
         self.reduction, self.compression = world.reduction, world.compression
         self.worker_id = name
         self.joining = joining
+        self.script = ScriptLoop(newcomer=joining)
         self.behind = False
         self.waiting = False
         self.copied: Op | None = None
@@ -302,6 +306,7 @@ class FakeMember:
         if self.copy is None:
             raise JoinMissed("the job is over")
         self.waiting = False
+        self.script.post(CopiedAnew(self.copy.op.step))
         return self.copy
 
     def _has_next(self) -> bool:
@@ -317,6 +322,7 @@ class FakeMember:
         self.waiting = False
         if self.worker_id not in world.members:
             self.joining, self.behind = False, True
+            self.script.post(ResultTaken())
         return self._take()
 
     def begin(

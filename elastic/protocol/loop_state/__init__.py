@@ -24,7 +24,7 @@ SPARE and COPYING are a newcomer's only. BEFORE_STEPS and AFTER_STEPS are in a l
     NEWCOMER --its copy is older: it has got one result--> BEHIND --it has caught up, and is in the next list--> MEMBER
     NEWCOMER, BEHIND --its copy is of a step that it is not bound to--> ASTRAY --it has copied anew--> BEHIND
 
-A script that begins with the job, or goes on from a checkpoint, is a MEMBER from its start.
+A script that begins with the job, or goes on from a checkpoint, is a MEMBER before its loop.
 
 A newcomer's life. It runs the script as every worker does. Before its loop it asks for nothing but shared values. At
 its loop it waits for a place (SPARE), and then learns from any member in which epoch and step the others are. It is

@@ -154,7 +154,8 @@ class ResultTaken:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """This worker is a member: a generation with it took effect, or every member was lost and its copy is the state."""
+    """This worker is a member: a generation with it took effect, or every member was lost and its copy is the state.
+    Before its loop: it begins with the job."""
 
 
 @dataclass(frozen=True, slots=True)

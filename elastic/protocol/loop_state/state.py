@@ -80,7 +80,8 @@ STANDINGS: dict[Standing, frozenset[Standing]] = {
     Standing.BEHIND: frozenset({Standing.ASTRAY, Standing.MEMBER}),
     Standing.ASTRAY: frozenset({Standing.BEHIND}),
 }
-"""Standing -> the standings that may follow, while the script is COPYING; from ASTRAY to BEHIND between two steps."""
+"""Standing -> the standings that may follow, while the script is COPYING. Besides, a worker that begins with the job
+becomes a MEMBER in its SETUP, and one that is ASTRAY is BEHIND again between two steps."""
 
 _IN_PASS = frozenset({ScriptStage.REHEARSING, ScriptStage.COPYING, ScriptStage.COLLECTING, ScriptStage.TRYING})
 _IN_STEP = _IN_PASS | {ScriptStage.HANDED_OUT, ScriptStage.REDUCED}

@@ -18,10 +18,17 @@ def step(s: LoopState, event: events.ScriptEvent) -> events.Answer:
     if after.stage is not s.stage and after.stage not in ARCS[s.stage]:
         assert after.stage is ScriptStage.MISSED and s.standing is not Standing.MEMBER, _told(s, event, after)
     if after.standing is not s.standing:
-        between = s.standing is Standing.ASTRAY and s.stage is ScriptStage.BETWEEN
         assert after.standing in STANDINGS[s.standing], _told(s, event, after)
-        assert between or s.stage is ScriptStage.COPYING, _told(s, event, after)
+        assert s.stage is _where(s, after), _told(s, event, after)
     return after, move
+
+
+def _where(s: LoopState, after: LoopState) -> ScriptStage:
+    """The stage in which its standing may change so."""
+    if s.standing is Standing.ASTRAY:
+        return ScriptStage.BETWEEN
+    begins = s.stage is ScriptStage.SETUP and after.standing is Standing.MEMBER
+    return ScriptStage.SETUP if begins else ScriptStage.COPYING
 
 
 def _told(s: LoopState, event: events.ScriptEvent, after: LoopState) -> str:

@@ -16,6 +16,21 @@ from torch._C._distributed_c10d import TCPStore
 
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.protocol.loop_state import (
+    AwaitInvitation,
+    HandedOut,
+    Join,
+    JoinOver,
+    LoopBegun,
+    LoopEntered,
+    LoopKind,
+    PassBegun,
+    Reduced,
+    RehearsalOver,
+    StartTogether,
+    StepLeft,
+    StepsBegun,
+)
 from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.ring.process_group import store_on
@@ -92,31 +107,39 @@ class Supervisor:
         self._session.close("")
 
     def _enter(self) -> None:
-        session, carrier = self._session, Carrier(Values())
-        if session.joining:
+        session, carrier, script = self._session, Carrier(Values()), self._session.script
+        begins = script.post(LoopBegun(LoopKind.BARE))
+        if isinstance(begins, AwaitInvitation):
             session.await_invitation()
             self._step = session.meta().step
         carrier.freeze()
         session.attach(carrier)
-        if not session.joining:
+        if isinstance(begins, StartTogether):
             self._operate(Op(OpKind.SYNC, 1))
+        script.post(LoopEntered(step=self._step))
+        script.post(StepsBegun())
 
     def _exchange(self) -> bool:
         """One exchange, and what follows from it. Returns whether the job is done."""
-        session = self._session
+        session, script = self._session, self._session.script
+        script.post(HandedOut(self._step, 0))
         session.publish(JoinMeta(0, self._step, 0, {}, {}))
         op = Op(OpKind.PASS, 1, 0, self._step)
         result: Partial | None = None
-        if session.joining or session.behind:
+        script.post(PassBegun(self._step, 0))
+        if isinstance(script.post(RehearsalOver()), Join):
             op, result = session.join(op, {})
+            script.post(JoinOver(op.step, 0, result is not None))
         if result is None:
             self._operate(op, meanwhile=self._watch)
         self._step = op.step
+        script.post(Reduced())
         self._follow_generation()
         report = self._at.report(self._address(), self._seen.idle_s if self._seen is not None else 0.0)
         session.script_does(report.said(self._told.timing.hang_s))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
+        script.post(StepLeft())
         reports = {
             worker: rounds.ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()
         }

@@ -20,6 +20,7 @@ import torch
 from elastic.agent.worker.client import AgentClient
 from elastic.errors import Disagree, JoinMissed, NoMemory
 from elastic.protocol import worker_state
+from elastic.protocol.loop_state import LoopKind, ScriptStage
 from elastic.protocol.messages import (
     Generation,
     Invite,
@@ -45,7 +46,7 @@ from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import CopyClient, parse_results
 from runtime.recovery.transfer.connection import CopyConnection
 from runtime.recovery.transfer.result_log import LoggedResult
-from runtime.session import Copy, Op, OpKind
+from runtime.session import Copy, Op, OpKind, ScriptLoop
 from runtime.worker.donor import CopyServer
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
@@ -112,7 +113,8 @@ class Worker:
         self.asker = CopyClient(JOB, name)
         client = cast(AgentClient, SimpleNamespace(send=self.words.append))
         self.orders = LeaderOrders(self.shared, self.asker, client, journal)
-        self.admission = JoinProtocol(self.shared, self.orders, self.asker, journal)
+        self.script = ScriptLoop(newcomer=True)
+        self.admission = JoinProtocol(self.shared, self.orders, self.asker, journal, self.script)
 
     def _serve(self, sock: socket.socket, hello: Hello) -> None:
         self.donor.serve(Breaking(sock, self._note), hello.worker_id)
@@ -200,11 +202,19 @@ def generation(number: int, kind: Kind, *workers: Worker, base: int = 1) -> Gene
     return Generation(number, kind, base if kind is Kind.PLANNED else number, members, Plan(), "", token=TOKEN)
 
 
+def in_pass(newcomer: Worker, here: Op, *, bound: bool) -> None:
+    """Its script has rehearsed in this pass."""
+    newcomer.shared.position = replace(newcomer.shared.position, phase=Phase.FRESH)
+    newcomer.script.at = newcomer.script.at._replace(
+        stage=ScriptStage.COPYING, loop=LoopKind.EPOCHS, epoch=here.epoch, step=here.step, bound=bound
+    )
+
+
 def joining(
     newcomer: Worker, here: Op = STEP, *, bound: bool = False
 ) -> tuple[threading.Thread, list[tuple[Op, Partial | None]]]:
     """Its user's thread, in the library after its rehearsal."""
-    newcomer.shared.position = replace(newcomer.shared.position, phase=Phase.FRESH)
+    in_pass(newcomer, here, bound=bound)
     joined = list[tuple[Op, Partial | None]]()
     join = newcomer.admission.join
     thread = threading.Thread(target=lambda: joined.append(join(here, {}, newcomer.carrier, bound=bound)), daemon=True)
@@ -478,6 +488,7 @@ def go_astray(newcomer: Worker, donor: Worker) -> None:
     assert donor.shared.position.holders == ()
     donor.complete((0,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    newcomer.script.at = newcomer.script.at._replace(stage=ScriptStage.BETWEEN)
     assert newcomer.admission.behind and newcomer.shared.position.phase is Phase.FRESH
 
 
@@ -610,7 +621,7 @@ def test_a_newcomer_that_a_step_waits_for_gives_way_to_a_new_process_if_it_is_bo
         a.hear(Publish(1, order))
         c.hear(Publish(1, order))
     a.begin(STEP)
-    c.shared.position = replace(c.shared.position, phase=Phase.FRESH)
+    in_pass(c, at_step(5), bound=True)
     with pytest.raises(JoinMissed, match="step 0 waits for this newcomer"):
         c.admission.join(at_step(5), {}, c.carrier, bound=True)
 
