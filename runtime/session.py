@@ -267,16 +267,6 @@ class Session(Protocol):
     def sums_on(self) -> torch.device:
         """The device of the tensors of leaves and results."""
 
-    @property
-    def joining(self) -> bool:
-        """Whether this is a newcomer that has not copied the state yet."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether this is a newcomer whose copy is older than the step in progress: `join` in the first pass of each
-        step, and every other operation, return the members' result, until the newcomer has caught up and is a
-        member."""
-
     def attach(self, carrier: Carrier) -> None:
         """Set the registered state, once, before the first operation; newcomers copy it, SYNC compares it."""
 
@@ -290,29 +280,22 @@ class Session(Protocol):
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         """For a newcomer: ask members, until one gives an answer for which `until` is true."""
 
-    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
-        """For a newcomer, inside the first pass of a step: hold the state of a pass; return the pass and its result.
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
+        """After the move `Join`: hold the state of a pass; return the pass and its result.
 
-        The first time, after the rehearsal, the state is copied into the carrier. If it is that of the pass in
-        progress, the result comes when the planned generation takes effect; if it is older, this worker is `behind`
-        afterwards, and calls this again in its next step. None instead of the result: every member was lost and this
-        copy is the state; this worker goes on by beginning that pass.
+        The first time the state is copied into the carrier. If it is that of the pass in progress, the result comes
+        when the planned generation takes effect; if it is older, the script is BEHIND or ASTRAY afterwards: every
+        operation gives the members' result then. None instead of the result: every member was lost and this copy is the
+        state; this worker goes on by beginning that pass.
 
         here, fingerprint: as in `begin`, for this worker's own place; the returned pass is another one if the state was
-        copied, also when a worker that was behind has to copy again. bound: what the script did before the inner loop
-        of that step holds for that step only. If the members are in another step, this worker runs that step without
-        effect (`astray`), and then calls `copy_anew`; also if the members have made collective calls before that pass.
-        Raises JoinMissed if the epoch of `here`, or of the last `meta`, is over: then this process must be replaced. If
-        it was behind, also raises what disagreeing members raise.
+        copied, also when a worker that was behind has to copy again. Raises JoinMissed: this process must be replaced.
+        If it was behind, also raises what disagreeing members raise.
         """
 
-    @property
-    def astray(self) -> bool:
-        """Whether the last `join` entered another step than `here`, to which this worker was bound."""
-
     def copy_anew(self) -> Copy:
-        """For a newcomer that is `astray`, between two steps: the state of the pass in progress. What the script has
-        made of the last copy is worthless, and no other worker sees it.
+        """After the move `CopyAnew`: the state of the pass in progress. What the script has made of the last copy is
+        worthless, and no other worker sees it.
 
         Raises JoinMissed if there is no such pass in this epoch.
         """

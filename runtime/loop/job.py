@@ -103,7 +103,7 @@ class Job(Collectives):
         self._sources: list[Source] = []
         self._epochs = 0
         self._closed = False
-        self._several = session.joining or session.world_size > 1
+        self._several = session.script.at.joining or session.world_size > 1
         """Whether there were other workers when this one came; they may have ended, or failed, before it does."""
         self._script_end: ScriptEnd | None = None
 
@@ -335,7 +335,7 @@ class Job(Collectives):
             if self._several and self._training.idle:
                 raise checks.no_steps()
             self._training.checkpoints.finish()
-            if not self._session.joining:
+            if not self._training.at.joining:
                 op = Op(OpKind.LEAVE, 1, self._training.epoch, self._training.next_step)
                 self._training.run(op, self._training.logged(), empty_leaf)
                 self._training.tell()

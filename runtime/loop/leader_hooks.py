@@ -93,12 +93,12 @@ class LeaderHooks:
 
     def applied(self, record: StepRecord) -> None:
         """Keep the record of an applied step; `check` has to follow."""
-        if self._feeds and not self._session.behind:
+        if self._feeds and not self._session.script.at.behind:
             self._recent.append(replace(record, samples=[]))
 
     def check(self) -> None:
         """Between steps: begin to lead if this worker is the leader now, and bring the sinks up to date."""
-        if self._session.joining or self._session.rank != 0:
+        if self._session.script.at.joining or self._session.rank != 0:
             return
         if self._leads and not self._feeds:
             return

@@ -214,7 +214,7 @@ class Pass(Iterator[Any]):
         self._harvest = training.begin_pass(self._number, self._where, self._running.work.allow)
         if self._running.work.loader is not None:
             self._running.work.loader.begin_step(place.epoch, place.position)
-        first = place.index == 0 or training.session.joining
+        first = place.index == 0 or training.at.joining
         self._snapshot = training.carrier.watch()
         if first or place.index % CHECKSUM_STEPS == 0:
             self._checksums = training.carrier.watch(full=True)
@@ -241,14 +241,11 @@ class Pass(Iterator[Any]):
             self._running.cached.clear()
         if self._rehearsed and self._running.work.loader is not None:
             self._running.work.loader.release()
-        move = training.post(RehearsalOver())
-        if training.session.joining or (training.session.behind and self._number == 0):
-            assert isinstance(move, Join)
+        if isinstance(training.post(RehearsalOver()), Join):
             self._check_unchanged()
             here = self._op(place)
-            op, result = training.session.join(here, self._fingerprint or training.fingerprint(), bound=training.bound)
+            op, result = training.session.join(here, self._fingerprint or training.fingerprint())
             self._fingerprint = None
-            training.astray = training.session.astray
             self._running.place = place = self._running.locate(op.step)
             training.post(JoinOver(place.index, place.epoch, result is not None))
             training.adopt(place.index, place.epoch)

@@ -26,6 +26,7 @@ from elastic.config import Reduction
 from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
 from elastic.protocol.loop_state import (
     AskEarly,
+    AskShared,
     Called,
     CalledEarly,
     EpochBegun,
@@ -42,7 +43,6 @@ from elastic.protocol.loop_state import (
     RecallReply,
     Reduced,
     Refuse,
-    RunTogether,
     ScriptEvent,
     ScriptStage,
     SharedCalled,
@@ -170,11 +170,6 @@ class Training:
         """Whether the script has read which step it is in."""
         self.passes_tried: set[int] = set()
         """Numbers of passes within a step of which this process has run a shard."""
-        self.bound = False
-        """Whether this newcomer's script, before the inner loop, has drawn random numbers, made a collective call, or
-        read job.state or its place: what it did then holds for this step only."""
-        self.astray = False
-        """Whether the newcomer ran another step than the one that it was bound to: its results are worthless."""
         self._drawn_from: object = None
         self._copy: Copy | None = None
         self._harvest = Harvest([])
@@ -202,8 +197,6 @@ class Training:
         """The machine and what is kept here agree."""
         at = self.at
         loop = "over" if at.is_over else at.loop
-        assert (at.joining, at.behind) == (self.session.joining, self.session.behind), at
-        assert (at.standing is Standing.ASTRAY) == self.astray == self.session.astray, at
         assert (loop, at.epoch, at.step) == (self.loop, self.epoch, self.next_step), at
         assert (at.entered, at.resumed) == (self._entry is not None, self._resuming), at
         assert at.in_step == (self.open_step is not None) and at.in_pass == (self.open_pass is not None), at
@@ -234,9 +227,9 @@ class Training:
 
     def _enter(self) -> LoopEntry:
         """Begin the first loop: freeze what is registered, and start together, or learn where the others are."""
-        if self.session.joining:
+        if self.at.joining:
             self.session.await_invitation()
-        meta = self.session.meta() if self.session.joining else None
+        meta = self.session.meta() if self.at.joining else None
         manifest = self.checkpoints.resume() if meta is None else None
         if meta is not None:
             self.checkpoints.restored(meta.step, meta.epoch, meta.state)
@@ -424,13 +417,11 @@ class Training:
         before_steps = self.loop is Loop.EPOCHS and not self.looped
         move = self.post(Called())
         key = self.replies.next_key(label, early)
-        if early and (self.session.joining or self._copy is not None):
-            assert isinstance(move, RecallEarly if self._copy is not None else AskEarly)
-            return self._early_reply_of_others(key)
-        if self.elsewhere:
-            assert isinstance(move, RecallReply)
-            return self.replies.told(key, self.epoch)
-        assert move == RunTogether(keep=before_steps and not early, early=early)
+        match move:
+            case AskEarly() | RecallEarly():
+                return self._early_reply_of_others(key)
+            case RecallReply():
+                return self.replies.told(key, self.epoch)
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
         op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
         try:
@@ -503,8 +494,7 @@ class Training:
                 f"job.{label} came after the loop had begun, where a newcomer would not know its value. Move it before "
                 "the loop, or use job.once(fn), whose value is of its moment."
             )
-        self.post(SharedCalled())
-        if self.session.joining:
+        if isinstance(self.post(SharedCalled()), AskShared):
             shared = self.replies.shared = dict(self.session.meta().shared)
             if name not in shared:
                 raise Disagree(
@@ -522,7 +512,7 @@ class Training:
     @property
     def elsewhere(self) -> bool:
         """Whether others, or an earlier run, have done what precedes this epoch's steps."""
-        return self.session.joining or self._resuming
+        return self.at.elsewhere
 
     def fingerprint(self) -> dict[str, str]:
         """What all workers must have in common now: readable parts, and hashes over some weights and buffers. {}: there
@@ -554,7 +544,7 @@ class Training:
         self.open_step = step
         self.adopt(index, epoch)
         self.lead()
-        if not self.session.joining:
+        if not self.at.joining:
             self.changes.before_step()
             if self.changes.take_pause():
                 self.checkpoints.before_pause()
@@ -585,7 +575,7 @@ class Training:
         self.session.publish(self._meta)
         seed_all(self.seed, index, "step")  # after the hooks: what they draw differs between workers
         self._attributes.begin_step()
-        self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
+        self._drawn_from = None if self.at.standing is Standing.MEMBER else drawn_from()
         self.place_read = False
         self.values.forget_reads()
 
@@ -601,9 +591,7 @@ class Training:
         the members had made the same changes."""
         read = self.place_read or self.values.was_read
         enters = self._drawn_from is not None
-        self.bound = enters and (read or self.replies.early_calls > 0 or self._drawn_from != drawn_from())
         self.post(PassBegun(self.next_step, 0, read, enters and self._drawn_from != drawn_from()))
-        assert self.bound == self.at.bound
         if self._copy is not None:
             self.carrier.load(self._copy.header, self._copy.blobs)
             self._copy = None
@@ -615,7 +603,7 @@ class Training:
         self.carrier.load(copy.header, copy.blobs)
         self.values.rewind(copy.values, self.carrier.place)
         self._copy = copy
-        self.next_step, self.astray = copy.op.step, False
+        self.next_step = copy.op.step
         self.replies.early |= {key: [self.next_step, value] for key, value in copy.early.items()}
 
     def lead(self) -> None:
@@ -722,7 +710,7 @@ class Training:
 
     def watch_strays(self, frame_of_script: Callable[[], FrameType | None]) -> None:
         """In the first step, begin to watch unregistered values that the script trains; newcomers need not."""
-        if self._strays is None and not self.session.joining:
+        if self._strays is None and not self.at.joining:
             self._strays = Strays(self.carrier.objects, frame_of_script())
             self._strays_due = True
 

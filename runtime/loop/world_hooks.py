@@ -47,7 +47,7 @@ class WorldHooks:
 
     def before_step(self) -> None:
         """Call the hooks of what has changed since the last step; all members are between two steps."""
-        before, self._world = self._world, 0 if self._session.behind else self._session.world_size
+        before, self._world = self._world, 0 if self._session.script.at.behind else self._session.world_size
         if before and self._world not in (0, before):
             for hook in self.resize_hooks:
                 hook(before, self._world, self._session.because)

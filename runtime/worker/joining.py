@@ -24,6 +24,7 @@ from elastic.protocol.loop_state import (
     GoAstray,
     MembersLost,
     ResultTaken,
+    Standing,
     WentAstray,
 )
 from elastic.protocol.messages import Generation, Member
@@ -63,25 +64,16 @@ class JoinProtocol:
         self._orders = orders
         self._asker = asker
         self._journal = journal
-        self._epoch = 0
         self._number = -1
         """The operation whose state the carrier holds, or will hold while the script applies a result; -1: none."""
         self._op = Op(OpKind.SYNC, 0)
         """That operation; between two `join`s only its number is known."""
-        self._here = self._op
-        """Where the script is, in `join`."""
         self._counted_in: Generation | None = None
         """The generation in which the donor of that operation counts this worker as a holder of its state, or may do so
         because its answer was lost: then this worker may be a member after it. A loss voids that."""
         self._copied_here = False
         """Whether the state was copied in this `join`: then the script's earlier fingerprint is void."""
         self._results: deque[LoggedResult] = deque()
-        self.behind = False
-        """Session.behind."""
-        self._bound = False
-        """Whether what the script did for its present step holds for no other step."""
-        self.astray = False
-        """Session.astray: the script runs to the end of another step, and then has to copy again."""
         self._pause_s = RETRY_S
         self._turn = 0
         """Index of the worker to ask; it moves on when a worker had no answer."""
@@ -97,6 +89,10 @@ class JoinProtocol:
         """A phase that changes with every byte: a newcomer that makes progress is left alone, however slow it is."""
         return f"joining, {self._asker.received:,} bytes received"
 
+    @property
+    def _astray(self) -> bool:
+        return self._script.at.standing is Standing.ASTRAY
+
     def await_invitation(self) -> None:
         """Session.await_invitation."""
         with self._shared.changed:
@@ -109,16 +105,12 @@ class JoinProtocol:
             self._orders.leave_if_over()
             meta = self._asker.meta(self._orders.newest)
             if meta is not None and until(meta):
-                self._epoch = meta.epoch
                 return meta
             self._pause()
 
-    def join(
-        self, here: Op, fingerprint: dict[str, str], carrier: Carrier, *, bound: bool = False
-    ) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str], carrier: Carrier) -> tuple[Op, Partial | None]:
         """Session.join."""
-        self._epoch, self._op, self._copied_here, self._bound = here.epoch, here, False, bound
-        self._here = here
+        self._op, self._copied_here = here, False
         while True:
             step = self._next()
             if step is None:
@@ -140,7 +132,7 @@ class JoinProtocol:
                 if not counted:
                     self._asker.unfollow()
                 answered = False
-            if self.astray:
+            if self._astray:
                 return self._op, self.take_over(self._op, {})
             if result is not None:
                 return self._op, result
@@ -149,7 +141,7 @@ class JoinProtocol:
     def copy_anew(self) -> Copy:
         """Session.copy_anew. The donor keeps the results from that pass on."""
         self._results.clear()
-        self._number, self.astray, self._bound = -1, False, True
+        self._number = -1
         self._asker.unfollow()
         while True:
             step = self._next()
@@ -157,7 +149,7 @@ class JoinProtocol:
                 self._script.post(MembersLost())
                 raise AssertionError("a newcomer without a copy goes on without members")
             try:
-                copy = self._fetch_state(step[0], step[1].of)
+                copy = self._fetch_state(step[0], step[1].of, follow=True)
                 if copy is not None:
                     self._say_complete(-1, 0)
                     self._script.post(CopiedAnew(copy.op.step))
@@ -242,20 +234,17 @@ class JoinProtocol:
 
     def _copy_state(self, p: WorkerState, of: Sequence[str], carrier: Carrier) -> bool:
         """Copy the state, in the donor's window or from a held copy. False: not now or here. Raises CopyFailed."""
-        here = self._here
-        copy = self._fetch_state(p, of, carrier)
+        copy = self._fetch_state(p, of, carrier, follow=self._script.at.bound)
         if copy is None:
             return False
         carrier.load(copy.header, copy.blobs)
         self._copied_here = True
-        counts = self._script.post(CopyArrived(copy.op.step, bool(copy.early), self._waited_for))
-        self.astray = (self._bound or bool(copy.early)) and self._op.step != here.step
-        assert self.astray == isinstance(counts, GoAstray)
-        if self.astray:
+        arrived = CopyArrived(copy.op.step, bool(copy.early), self._waited_for)
+        if isinstance(self._script.post(arrived), GoAstray):
             try:
                 self._say_complete(-1, 0)
             except CopyFailed:  # the donor does not keep the results either
-                self._number, self.astray = -1, False
+                self._number = -1
                 raise
             self._script.post(WentAstray())
             return True
@@ -265,18 +254,20 @@ class JoinProtocol:
         self._counted_in = p.record if promised else None
         return True
 
-    def _fetch_state(self, p: WorkerState, of: Sequence[str], carrier: Carrier | None = None) -> Copy | None:
+    def _fetch_state(
+        self, p: WorkerState, of: Sequence[str], carrier: Carrier | None = None, *, follow: bool
+    ) -> Copy | None:
         """The state of an operation that is in progress or, if its results follow, was. The caller has to answer it
-        with `_say_complete`. carrier: the state has to fit into this. None: not now, or not from this worker. Raises
-        CopyFailed, and ConfigError before any of the state has come."""
+        with `_say_complete`. carrier: the state has to fit into this. follow: the donor is to keep the results from
+        there on. None: not now, or not from this worker. Raises CopyFailed, and ConfigError before any of the state has
+        come."""
         connection = self._follow(p, of)
-        connection.send({"want": "state", "follow": self._bound})
+        connection.send({"want": "state", "follow": follow})
         answer, _ = connection.receive(within_s=ANSWER_S)
         if "op" not in answer:
             self._asker.unfollow()
             return None
         number, copy = parse_state(answer)
-        assert self._epoch == self._script.at.shared_epoch
         self._script.post(CopyOffered(copy.op.epoch))
         if carrier is not None:
             carrier.check(copy.header)
@@ -362,7 +353,7 @@ class JoinProtocol:
         Raises what disagreeing members raise: this worker came to another place than the members, or drifted apart.
         """
         entry, me = self._results.popleft(), self._asker.worker_id
-        if self.astray:
+        if self._astray:
             if entry.op != here:
                 raise JoinMissed(
                     f"what this newcomer drew for another step led it to {here}, the members to {entry.op}"
@@ -373,12 +364,11 @@ class JoinProtocol:
         if fingerprint not in (None, entry.fingerprint):
             raise checks.disagree({MEMBERS: entry.fingerprint, me: fingerprint}, here)
         self._script.post(ResultTaken())
-        self._number, self._counted_in, self.behind = entry.number + 1, None, True
+        self._number, self._counted_in = entry.number + 1, None
         return entry.result
 
     def _caught_up(self) -> None:
         self._script.post(Admitted())
-        self.behind = False
         self._results.clear()
         self._asker.unfollow()
 

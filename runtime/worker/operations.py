@@ -12,7 +12,6 @@ from elastic.config import Compression, Overlap, Reduction, Timing
 from elastic.errors import DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Ready
-from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
 from runtime.allreduce.reduction.early_sums import EarlySums
 from runtime.allreduce.reduction.partial_sum import Json, Partial
@@ -74,30 +73,22 @@ class OperationLoop:
         raise NotImplementedError
 
     @property
-    def joining(self) -> bool:
-        return self._shared.position.phase is Phase.FRESH and not self._admission.behind
-
-    @property
-    def behind(self) -> bool:
-        return self._shared.position.phase is Phase.FRESH and self._admission.behind
-
-    @property
     def generation(self) -> int:
         return self._shared.position.entered
 
     def before_leaving(self, call: Callable[[], None]) -> None:
         self._before_leaving = call
 
-    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
-        if not self.behind:
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
+        if not self.script.at.behind:
             with self._shared.changed:
                 self._orders.ready = True
                 self._client.send(Ready(self.worker_id, self._orders.newest.number))
         carrier = self._donor.carrier
         assert carrier is not None
-        op, result = self._admission.join(here, fingerprint, carrier, bound=bound)
+        op, result = self._admission.join(here, fingerprint, carrier)
         self._task = OperationSpec(op, fingerprint, {}, None)
-        if not self.behind:
+        if not self.script.at.behind:
             if result is not None:
                 self._fresh_generation = self.generation
             self._say_progress()
@@ -115,7 +106,7 @@ class OperationLoop:
         if op.joinable:
             self._pace.begin(time.monotonic())
         self._reporter.begin(op)
-        if self.behind:
+        if self.script.at.behind:
             return
         self._leave_unless_leaving()
         with self._shared.changed:
@@ -153,7 +144,7 @@ class OperationLoop:
         self._shared.unit_done(leaf)
 
     def finish(self) -> Partial | None:
-        if self.behind:
+        if self.script.at.behind:
             return self._admission.take_over(self._task.op, self._task.fingerprint)
         self._reporter.waits(self._task.op)
         with self._or_gives_way():
@@ -187,7 +178,7 @@ class OperationLoop:
         self._orders.give_way(str(hung))
 
     def used(self) -> None:
-        if not self._retains and not self.behind:
+        if not self._retains and not self.script.at.behind:
             with self._shared.changed:
                 self._shared.post(worker_state.Used(self._shared.position.reduced - 1))
 

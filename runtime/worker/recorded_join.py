@@ -78,7 +78,6 @@ class Joining(SingleSession):
     def __init__(self, path: Path, device: torch.device) -> None:
         """path: the file that Recording has written."""
         super().__init__(device)
-        self.joining = True
         self.script = ScriptLoop(newcomer=True)
         self._given: dict[str, Any] = load(path, weights_only=True)
 
@@ -91,11 +90,10 @@ class Joining(SingleSession):
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return JoinMeta(**self._given["meta"])
 
-    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
         self._carrier.load(*self._given["state"])
         result = parse_result(*self._given["result"])
         result.flats = {name: flat.to(self.sums_on) for name, flat in result.flats.items()}
-        self.joining = False
         self.script.post(Admitted())
         return parse_op(self._given["about"]), result
 

@@ -42,9 +42,6 @@ class SingleSession:
     parting = False
     may_part = True
     going = None
-    joining = False
-    behind = False
-    astray = False
 
     def __init__(self, device: torch.device = CPU) -> None:
         """device: the device on which it trains."""

@@ -156,10 +156,6 @@ class WorkerSession(OperationLoop):
         return record
 
     @property
-    def astray(self) -> bool:
-        return self._admission.astray
-
-    @property
     def rank(self) -> int:
         return self._rank_in(self._record.ids)
 
@@ -290,7 +286,7 @@ class WorkerSession(OperationLoop):
     # ---------------------------------------------------------------------------------------------- the end
 
     def applied(self, record: StepRecord) -> None:
-        if self.behind:  # the members have recorded it
+        if self.script.at.behind:  # the members have recorded it
             return
         self._applied = record.step + 1
         self._client.record({**asdict(record), "lr": list(record.lr)})

@@ -16,7 +16,7 @@ import torch
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed, UsageError
-from elastic.protocol.loop_state import Admitted, CopiedAnew, ResultTaken, WentAstray
+from elastic.protocol.loop_state import Admitted, CopiedAnew, ResultTaken, Standing, WentAstray
 from elastic.protocol.reduction_tree import next_fold
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
@@ -170,10 +170,10 @@ class World:
         early = donor.published.early_in(op.step)
         newcomer.copy = Copy(op, header, [blob.clone() for blob in blobs], donor.published.state, early)
         newcomer.copied, newcomer.number = op, self.number
-        if newcomer.bound_to in (None, op.step) or not (newcomer.bound or early):
+        if newcomer.bound_to in (None, op.step) or not (newcomer.script.at.bound or early):
             newcomer.carrier.load(header, newcomer.copy.blobs)
         else:
-            newcomer.astray, newcomer.bound_to = True, None
+            newcomer.bound_to = None
             newcomer.script.post(WentAstray())
             newcomer.copy_at, newcomer.admit_at = op.step + 1, op.step + 2
 
@@ -181,7 +181,6 @@ class World:
         donor = self.sessions[self.members[0]].carrier
         assert newcomer.number == self.number
         assert newcomer.carrier.digest() == donor.digest()
-        newcomer.joining = newcomer.behind = False
         newcomer.script.post(Admitted())
         self.newcomers.remove(newcomer.worker_id)
         self.members.append(newcomer.worker_id)
@@ -200,18 +199,14 @@ class FakeMember:
         self.world = world
         self.reduction, self.compression = world.reduction, world.compression
         self.worker_id = name
-        self.joining = joining
         self.script = ScriptLoop(newcomer=joining)
-        self.behind = False
         self.waiting = False
         self.copied: Op | None = None
         self.copy: Copy | None = None
         self.copy_at = self.admit_at = 0
         """Steps, as in World.run; later ones once it had been bound to another step."""
         self.bound_to: int | None = None
-        self.bound = False
         self.published: JoinMeta
-        self.astray = False
         self.number = 0
         self.begun: tuple[Op, dict[str, str]] | None = None
         self.carrier: Carrier
@@ -275,7 +270,7 @@ class FakeMember:
 
     def publish(self, meta: JoinMeta) -> None:
         self.published = meta
-        if meta.step == self.world.asked_at and not self.joining:  # nobody asks a newcomer
+        if meta.step == self.world.asked_at and not self.script.at.joining:  # nobody asks a newcomer
             self.world.asked = meta
         self.world.lock.notify_all()
 
@@ -288,19 +283,19 @@ class FakeMember:
         assert world.asked is not None
         return world.asked
 
-    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial]:
-        if self.behind:
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial]:
+        if self.script.at.behind:
             self.copied = here
         else:
-            self.bound_to, self.bound = here.step, bound
+            self.bound_to = here.step
         self.waiting = True
         self.world.lock.notify_all()
-        result = self._take_over((here, fingerprint) if self.behind else None)
+        result = self._take_over((here, fingerprint) if self.script.at.behind else None)
         assert self.copied is not None
         return self.copied, result
 
     def copy_anew(self) -> Copy:
-        self.copied, self.copy, self.waiting, self.astray = None, None, True, False
+        self.copied, self.copy, self.waiting = None, None, True
         self.world.lock.notify_all()
         assert self.world.lock.wait_for(lambda: self.copy is not None or not self.world.members, WAIT_S)
         if self.copy is None:
@@ -318,10 +313,10 @@ class FakeMember:
         assert world.lock.wait_for(lambda: self._has_next() or not world.members, WAIT_S)
         if not self._has_next():
             raise JoinMissed("the job is over")
-        assert self.astray or here in (None, (world.ops[self.number], world.fingerprints[self.number]))
+        astray = self.script.at.standing is Standing.ASTRAY
+        assert astray or here in (None, (world.ops[self.number], world.fingerprints[self.number]))
         self.waiting = False
         if self.worker_id not in world.members:
-            self.joining, self.behind = False, True
             self.script.post(ResultTaken())
         return self._take()
 
@@ -334,7 +329,7 @@ class FakeMember:
         cuts: Sequence[Cut] = (),
     ) -> None:
         self.begun = (op, fingerprint)
-        if self.behind:
+        if self.script.at.behind:
             return
         world = self.world
         todo = list(self.owned(op.units) or ())
@@ -349,7 +344,7 @@ class FakeMember:
         """Nobody takes anything early here."""
 
     def next_unit(self) -> int | None:
-        if self.behind:
+        if self.script.at.behind:
             return None
         world, part = self.world, self.world.open[self.worker_id]
         if world.kills.get(self.worker_id) == (self.number, self.computed):
@@ -373,7 +368,7 @@ class FakeMember:
         """The world keeps copies of its own."""
 
     def finish(self) -> Partial | None:
-        if self.behind:
+        if self.script.at.behind:
             return self._take_over(self.begun)
         world = self.world
         if self.number in world.results:
@@ -398,7 +393,7 @@ class FakeMember:
         return result
 
     def applied(self, record: StepRecord) -> None:
-        if not self.behind:
+        if not self.script.at.behind:
             self.records.append(record)
 
     def history(self, first: int, end: int) -> list[StepRecord]:

@@ -47,7 +47,7 @@ def exchange(
     if script.evaluating:
         raise mistakes.in_evaluation(call)
     occasion = script.occasion(label)
-    if script.passing or script.training.session.joining:
+    if script.passing or script.training.at.joining:
         told = script.training.replies.shared.get(occasion)
         return alone(script, value) if told is None else _unpacked(told, value.device)
     number, script.calls = script.calls, script.calls + 1

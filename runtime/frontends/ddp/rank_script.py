@@ -202,7 +202,7 @@ class RankScript:
     @property
     def rank_now(self) -> int:
         """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn."""
-        return self.ranks if self.silent or self.training.session.joining else self.job.rank
+        return self.ranks if self.silent or self.training.at.joining else self.job.rank
 
     @property
     def silent(self) -> bool:
@@ -289,7 +289,7 @@ class RankScript:
         self._copies.step(self.training.next_step)
         # A run that goes on has set its rates by the values of its beginning, and sets them once more by those that it
         # gets now. What it has set and averaged in the epochs that are over is in its checkpoint already.
-        resumed = self._position.copied and not self.training.session.joining
+        resumed = self._position.copied and not self.training.at.joining
         if resumed:
             self.objects.put_back_settings()
             self._copies.load_state_dict(self._averages)
@@ -365,7 +365,7 @@ class RankScript:
             return 0
         number = self._entry - (cast(int, there["sampler_epoch"]) - source.epoch)
         if number > self._entry:
-            if self.training.session.joining:
+            if self.training.at.joining:
                 raise JoinMissed(f"this newcomer begins with epoch {number}, and the job is in epoch {self._entry}")
             raise mistakes.snapshot_ahead(number, self._entry)
         return max(0, number)
@@ -493,7 +493,7 @@ class RankScript:
             self._turns.settle_rates()
             self.objects.note_settings()
             self.training.carrier.settle()
-            if self._position.copied and not self.training.session.joining:
+            if self._position.copied and not self.training.at.joining:
                 self._take_over(FrameValues.read(self.frames))
         self._reduces = reduces or bool(self._reduces)
 
@@ -581,7 +581,7 @@ class RankScript:
         start = EvaluationValues.read(self.frames)
         self.summed = start.summed
         occasion = self.occasion("an evaluation")
-        if self.passing or self.silent or (self.begun and self.training.session.joining):
+        if self.passing or self.silent or (self.begun and self.training.at.joining):
             yield source.fetch(0, 0)  # so that the names are bound which the loop binds, and a count is not 0
             if (told := self.training.replies.shared.get(occasion)) is not None:
                 start.added(0, 1)
@@ -628,7 +628,7 @@ class RankScript:
         """The script's process group is destroyed, or the script has ended: there are no more steps."""
         if not self.begun or self.training.loop is Loop.OVER:
             return
-        if self.training.session.joining:
+        if self.training.at.joining:
             raise JoinMissed(f"the script was over in epoch {self._epoch}, and the job is in epoch {self._entry}")
         if self._epoch + 1 < self._entry:
             raise mistakes.over_before(self._epoch, self._entry)

@@ -47,9 +47,10 @@ class Turns(Pass):
         """Whose turn this is, or was; None of one that counts for nobody."""
 
     def _rehearsals_due(self, first: bool) -> int:
-        session = self._training.session
-        self._fingerprint = self._training.fingerprint()
-        return int(session.joining or session.behind or not session.owned(self._running.work.shards))
+        training = self._training
+        self._fingerprint = training.fingerprint()
+        owns = training.session.owned(self._running.work.shards)
+        return int(training.at.joining or training.at.behind or not owns)
 
     def _check_unchanged(self) -> None:
         before = self._snapshot
@@ -68,7 +69,7 @@ class Turns(Pass):
         return 0 if self._turns == int(self._joined) else None
 
     def _end_rehearsal(self) -> None:
-        self._joined = self._training.session.joining
+        self._joined = self._training.at.joining
         super()._end_rehearsal()
 
     def _found_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:

@@ -25,7 +25,7 @@ from runtime.recovery.state.script_state import Values
 from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.connection import CopyConnection
 from runtime.recovery.transfer.multi_source import digest
-from runtime.session import Op, OpKind
+from runtime.session import Op, OpKind, ScriptLoop
 from runtime.worker.donor import CopyServer
 from runtime.worker.operations import OperationLoop
 from runtime.worker.state_owner import SharedWorkerState
@@ -173,7 +173,7 @@ def initially() -> dict[str, Any]:
     donor = Donor()
     with torch.cuda.stream(donor.script):
         known = donor.carrier.digest()
-        loop: Any = SimpleNamespace(_donor=donor.server, _shared=donor.shared, behind=False, _pace=None)
+        loop: Any = SimpleNamespace(_donor=donor.server, _shared=donor.shared, script=ScriptLoop(), _pace=None)
         loop._reporter = SimpleNamespace(begin=lambda op: None)
         loop.may_part, loop._leave_unless_leaving = False, lambda: None
         OperationLoop.begin(loop, Op(OpKind.SYNC, 1), {})

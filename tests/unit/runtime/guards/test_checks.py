@@ -30,7 +30,7 @@ from elastic.errors import (
 from runtime.guards import checks
 from runtime.loop.job import Job
 from runtime.loop.step import Step
-from runtime.session import JoinMeta, Op, OpKind
+from runtime.session import JoinMeta, Op, OpKind, ScriptLoop
 from tests.unit.features import StatisticsInParameters
 from tests.unit.jobs import SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, one_thread, set_up
 
@@ -564,7 +564,9 @@ def test_allow_takes_a_set_of_names_that_can_be_turned_off(setup: Setup, allow: 
 
 def test_a_newcomer_whose_epoch_is_over_is_replaced() -> None:
     class Outside(Recorded):
-        joining = True
+        def __init__(self) -> None:
+            super().__init__()
+            self.script = ScriptLoop(newcomer=True)
 
         def await_invitation(self) -> None:
             """There is a place."""

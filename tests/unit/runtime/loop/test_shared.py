@@ -83,7 +83,7 @@ def test_the_next_leader_repeats_it_when_the_leader_dies() -> None:
 def test_a_newcomer_that_shares_something_else_is_told() -> None:
     def script(session: FakeMember) -> str:
         job = make_job(session)
-        if session.joining:
+        if session.script.at.joining:
             job.shared("other", lambda: 1)
         return train(set_up(job))
 

@@ -217,7 +217,7 @@ def joining(
     in_pass(newcomer, here, bound=bound)
     joined = list[tuple[Op, Partial | None]]()
     join = newcomer.admission.join
-    thread = threading.Thread(target=lambda: joined.append(join(here, {}, newcomer.carrier, bound=bound)), daemon=True)
+    thread = threading.Thread(target=lambda: joined.append(join(here, {}, newcomer.carrier)), daemon=True)
     thread.start()
     return thread, joined
 
@@ -465,7 +465,7 @@ def test_a_newcomer_takes_over_results_from_a_held_copy_on_until_it_has_caught_u
         a.go_through(op, (0,), result)
         a.weigh(9.0)  # the script goes on
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
-    assert c.admission.behind and c.shared.position.phase is Phase.FRESH
+    assert c.script.at.behind and c.shared.position.phase is Phase.FRESH
     assert c.model.weight.tolist() == [[7.0, 7.0]]
     assert joined_with(*joining(c, at_step(1))) == (at_step(1), [1.0, 1.0])
     assert values(c.admission.take_over(evaluation, {})) == [2.0, 2.0]
@@ -474,7 +474,7 @@ def test_a_newcomer_takes_over_results_from_a_held_copy_on_until_it_has_caught_u
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((2,), other(3))
     assert joined_with(thread, joined) == (at_step(2), [3.0, 3.0])
-    assert (c.shared.position.entered, c.admission.behind) == (2, False)
+    assert (c.shared.position.entered, c.script.at.behind) == (2, False)
     assert c.events("state_copied") == 1
 
 
@@ -489,7 +489,7 @@ def go_astray(newcomer: Worker, donor: Worker) -> None:
     donor.complete((0,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
     newcomer.script.at = newcomer.script.at._replace(stage=ScriptStage.BETWEEN)
-    assert newcomer.admission.behind and newcomer.shared.position.phase is Phase.FRESH
+    assert newcomer.script.at.behind and newcomer.shared.position.phase is Phase.FRESH
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -518,7 +518,7 @@ def test_a_newcomer_bound_to_another_step_goes_through_it_and_copies_anew(
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((2,), other(3))
     assert joined_with(thread, joined) == (at_step(1), [3.0, 3.0])
-    assert (c.shared.position.entered, c.admission.behind) == (2, False)
+    assert (c.shared.position.entered, c.script.at.behind) == (2, False)
 
 
 def test_a_connection_that_is_found_to_have_ended_late_does_not_end_the_copy_over_the_next_one(
@@ -623,7 +623,7 @@ def test_a_newcomer_that_a_step_waits_for_gives_way_to_a_new_process_if_it_is_bo
     a.begin(STEP)
     in_pass(c, at_step(5), bound=True)
     with pytest.raises(JoinMissed, match="step 0 waits for this newcomer"):
-        c.admission.join(at_step(5), {}, c.carrier, bound=True)
+        c.admission.join(at_step(5), {}, c.carrier)
 
 
 def test_a_copy_that_was_cut_off_is_followed_by_a_held_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -657,7 +657,7 @@ def test_a_donor_goes_on_counting_a_newcomer_whose_generation_did_not_take_effec
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((0,), other(1))
     assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
-    assert c.admission.behind and c.events("state_copied") == 1
+    assert c.script.at.behind and c.events("state_copied") == 1
 
 
 def test_another_question_of_a_newcomer_does_not_end_the_wait_for_it(make: Make, large: None) -> None:

@@ -155,7 +155,7 @@ def a_matrix_of_counts() -> None:
         setup.step(x, y)
         counts[0, 0] += 1
         counts = counts + 1
-    if not RankScript.running().training.session.joining:
+    if not RankScript.running().training.at.joining:
         tell(counts[:1, :2])
 
 
@@ -221,7 +221,7 @@ def test_a_snapshot_that_was_loaded_is_none_of_them(average: bool, tmp_path: Pat
         setup = Setup()
         model = unwrapped(setup)
         shadow = Shadow(model)
-        snapshot = torch.load(file) if RankScript.running().training.session.joining else None
+        snapshot = torch.load(file) if RankScript.running().training.at.joining else None
         if snapshot is not None:
             model.load_state_dict(snapshot["model"])
             shadow.shadow = snapshot["shadow"] if average else shadow.shadow
