@@ -92,23 +92,6 @@ def no_gradient(where: str) -> errors.NoGradient:
     )
 
 
-def left_pass(where: str) -> errors.NoGradient:
-    """The error for an inner loop that was left before its iterator ended."""
-    return errors.NoGradient(
-        f"{where} was left before its gradients were reduced: `break`, `return` or next() instead of a whole "
-        "`for batch in step`. The other shards would be missing. Let the inner loop run to its end; step.skip() "
-        "leaves one shard out, job.stop() ends the training after this step."
-    )
-
-
-def no_pass(step: int) -> errors.NoGradient:
-    """The error for a step without an inner loop, when the next step is asked for."""
-    return errors.NoGradient(
-        f"step {step} ended without a pass over its shards. Write `for batch in step:` inside `for step in "
-        "job.steps(...)`, also in steps that only accumulate."
-    )
-
-
 def no_steps() -> errors.NoSteps:
     """The error for one of several workers at the end of the script if they have done nothing together."""
     return errors.NoSteps(
@@ -116,14 +99,6 @@ def no_steps() -> errors.NoSteps:
         "whole of it for itself, and nothing was put together. A library's own loop (Trainer.fit, model.fit) does not "
         "know of the job. Write the loop yourself, `for step in job.steps(train, total=1000):` and in it `for batch in "
         "step:`, or start the script with --workers 1."
-    )
-
-
-def second_loop(what: str) -> errors.SecondLoop:
-    """The error for a second loop, which a newcomer could take for the first."""
-    return errors.SecondLoop(
-        f"{what} came after the script's first loop: a replacement that joins later could not tell which one to enter. "
-        "Write one `for epoch in job.epochs(n)` loop, with one `for step in job.steps(...)` loop in it."
     )
 
 

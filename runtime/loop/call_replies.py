@@ -27,8 +27,6 @@ class CallReplies:
         """Name -> value, for the whole job."""
         self.calls = 0
         """Number of calls in this epoch."""
-        self.early_calls = 0
-        """Number of early calls in this step."""
 
     def begin_epoch(self) -> None:
         """The calls of an epoch are counted anew."""
@@ -39,9 +37,9 @@ class CallReplies:
         self.of_epoch.clear()
         self.early.clear()
 
-    def next_key(self, label: str, early: bool) -> str:
-        """Count a call. Returns its key."""
-        key = f"{self.early_calls if early else self.calls} {label}"
+    def next_key(self, label: str, early_calls: int | None) -> str:
+        """Count a call. early_calls: of an early one, how many have come before it in this step. Returns its key."""
+        key = f"{self.calls if early_calls is None else early_calls} {label}"
         self.calls += 1
         return key
 
@@ -59,8 +57,7 @@ class CallReplies:
         return deepcopy(self.of_epoch[key])
 
     def keep_early(self, key: str, step: int, value: Json) -> None:
-        """Count an early call, and note its reply."""
-        self.early_calls += 1
+        """Note the reply to an early call."""
         self.early[key] = [step, deepcopy(value)]
 
     def remember(self, name: str, value: Json) -> None:

@@ -102,7 +102,7 @@ class Collectives:
         once, the old one stays, and close() raises CheckpointError. Raises ConfigError for a bad name.
         """
         training, series = self._training, check_series(name)
-        elsewhere = training.elsewhere
+        elsewhere = training.at.elsewhere
         plan = self._once(f"save({series})", training.plan_save)
         if not elsewhere:
             training.save(series, cast(dict[str, Any], plan))

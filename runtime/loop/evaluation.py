@@ -42,7 +42,7 @@ def evaluate(
     training.check_outside_pass("evaluate()")
 
     def compute(part: int) -> Partial:
-        seed_fetch(training.seed, training.epoch, training.next_step, part)
+        seed_fetch(training.seed, training.at.epoch, training.at.step, part)
         scalars: Scalars = {}
         samples = 0
         for batch in range(part * batches // parts, (part + 1) * batches // parts):

@@ -35,7 +35,7 @@ from runtime.loop.control_scalars import RESERVED
 from runtime.loop.leader_hooks import Sink
 from runtime.loop.loops import Epochs, Extent, Steps, shards_of, steps_of
 from runtime.loop.passes import Gradients, Nonfinite, PassWork, Source
-from runtime.loop.training import Loop, Training, empty_leaf
+from runtime.loop.training import Training, empty_leaf
 from runtime.recovery.state.script_state import Values
 from runtime.recovery.state.small_values import Number, as_number
 from runtime.script_end import ScriptEnd
@@ -225,7 +225,7 @@ class Job(Collectives):
         if nonfinite not in get_args(Nonfinite):
             raise ConfigError(f'nonfinite={nonfinite!r} must be "pass", "skip" or "stop"')
         work = PassWork(shards, data, gradients, checks.check_allow(allow), nonfinite)
-        inside = training.loop is Loop.EPOCHS
+        inside = training.at.in_epochs
         per_epoch, count = steps_of(data, total, epochs, inside)
         if inside and training.examiner is not None:
             count = min(EPOCH_STEPS, count or EPOCH_STEPS)
@@ -236,9 +236,9 @@ class Job(Collectives):
             idle = self.world_size - shards
             self.print(f"{self.world_size} workers for {shards} shards: {idle} are idle, without a shard")
         if inside:
-            left = self._epochs - training.epoch
+            left = self._epochs - training.at.epoch
             last = None if per_epoch is None else first + left * per_epoch
-            extent = Extent(first, training.epoch, per_epoch, count, last)
+            extent = Extent(first, training.at.epoch, per_epoch, count, last)
         else:
             extent = Extent(first, 0, per_epoch, count, count)
         training.plan_steps(extent.total, shards)
@@ -336,7 +336,8 @@ class Job(Collectives):
                 raise checks.no_steps()
             self._training.checkpoints.finish()
             if not self._training.at.joining:
-                op = Op(OpKind.LEAVE, 1, self._training.epoch, self._training.next_step)
+                at = self._training.at
+                op = Op(OpKind.LEAVE, 1, at.epoch, at.step)
                 self._training.run(op, self._training.logged(), empty_leaf)
                 self._training.tell()
                 self._training.lead()
@@ -356,7 +357,7 @@ class Job(Collectives):
         self._detach()
         if self._training.examiner is not None:
             self._training.examiner.failed(error)
-        self._session.failed(error, self._training.next_step, self._training.running)
+        self._session.failed(error, self._training.at.step, self._training.running)
 
     def _detach(self) -> None:
         global _current

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from elastic.errors import ConfigError
-from elastic.protocol.loop_state import CopyAnew, NextStep
+from elastic.protocol.loop_state import CopyAnew, LoopKind, NextStep
 from runtime.data.loader import Loader, check_count
 from runtime.data.stream import Stream
 from runtime.guards.unregistered import caller
 from runtime.loop.passes import PassWork, Place, RunningPass, Source
 from runtime.loop.step import Step
-from runtime.loop.training import Loop, Training
+from runtime.loop.training import Training
 
 
 class Epochs(Iterator[int]):
@@ -33,7 +33,8 @@ class Epochs(Iterator[int]):
         if self._over:
             raise StopIteration
         if self._next is None:
-            self._next = training.enter_loop(Loop.EPOCHS).epoch
+            training.enter_loop(LoopKind.EPOCHS)
+            self._next = training.at.epoch
         else:
             training.end_epoch(last=self._next == self._count)
         if training.riders.stopped is not None or self._next >= self._count:
@@ -73,7 +74,7 @@ class Steps(Iterator[Step]):
         self._training = training
         self._work = work
         self._extent = extent
-        self.initial = training.next_step - extent.first
+        self.initial = training.at.step - extent.first
         """Number of steps of this loop before this worker came: `tqdm(steps, initial=steps.initial)`."""
         self.running: RunningPass | None = None
         """The step that was handed out last."""
@@ -97,12 +98,12 @@ class Steps(Iterator[Step]):
             self._over = True
             if self._work.loader is not None:
                 self._work.loader.release()
-            if training.loop is Loop.BARE:
-                training.end_loop()
-            else:
+            if training.at.in_epochs:
                 training.end_steps()
+            else:
+                training.end_loop()
             raise StopIteration
-        place = extent.locate(training.next_step)
+        place = extent.locate(training.at.step)
         self.running = running = RunningPass(self._work, place, extent.locate)
         step = Step(training, running)
         if "Unregistered" not in self._work.allow:
@@ -112,7 +113,7 @@ class Steps(Iterator[Step]):
 
     def _is_complete(self) -> bool:
         extent, used_up = self._extent, self.running is not None and self.running.ended
-        return used_up or (extent.length is not None and self._training.next_step - extent.first >= extent.length)
+        return used_up or (extent.length is not None and self._training.at.step - extent.first >= extent.length)
 
 
 def shards_of(data: Source | None, shards: int | None) -> int:

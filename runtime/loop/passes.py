@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-from elastic.protocol.loop_state import Join, JoinOver, PassRepeated, RehearsalOver, ResultHeld
+from elastic.protocol.loop_state import Join, PassRepeated, RehearsalOver, ResultHeld, ScriptStage
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
 from runtime.data.loader import Loader
@@ -140,7 +140,8 @@ class Pass(Iterator[Any]):
         self._training = training
         self._running = running
         self._number = running.passes
-        self._phase: Literal["new", "rehearsing", "collecting", "trying", "done"] = "new"
+        self._begun = False
+        self._over = False
         self._rehearsals: list[int] = []
         self._skipped: set[int] = set()
         self._result: Partial | None = None
@@ -170,22 +171,24 @@ class Pass(Iterator[Any]):
         """End the shard that runs, if one does. Returns the next shard to compute; None: the result of all is in place.
         Raises the guards' errors for what the body did."""
         checks.check_capture(self._where)
-        if self._running.shard is not None and self._phase != "new":
+        if self._running.shard is not None and self._begun:
             self._end_shard(self._running.shard)
-        if self._phase == "new":
+        if not self._begun:
             self._open()
-        if self._phase == "rehearsing":
+        if self._over:
+            return None
+        if self._is(ScriptStage.REHEARSING):
             if self._rehearsals:
                 return self._rehearsals.pop(0)
             if self._rehearsed and (shard := self._untried) is not None:
                 return shard
             self._end_rehearsal()
-        if self._phase == "trying":
+        if self._is(ScriptStage.TRYING):
             if (shard := self._untried) is not None:
                 return shard
             assert self._result is not None
             self._end(self._result)
-        while self._phase == "collecting":
+        while self._is(ScriptStage.COLLECTING):
             unit = self._training.session.next_unit()
             if unit is not None:
                 return unit
@@ -195,11 +198,15 @@ class Pass(Iterator[Any]):
                 continue
             if result is not None and (shard := self._untried) is not None:
                 self._training.post(ResultHeld())
-                self._phase, self._result = "trying", result
+                self._result = result
                 return shard
             if result is not None:
                 self._end(result)
         return None
+
+    def _is(self, stage: ScriptStage) -> bool:
+        """Whether this pass, which has begun and is not over, is so far."""
+        return self._training.at.stage is stage
 
     @property
     def _untried(self) -> int | None:
@@ -211,7 +218,7 @@ class Pass(Iterator[Any]):
 
     def _open(self) -> None:
         training, place = self._training, self._running.place
-        self._harvest = training.begin_pass(self._number, self._where, self._running.work.allow)
+        self._harvest = training.begin_pass(place.index, self._number, self._running.work.allow)
         if self._running.work.loader is not None:
             self._running.work.loader.begin_step(place.epoch, place.position)
         first = place.index == 0 or training.at.joining
@@ -219,7 +226,7 @@ class Pass(Iterator[Any]):
         if first or place.index % CHECKSUM_STEPS == 0:
             self._checksums = training.carrier.watch(full=True)
         self._harvest.begin_pass(training.seed, place.index, self._number)
-        self._phase = "rehearsing"
+        self._begun = True
         shards = self._running.work.shards
         if (rehearsals := self._rehearsals_due(first)) > 0:
             self._rehearsals = list(range(min(rehearsals, shards)))
@@ -247,21 +254,19 @@ class Pass(Iterator[Any]):
             op, result = training.session.join(here, self._fingerprint or training.fingerprint())
             self._fingerprint = None
             self._running.place = place = self._running.locate(op.step)
-            training.post(JoinOver(place.index, place.epoch, result is not None))
-            training.adopt(place.index, place.epoch)
+            training.joined(place.index, place.epoch, result=result is not None)
             self._harvest = training.harvest()
             self._harvest.begin_pass(training.seed, place.index, self._number)
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
             if result is not None:
                 if not self._repeated(result):
-                    self._phase, self._result = "trying", result
+                    self._result = result
                 return
         self._collect(place, self._fingerprint or training.fingerprint())
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
         harvest = self._harvest
         self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.early.cuts)
-        self._phase = "collecting"
 
     def _repeated(self, result: Partial) -> bool:
         """Whether the pass has to be computed again, and has begun again, on all workers alike: see Harvest.misfits.
@@ -280,7 +285,12 @@ class Pass(Iterator[Any]):
     def _op(self, place: Place) -> Op:
         label = f"again {self._repeats}" if self._repeats else ""
         return Op(
-            OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number, label=label
+            OpKind.PASS,
+            self._running.work.shards,
+            self._training.at.shared_epoch,
+            place.index,
+            self._number,
+            label=label,
         )
 
     def begin_shard(self, shard: int) -> Any:
@@ -297,7 +307,7 @@ class Pass(Iterator[Any]):
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
-        if self._phase == "collecting" and (early := training.session.send_early()) is not None:
+        if self._is(ScriptStage.COLLECTING) and (early := training.session.send_early()) is not None:
             self._harvest.early.expect(early, lambda: self._counted(shard))
         running.cached.begin_shard()
         return running.shard if loader is None else batch
@@ -311,7 +321,7 @@ class Pass(Iterator[Any]):
             self._skipped.add(shard.index)
         else:
             training.passes_tried.add(self._number)
-        if self._phase != "collecting":
+        if not self._is(ScriptStage.COLLECTING):
             self._check_unchanged()
             self._harvest.drop_shard()
             training.running = None
@@ -361,7 +371,7 @@ class Pass(Iterator[Any]):
             data=training.data,
         )
         training.end_pass(self._where, running.work.allow)
-        self._phase = "done"
+        self._over = True
 
     def _install(self, result: Partial) -> None:
         """Install the result. Raises NonFinite. All workers have the same result, so all decide alike."""

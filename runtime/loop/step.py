@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from elastic.errors import ConfigError, UsageError
-from runtime.guards import checks
 from runtime.loop.control_scalars import RESERVED
 from runtime.loop.passes import Pass, Place, RunningPass, Shard
 from runtime.loop.training import Training
@@ -129,14 +128,7 @@ class Step:
         return Pass(self._training, self._running)
 
     @property
-    def handed_out(self) -> bool:
-        """Whether the first pass is still to come."""
-        return self._running.record is None
-
-    def leave(self) -> StepRecord:
-        """Apply the step: the user is done with it. Returns its record. Raises NoGradient if a pass is not complete."""
-        if self._training.open_pass is not None:
-            raise checks.left_pass(self._training.open_pass)
-        if self._running.record is None:
-            raise checks.no_pass(self.index)
+    def record(self) -> StepRecord:
+        """The record of its passes so far, of which there is one."""
+        assert self._running.record is not None
         return self._running.record

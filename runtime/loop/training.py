@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol, cast
 
@@ -27,24 +26,28 @@ from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
 from elastic.protocol.loop_state import (
     AskEarly,
     AskShared,
+    AwaitInvitation,
     Called,
     CalledEarly,
     EpochBegun,
     EpochOver,
     HandedOut,
+    JoinOver,
+    LoadAgain,
     LoopBegun,
     LoopEntered,
     LoopKind,
     LoopOver,
     LoopState,
+    Mistake,
     Move,
     PassBegun,
     RecallEarly,
     RecallReply,
     Reduced,
     Refuse,
+    RunTogether,
     ScriptEvent,
-    ScriptStage,
     SharedCalled,
     Standing,
     StepLeft,
@@ -57,6 +60,7 @@ from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.data.random_state import drawn_from, randomness_kept, seed_all
 from runtime.guards import checks, numerics_fingerprint
 from runtime.guards.module_attributes import Attributes
+from runtime.guards.refusals import place_of, refusal
 from runtime.guards.unregistered import Strays, caller
 from runtime.loop.call_replies import CallReplies
 from runtime.loop.control_scalars import ControlScalars
@@ -77,33 +81,12 @@ _EXPONENTS = "exponents of --reduction fixed"
 """A name among the registered objects that no script can give to another one."""
 
 
-class Loop(StrEnum):
-    """Which loop the script is in; a newcomer enters the only one there is."""
-
-    NONE = "none"
-    EPOCHS = "epochs"
-    BARE = "steps"
-    OVER = "over"
-
-
 class OpenStep(Protocol):
     """The step in progress, for Training."""
 
-    def leave(self) -> StepRecord:
-        """Apply the step: the user asked for the next one, or left the loop. Raises NoGradient."""
-
     @property
-    def handed_out(self) -> bool:
-        """Whether its first pass is not over: a newcomer may still enter."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoopEntry:
-    """Where this worker enters the loop: at the beginning, or, as a newcomer, where the others are."""
-
-    epoch: int = 0
-    step: int = 0
-    epoch_start: int = 0
+    def record(self) -> StepRecord:
+        """Its record, once its first pass is over."""
 
 
 class Training:
@@ -130,30 +113,20 @@ class Training:
         self.changes = WorldHooks(session)
         session.before_leaving(self._before_leaving)
         self.shards: int | None = None
-        self.loop = Loop.NONE
-        self.epoch = 0
-        self.epoch_start = 0
-        self.next_step = 0
         self.data: dict[str, Json] | None = None
         """How the samples of this epoch are planned; None: the script draws its own."""
         self.data_elsewhere: dict[str, Json] | None = None
         """How the others, or an earlier run, have planned the samples of the epoch in progress."""
         self.where: Callable[[], dict[str, str]] = dict
         """Further parts of the fingerprint that say where the script is."""
-        self.looped = False
-        """Whether this epoch has had its steps() loop."""
         self._planned: tuple[int | None, int] | None = None
         self.open_step: OpenStep | None = None
-        self.open_pass: str | None = None
         self.running: int | None = None
         """The shard or part that the script computes now; None: none."""
         self._leaders: str | None = None
         """The call in progress whose code only the leader runs; None: none."""
         self._unfinished: Op | None = None
         """The operation in which the script's own function has raised; None: none."""
-        self._entry: LoopEntry | None = None
-        self._resuming = False
-        """Whether a resumed run has yet to reach the steps of its epoch; an earlier run has done what precedes them."""
         self.replies = CallReplies()
         self._epoch_values: dict[str, Json] = {}
         """job.state when this epoch was handed out."""
@@ -186,25 +159,13 @@ class Training:
         """Where the script is."""
         return self.session.script.at
 
-    def post(self, event: ScriptEvent) -> Move:
-        """What follows from what has happened in the loop."""
-        self._observe()
+    def post(self, event: ScriptEvent, call: str = "") -> Move:
+        """What follows from what has happened. call: what the script has called. Raises UsageError for a mistake of the
+        script, JoinMissed."""
         move = self.session.script.post(event)
-        assert not isinstance(move, Refuse), f"{event} in {self.at}"
+        if isinstance(move, Refuse):
+            raise refusal(move.mistake, self.at, call)
         return move
-
-    def _observe(self) -> None:
-        """The machine and what is kept here agree."""
-        at = self.at
-        loop = "over" if at.is_over else at.loop
-        assert (loop, at.epoch, at.step) == (self.loop, self.epoch, self.next_step), at
-        assert (at.entered, at.resumed) == (self._entry is not None, self._resuming), at
-        assert at.in_step == (self.open_step is not None) and at.in_pass == (self.open_pass is not None), at
-        assert at.early == (self.open_step is not None and self.open_step.handed_out and not at.in_pass), at
-        assert at.loads_again == (self._copy is not None), at
-        if at.in_epochs and at.entered and at.stage is not ScriptStage.AFTER_STEPS:
-            assert self.looped == (at.stage is not ScriptStage.BEFORE_STEPS), at
-        assert not self.looped or at.epoch_start == self.epoch_start, at
 
     # Entering
 
@@ -225,11 +186,15 @@ class Training:
         if self.exponents is not None:
             self.exponents.units = shards
 
-    def _enter(self) -> LoopEntry:
-        """Begin the first loop: freeze what is registered, and start together, or learn where the others are."""
-        if self.at.joining:
+    def enter_loop(self, loop: LoopKind) -> None:
+        """Begin the script's loop: freeze what is registered, and start together, or learn where the others are. Raises
+        SecondLoop."""
+        if not self.carrier.modules():
+            raise ConfigError("no model is registered; call job.register(model=model, optimizer=optimizer) first")
+        meta = None
+        if isinstance(self.post(LoopBegun(loop), f"{loop}()"), AwaitInvitation):
             self.session.await_invitation()
-        meta = self.session.meta() if self.at.joining else None
+            meta = self.session.meta()
         manifest = self.checkpoints.resume() if meta is None else None
         if meta is not None:
             self.checkpoints.restored(meta.step, meta.epoch, meta.state)
@@ -243,18 +208,15 @@ class Training:
             replies.of_epoch, replies.shared, replies.early = dict(meta.once), dict(meta.shared), dict(meta.early)
             self._epoch_values = dict(meta.values)
             self.data_elsewhere = meta.data
-            entry = LoopEntry(meta.epoch, meta.step, meta.epoch_start)
+            entered = LoopEntered(meta.epoch, meta.step, meta.epoch_start)
         else:
-            entry = self._resume(manifest) if manifest is not None else LoopEntry()
+            entered = self._resume(manifest) if manifest is not None else LoopEntered()
             self.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
-        self.post(LoopEntered(entry.epoch, entry.step, entry.epoch_start, resumed=manifest is not None))
-        self._entry, self._resuming = entry, manifest is not None
-        self.epoch, self.next_step = entry.epoch, entry.step
-        self.leading.begin(self.next_step)
+        self.post(entered)
+        self.leading.begin(self.at.step)
         seed_all(self.seed, "loop")
-        return entry
 
-    def _resume(self, manifest: Manifest) -> LoopEntry:
+    def _resume(self, manifest: Manifest) -> LoopEntered:
         """Load the state of a checkpoint. Raises ConfigError if the script has changed what decides the bits."""
         moment = manifest.moment
         if moment.seed != self.seed:
@@ -279,17 +241,7 @@ class Training:
         self.replies.of_epoch = dict(moment.once)
         self.replies.shared = {**moment.shared, **self.replies.shared}
         self.data_elsewhere = moment.data
-        return LoopEntry(moment.epoch, moment.step, moment.epoch_start)
-
-    def enter_loop(self, loop: Loop) -> LoopEntry:
-        """Begin a loop. Raises SecondLoop unless it is the script's first."""
-        if self.loop is not Loop.NONE:
-            raise checks.second_loop(f"job.{loop}()")
-        if not self.carrier.modules():
-            raise ConfigError("no model is registered; call job.register(model=model, optimizer=optimizer) first")
-        self.post(LoopBegun(LoopKind(loop)))
-        self.loop = loop
-        return self._enter()
+        return LoopEntered(moment.epoch, moment.step, moment.epoch_start, resumed=True)
 
     def end_epoch(self, *, last: bool) -> None:
         """End an epoch: the script asks for the next. Raises JoinMissed in a newcomer that has not entered."""
@@ -299,16 +251,15 @@ class Training:
         self.post(EpochOver())
         if not last:
             # A stop() since the last step has met no reduction yet; without this one it would cost a step.
-            self.run(Op(OpKind.ONCE, 1, self.epoch, self.next_step, label="epochs"), {}, empty_leaf)
+            self.run(Op(OpKind.ONCE, 1, self.at.epoch, self.at.step, label="epochs"), {}, empty_leaf)
         self.replies.end_epoch()
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out an epoch."""
         self.post(EpochBegun(epoch))
-        self.epoch, self.looped = epoch, False
         self.replies.begin_epoch()
         seed_all(self.seed, epoch, "epoch")
-        if self.elsewhere:
+        if self.at.elsewhere:
             self._later = self.values.as_dict()
             self.values.rewind(self._epoch_values, self.carrier.place)
         else:
@@ -321,24 +272,20 @@ class Training:
 
         data: see the attribute. Raises SecondLoop; ConfigError if the epoch was begun elsewhere with other data.
         """
-        if self.loop is Loop.EPOCHS and self.looped:
-            raise checks.second_loop(f"a second job.steps() in epoch {self.epoch}")
-        entry = self.enter_loop(Loop.BARE) if self.loop is not Loop.EPOCHS else self._entry
-        assert entry is not None
+        if not self.at.in_epochs:
+            self.enter_loop(LoopKind.BARE)
+        before = self.at
         self.post(StepsBegun())
-        self.looped = True
-        if self.elsewhere and self.data_elsewhere not in (None, data):
-            raise checks.other_data(data, self.data_elsewhere, resumed=self._resuming)
+        if before.elsewhere and self.data_elsewhere not in (None, data):
+            raise checks.other_data(data, self.data_elsewhere, resumed=before.resumed)
         self.data = data
-        self.epoch_start = entry.epoch_start if self.elsewhere else self.next_step
-        self._resuming = False
-        return self.epoch_start
+        return self.at.epoch_start
 
     def end_steps(self) -> None:
         """End the steps() loop of this epoch."""
         self.post(StepsOver())
         self._end_early()
-        seed_all(self.seed, self.epoch, "behind the steps")
+        seed_all(self.seed, self.at.epoch, "behind the steps")
 
     def end_loop(self) -> None:
         """End the script's loop; evaluating and saving are still possible."""
@@ -346,10 +293,9 @@ class Training:
         self._end_early()
         self.session.loop_over()
         if self.examiner is not None:
-            self.examiner.note(self.next_step, self.shards, caller())
+            self.examiner.note(self.at.step, self.shards, caller())
             exit_now(0)
         self.post(LoopOver())
-        self.loop = Loop.OVER
         seed_all(self.seed, "behind the loop")
 
     # Operations
@@ -407,39 +353,35 @@ class Training:
         own: Json = None,
     ) -> Json:
         """Run a call of all workers between passes; its reply is kept for newcomers of this epoch."""
-        self._check_call(label)
-        if self._entry is None:
-            raise UsageError(
-                f"job.{label} came before the loop, where a replacement that joins later would be alone with it. Call "
-                "it inside `for epoch in job.epochs(n):`, or after the loop."
-            )
-        early = self.open_step is not None and self.open_step.handed_out
-        before_steps = self.loop is Loop.EPOCHS and not self.looped
-        move = self.post(Called())
-        key = self.replies.next_key(label, early)
+        self._check_leaders(label)
+        move = self.post(Called(), label)
+        key = self.replies.next_key(label, self.at.early_calls if self.at.early else None)
         match move:
-            case AskEarly() | RecallEarly():
-                return self._early_reply_of_others(key)
+            case AskEarly():
+                return self._ask_early(key)
+            case RecallEarly():
+                return self._recall_early(key)
             case RecallReply():
-                return self.replies.told(key, self.epoch)
+                return self.replies.told(key, self.at.epoch)
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
-        op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
+        assert isinstance(move, RunTogether)
+        op = Op(kind, units, self.at.epoch, self.at.step, label=label, early=move.early)
         try:
             with self._attributes.left_alone():
                 value = reply(self.run(op, self.fingerprint(), compute, own))
         finally:
             self._leaders = None
         self._called = True
-        if early:
-            self._called_early(key, self.next_step, value)
-        elif before_steps:
+        if move.early:
+            self._called_early(key, self.at.step, value)
+        elif move.keep:
             self.replies.keep(key, value)
         return value
 
     @property
     def idle(self) -> bool:
         """Whether the workers have done nothing together: no step in this run or an earlier one, no call, no stop()."""
-        return self.next_step == 0 and not self._called and self.riders.stopped is None
+        return self.at.step == 0 and not self._called and self.riders.stopped is None
 
     def _called_early(self, key: str, step: int, value: Json) -> None:
         """Note an early call, between the hand-out of a step and its first pass: newcomers may need its reply."""
@@ -449,29 +391,32 @@ class Training:
         self._meta = replace(self._meta, early=dict(self.replies.early))
         self.session.publish(self._meta)
 
-    def _early_reply_of_others(self, key: str) -> Json:
-        """The reply of the others to an early call, for a newcomer: in the step whose state it has copied, or in the
-        step where the others were when it asked. If that step is over, the reply to the same call in a later step will
-        do, because this worker then copies again."""
-        step = self.next_step
-        if self._copy is not None:
-            if key not in self._copy.early:
-                raise Disagree(
-                    f"this newcomer called {key!r} (n-th call, name) before the inner loop of step {step}, the others "
-                    f"{sorted(self._copy.early)}. Make such calls depend on step.index and job.state only."
-                )
-            value = self._copy.early[key]
-        else:
+    def _recall_early(self, key: str) -> Json:
+        """The others' reply to an early call in the step whose state this newcomer has copied."""
+        assert self._copy is not None
+        if key not in self._copy.early:
+            raise Disagree(
+                f"this newcomer called {key!r} (n-th call, name) before the inner loop of step {self.at.step}, the "
+                f"others {sorted(self._copy.early)}. Make such calls depend on step.index and job.state only."
+            )
+        value = self._copy.early[key]
+        self._called_early(key, self.at.step, value)
+        return deepcopy(value)
 
-            def called_in(meta: JoinMeta) -> int:
-                return cast(int, meta.early[key][0]) if key in meta.early else -1
+    def _ask_early(self, key: str) -> Json:
+        """The others' reply to an early call in the step where they were when this newcomer asked. If that step is
+        over, the reply to the same call in a later step will do, because this worker then copies again."""
+        step = self.at.step
 
-            meta = self.session.meta(lambda meta: meta.step > step or called_in(meta) >= step)
-            called = called_in(meta)
-            if meta.epoch != self.epoch_of_op or called < step:
-                raise JoinMissed(f"step {step} was over before this newcomer had been told what {key!r} gave in it")
-            step, value = called, meta.early[key][1]
-        self._called_early(key, step, value)
+        def called_in(meta: JoinMeta) -> int:
+            return cast(int, meta.early[key][0]) if key in meta.early else -1
+
+        meta = self.session.meta(lambda meta: meta.step > step or called_in(meta) >= step)
+        called = called_in(meta)
+        if meta.epoch != self.at.shared_epoch or called < step:
+            raise JoinMissed(f"step {step} was over before this newcomer had been told what {key!r} gave in it")
+        value = meta.early[key][1]
+        self._called_early(key, called, value)
         return deepcopy(value)
 
     def shared(
@@ -488,13 +433,8 @@ class Training:
         shared = self.replies.shared
         if name in shared:
             return deepcopy(shared[name])
-        self._check_call(label)
-        if self._entry is not None:
-            raise UsageError(
-                f"job.{label} came after the loop had begun, where a newcomer would not know its value. Move it before "
-                "the loop, or use job.once(fn), whose value is of its moment."
-            )
-        if isinstance(self.post(SharedCalled()), AskShared):
+        self._check_leaders(label)
+        if isinstance(self.post(SharedCalled(), label), AskShared):
             shared = self.replies.shared = dict(self.session.meta().shared)
             if name not in shared:
                 raise Disagree(
@@ -509,11 +449,6 @@ class Training:
             self._leaders = None
         return deepcopy(shared[name])
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether others, or an earlier run, have done what precedes this epoch's steps."""
-        return self.at.elsewhere
-
     def fingerprint(self) -> dict[str, str]:
         """What all workers must have in common now: readable parts, and hashes over some weights and buffers. {}: there
         are no others."""
@@ -527,8 +462,8 @@ class Training:
             **numerics_fingerprint.settings(self.device),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
-            "weights, rates and job.state": self.carrier.fingerprint(self.next_step),
-            "buffers": self.carrier.buffer_fingerprint(self.next_step),
+            "weights, rates and job.state": self.carrier.fingerprint(self.at.step),
+            "buffers": self.carrier.buffer_fingerprint(self.at.step),
             **self.logged(),
         }
 
@@ -542,7 +477,6 @@ class Training:
             self.examiner.note(index, self.shards, caller())
         self.post(HandedOut(index, epoch))
         self.open_step = step
-        self.adopt(index, epoch)
         self.lead()
         if not self.at.joining:
             self.changes.before_step()
@@ -560,11 +494,10 @@ class Training:
                 self.checkpoints.wish()
             self.session.may_part = may_part
         replies = self.replies
-        replies.early_calls = 0
         self._meta = JoinMeta(
-            self.epoch_of_op,
+            self.at.shared_epoch,
             index,
-            self.epoch_start,
+            self.at.epoch_start,
             self.values.to_json(packed=True),
             dict(replies.of_epoch),
             dict(replies.shared),
@@ -586,25 +519,23 @@ class Training:
             self.values.replace(self._later)
             self._later = None
 
-    def settle(self) -> None:
-        """Begin the first pass of a step. A newcomer's copy replaces what its script has changed since the hand-out:
-        the members had made the same changes."""
-        read = self.place_read or self.values.was_read
-        enters = self._drawn_from is not None
-        self.post(PassBegun(self.next_step, 0, read, enters and self._drawn_from != drawn_from()))
-        if self._copy is not None:
+    def _begin_pass(self, step: int, number: int) -> None:
+        """Raises NoGradient, UsageError."""
+        read = drew = False
+        if number == 0 and self._drawn_from is not None:
+            read, drew = self.place_read or self.values.was_read, self._drawn_from != drawn_from()
+        if isinstance(self.post(PassBegun(step, number, read, drew)), LoadAgain):
+            assert self._copy is not None
             self.carrier.load(self._copy.header, self._copy.blobs)
             self._copy = None
 
     def copy_anew(self) -> None:
         """Copy the state of the pass in progress, because this newcomer ran a step that it was not bound to; the copy's
         step is the next. Raises JoinMissed."""
-        copy = self.session.copy_anew()
+        self._copy = copy = self.session.copy_anew()
         self.carrier.load(copy.header, copy.blobs)
         self.values.rewind(copy.values, self.carrier.place)
-        self._copy = copy
-        self.next_step = copy.op.step
-        self.replies.early |= {key: [self.next_step, value] for key, value in copy.early.items()}
+        self.replies.early |= {key: [copy.op.step, value] for key, value in copy.early.items()}
 
     def lead(self) -> None:
         """Do the leader's tasks besides training, if this worker is the leader now."""
@@ -620,9 +551,9 @@ class Training:
     def moment(self) -> Moment:
         """The place in the script, for a checkpoint."""
         return Moment(
-            step=self.next_step,
-            epoch=self.epoch_of_op,
-            epoch_start=self.epoch_start,
+            step=self.at.step,
+            epoch=self.at.shared_epoch,
+            epoch_start=self.at.epoch_start,
             seed=self.seed,
             shards=self.shards or 0,
             once=dict(self.replies.of_epoch),
@@ -637,7 +568,7 @@ class Training:
         """What all members of a save() must know alike; one of them says it."""
         place = self.session.place()
         return {
-            "step": self.next_step,
+            "step": self.at.step,
             "call": self.replies.calls,
             "generation": place.generation,
             "members": list(place.members),
@@ -652,42 +583,37 @@ class Training:
         name = EntryName(plan["step"], plan["call"], plan["generation"], plan["token"])
         self.checkpoints.save(series, name, place, self.moment())
 
-    def adopt(self, index: int, epoch: int) -> None:
-        """Set the step in progress: handed out here, or entered by a newcomer."""
-        if index != self.next_step:
+    def joined(self, step: int, epoch: int, *, result: bool) -> None:
+        """Go on in the pass of this step, whose state is here. result: its result is here, too."""
+        if step != self.at.step:
             self._logged = {}
-        self.next_step, self.epoch = index, epoch
-
-    @property
-    def epoch_of_op(self) -> int:
-        """The epoch for operations. A bare steps() loop is one epoch: newcomers may join across passes over data."""
-        return self.epoch if self.loop is Loop.EPOCHS else 0
+        self.post(JoinOver(step, epoch, result))
 
     def leave_step(self) -> None:
         """End the step in progress, if any. Raises NoGradient if its pass is not over."""
-        if self.open_step is not None:
-            self._left = self.open_step.leave()
+        if self.at.in_step:
+            self.post(StepLeft())
+            assert self.open_step is not None
+            self._left, self.open_step = self.open_step.record, None
             if self.examiner is not None:
                 self.examiner.applied(self._left)
-            self.post(StepLeft())
-            self.open_step = None
-            self.next_step += 1
-            self._check_strays(self.next_step % STRAYS_STEPS == 0)
+            self._check_strays(self.at.step % STRAYS_STEPS == 0)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Add values to the record of the step in progress, else the last, else the first. Raises UsageError."""
-        self._check_call("log()")
-        if self._entry is None:
+        self.check_outside_pass("log()")
+        self._check_leaders("log()")
+        if not self.at.entered:
             raise UsageError(
                 "job.log() came before the loop, where there is no step yet; call it in the loop or after it"
             )
-        if self.open_step is None and self._left is None and self.next_step > 0:
+        if not self.at.in_step and self._left is None and self.at.step > 0:
             return  # others, or an earlier run, have logged it
         if twice := sorted(values.keys() & self._logged.keys()):
             raise UsageError(f"job.log: {', '.join(twice)} was logged twice for one step; log each name once a step")
         self._logged |= values
-        if self.open_step is not None and self.open_step.handed_out:
-            self._called_early(f"{self.replies.early_calls} log", self.next_step, None)
+        if self.at.early:
+            self._called_early(f"{self.at.early_calls} log", self.at.step, None)
 
     def tell(self) -> None:
         """Send the record of the step that was left to the ledger and the sinks; nothing more can be logged for it.
@@ -718,19 +644,15 @@ class Training:
         """Raise Unregistered. Values may change as rarely as a target network's, so later steps are checked too."""
         if self._strays is not None and (due or self._strays_due):
             self._strays_due = False
-            self._strays.check(f"step {self.next_step - 1}")
+            self._strays.check(f"step {self.at.step - 1}")
 
-    def begin_pass(self, number: int, where: str, allow: frozenset[str]) -> Harvest:
-        """Check that a pass may begin, and which gradients it finds. Returns its Harvest."""
-        if self.open_pass is not None:
-            raise checks.left_pass(self.open_pass)
-        if number == 0:
-            self.settle()
-        else:
-            self.post(PassBegun(self.next_step, number))
+    def begin_pass(self, step: int, number: int, allow: frozenset[str]) -> Harvest:
+        """Check that a pass may begin, and which gradients it finds. A newcomer's second copy replaces what its script
+        has changed since the hand-out: the members had made the same changes. Returns its Harvest."""
+        self._begin_pass(step, number)
+        where = place_of(self.at)
         self._check_finished()
-        if self._leaders is not None:
-            raise checks.inside_leaders("steps()", self._leaders)
+        self._check_leaders("steps()")
         checks.check_threads(self.threads)
         if self.session.reduction.stable and not self.session.alone:
             checks.check_timed_kernels(self.device)
@@ -738,7 +660,6 @@ class Training:
         harvest = self.harvest()
         self._guard.begin_pass(where, harvest.parameters, allow)
         self._attributes.begin_pass()
-        self.open_pass = where
         self.values.lock()
         return harvest
 
@@ -751,7 +672,6 @@ class Training:
         self.session.may_part = self.session.may_part and not self.checkpoints.takes_any
         self.values.unlock()
         self.post(Reduced())
-        self.open_pass = None
 
     def harvest(self) -> Harvest:
         """The Harvest for the parameters that require a gradient now, which may differ between passes."""
@@ -775,9 +695,8 @@ class Training:
         """Show every loss to `look` before its backward(), until `cleanup` is closed."""
         self.cleanup.enter_context(checks.backward_watched(look))
 
-    def _check_call(self, call: str) -> None:
-        """Raise UsageError inside a pass, and in code that only the leader runs."""
-        self.check_outside_pass(call)
+    def _check_leaders(self, call: str) -> None:
+        """Raise UsageError in code that only the leader runs."""
         if self._leaders is not None:
             raise checks.inside_leaders(call, self._leaders)
 
@@ -788,8 +707,8 @@ class Training:
 
     def check_outside_pass(self, call: str) -> None:
         """Raise UsageError inside a pass, where workers run different code at different times."""
-        if self.open_pass is not None:
-            raise UsageError(f"job.{call} was called in {self.open_pass}; call it behind the inner loop")
+        if self.at.in_pass:
+            raise refusal(Mistake.IN_PASS, self.at, call)
 
     def close(self) -> None:
         """Remove the hooks from the user's objects."""

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from elastic.agent.worker.examination import EPOCH_STEPS
 from elastic.errors import ConfigError, JoinMissed
+from elastic.protocol.loop_state import LoopKind
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.frontends.ddp import mistakes
@@ -49,7 +50,7 @@ from runtime.guards.checks import OPTIONAL
 from runtime.loop.job import Job
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import PassWork
-from runtime.loop.training import Loop, Training
+from runtime.loop.training import Training
 from runtime.session import Op, OpKind
 
 ALLOW = OPTIONAL - {"StateChanged"}
@@ -263,7 +264,7 @@ class RankScript:
         if self._asked is not None:
             self._counting = counting_loop(standing)
         batch = source.offer(*self._offered, owned)
-        seed_shard(self.training.seed, self.training.next_step + (self._turns is not None), 0, self._offered[1])
+        seed_shard(self.training.seed, self.training.at.step + (self._turns is not None), 0, self._offered[1])
         self.turn = Turn.OFFERED
         return batch
 
@@ -286,7 +287,7 @@ class RankScript:
                 self.objects.keep_buffers()  # what a run goes on from is in them already
                 return
         assert self._steps is not None and self._copies is not None
-        self._copies.step(self.training.next_step)
+        self._copies.step(self.training.at.step)
         # A run that goes on has set its rates by the values of its beginning, and sets them once more by those that it
         # gets now. What it has set and averaged in the epochs that are over is in its checkpoint already.
         resumed = self._position.copied and not self.training.at.joining
@@ -327,7 +328,7 @@ class RankScript:
         if self._steps is not None:
             training.end_epoch(last=False)
         training.begin_epoch(self._epoch)
-        if not training.elsewhere:
+        if not training.at.elsewhere:
             self._position.batch = 0
         about = source.about()
         if about is not None and self._began_with is not None:
@@ -349,7 +350,8 @@ class RankScript:
         self.training.where = lambda: {"batch of the epoch": str(self._position.batch)}
         self.training.claim_shards(self.ranks)
         self.training.plan_steps(None, self.ranks)
-        self._entry = self.training.enter_loop(Loop.EPOCHS).epoch
+        self.training.enter_loop(LoopKind.EPOCHS)
+        self._entry = self.training.at.epoch
         self.objects.note_settings()
         if self._position.copied:
             self._averages = {name: tensor.clone() for name, tensor in self._copies.state_dict().items()}
@@ -598,7 +600,7 @@ class RankScript:
         else:
             training, label = self.training, f"evaluation {self._evaluations}"
             self._evaluations += 1
-            op = Op(OpKind.EVALUATE, self.ranks, training.epoch, training.next_step, label=label)
+            op = Op(OpKind.EVALUATE, self.ranks, training.at.epoch, training.at.step, label=label)
             self.evaluating = True
             buffers = self.objects.versions_of_buffers()
             said = partial(start.added, batches=len(source))
@@ -608,7 +610,7 @@ class RankScript:
                 if changed := sorted(buffers.items() ^ self.objects.versions_of_buffers().items()):
                     raise mistakes.buffer_in_evaluation(changed[0][0])
             self.evaluating = False
-            seed_all(training.seed, training.next_step, label)
+            seed_all(training.seed, training.at.step, label)
         if not asked_in_loop(self.frames.standing()[::-1]):
             raise mistakes.collected("A list(), a sum() or a comprehension")
         start.put_back(objects=False)
@@ -626,7 +628,7 @@ class RankScript:
 
     def leave(self) -> None:
         """The script's process group is destroyed, or the script has ended: there are no more steps."""
-        if not self.begun or self.training.loop is Loop.OVER:
+        if not self.begun or self.training.at.is_over:
             return
         if self.training.at.joining:
             raise JoinMissed(f"the script was over in epoch {self._epoch}, and the job is in epoch {self._entry}")

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from elastic.errors import BufferChanged, StateChanged
+from elastic.protocol.loop_state import ScriptStage
 from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.rank_source import RankSource
@@ -85,7 +86,7 @@ class Turns(Pass):
         assert self._next is not None, "each pass has a turn at least"
         self._batches, self.fresh = 1, True
         batch = self.begin_shard(self._next)
-        self.rank = self._next if self._phase == "collecting" else None
+        self.rank = self._next if self._is(ScriptStage.COLLECTING) else None
         self._put_back()
         return batch
 

@@ -67,7 +67,7 @@ def settle(setup: Setup) -> None:
 def dying_at(step: int) -> Callable[[Setup], None]:
     def body(setup: Setup) -> None:
         settle(setup)
-        if setup.job._training.next_step >= step:
+        if setup.job._training.at.step >= step:
             raise Dies
 
     return body
@@ -417,7 +417,7 @@ def saving(session: FakeMember, silent: str = "") -> str:
         saver._write = lambda task: None  # type: ignore[method-assign]
 
     def body(setup: Setup) -> None:
-        if setup.job._training.next_step == 3:
+        if setup.job._training.at.step == 3:
             setup.job.save("best")
             if session.worker_id == silent:
                 raise Dies
@@ -613,7 +613,7 @@ def test_a_disk_that_has_room_again_gets_the_next_checkpoint(
 
         def body(setup: Setup) -> None:
             settle(setup)
-            if setup.job._training.next_step == 6:
+            if setup.job._training.at.step == 6:
                 full.enter_context(disk_of(1024))
             else:
                 full.close()
@@ -652,7 +652,7 @@ def test_parts_of_checkpoints_that_one_member_could_not_write_do_not_fill_the_di
             saver._write_part = full  # type: ignore[method-assign]
 
         def body(setup: Setup) -> None:
-            if saves and setup.job._training.next_step in (3, 6, 9):
+            if saves and setup.job._training.at.step in (3, 6, 9):
                 setup.job.save("best")
             while saver.pending:
                 session.world.lock.wait(0.01)  # the other one runs meanwhile
@@ -681,7 +681,7 @@ def test_training_goes_on_while_a_slow_storage_takes_its_time(
     session = Recorded()
 
     def body(setup: Setup) -> None:
-        if setup.job._training.next_step == 9:
+        if setup.job._training.at.step == 9:
             assert series.names() == []
             gate.set()
 

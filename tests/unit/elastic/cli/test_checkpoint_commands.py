@@ -38,7 +38,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pat
 
         def body(setup: Setup) -> None:
             settle(setup)
-            if setup.job._training.next_step == 9:
+            if setup.job._training.at.step == 9:
                 setup.job.save("best")
 
         train(setup, epochs=3, body=body)

@@ -308,7 +308,7 @@ def saved_as_a_view() -> None:
         with torch.no_grad():
             for mine, theirs in zip(ema.parameters(), setup.model.module.parameters(), strict=True):
                 mine.mul_(0.9).add_(theirs, alpha=0.1)
-        if RankScript.running().training.next_step == 1:
+        if RankScript.running().training.at.step == 1:
             checkpoint = {"ema": ema.state_dict(), "model": setup.model.module.state_dict()}
             assert checkpoint["ema"].keys() == checkpoint["model"].keys()
     tell(*ema.parameters())
