@@ -1,9 +1,19 @@
-"""What a script is told when loop_state refuses what it does."""
+"""What a script does is told to loop_state; what a script is told when that refuses it."""
 
 from __future__ import annotations
 
 from elastic import errors
-from elastic.protocol.loop_state import LoopState, Mistake
+from elastic.protocol.loop_state import LoopState, Mistake, Move, Refuse, ScriptEvent
+from runtime.session import ScriptLoop
+
+
+def post(script: ScriptLoop, event: ScriptEvent, call: str = "") -> Move:
+    """What follows from what has happened. call: what the script has called, without `job.`. Raises UsageError for a
+    mistake of the script, JoinMissed."""
+    move = script.post(event)
+    if isinstance(move, Refuse):
+        raise refusal(move.mistake, script.at, call)
+    return move
 
 
 def place_of(at: LoopState) -> str:

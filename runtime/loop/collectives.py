@@ -103,9 +103,9 @@ class Collectives:
         """
         training, series = self._training, check_series(name)
         elsewhere = training.at.elsewhere
-        plan = self._once(f"save({series})", training.plan_save)
+        plan = self._once(f"save({series})", training.saves.plan)
         if not elsewhere:
-            training.save(series, cast(dict[str, Any], plan))
+            training.saves.save(series, cast(dict[str, Any], plan))
         return f"{training.checkpoints.root}/{series}"
 
     def shared(self, name: str, fn: Callable[[], T]) -> T:
@@ -118,7 +118,7 @@ class Collectives:
         """
         label = f"shared({name})"
         with randomness_kept():
-            return cast(T, self._training.shared(name, noted(label, fn), value_noted))
+            return cast(T, self._training.calls.shared(name, noted(label, fn), value_noted))
 
     def node_lock(self, name: str) -> AbstractContextManager[None]:
         """`with job.node_lock("data"):` runs in one process of this machine and user at a time, over all jobs.
@@ -134,7 +134,7 @@ class Collectives:
         large.
         """
         packed = small_values.pack(x, "job.agree(x)")
-        document = self._training.collective(
+        document = self._training.calls.collective(
             OpKind.ONCE, "agree(x)", 1, lambda unit: Partial(unit, unit + 1, note=packed), lambda result: result.note
         )
         return cast(T, small_values.unpack(document, lambda _: self.device))
@@ -154,7 +154,7 @@ class Collectives:
         """
         value = small_values.check_reducible(x, op)
         own = small_values.pack(value, "job.allreduce(x)")
-        document = self._training.collective(
+        document = self._training.calls.collective(
             OpKind.ALLREDUCE,
             f"allreduce({op}) of {small_values.described(value)}",
             1,
@@ -169,7 +169,7 @@ class Collectives:
 
     def _once(self, label: str, fn: Callable[[], Any]) -> Json:
         with randomness_kept():
-            return self._training.collective(OpKind.ONCE, label, 1, noted(label, fn), value_noted)
+            return self._training.calls.collective(OpKind.ONCE, label, 1, noted(label, fn), value_noted)
 
     def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
         """print() on the leader only."""

@@ -39,7 +39,7 @@ def evaluate(
         raise ConfigError("job.evaluate(): the dataset is empty")
     parts = min(batches, PARTS_MAX)
     name = getattr(fn, "__name__", type(fn).__name__)
-    training.check_outside_pass("evaluate()")
+    training.calls.check_outside_pass("evaluate()")
 
     def compute(part: int) -> Partial:
         seed_fetch(training.seed, training.at.epoch, training.at.step, part)
@@ -66,7 +66,7 @@ def evaluate(
     )
     with evaluating(chosen), randomness_kept(), torch.no_grad():
         label = f"evaluate({name}) of {len(dataset)} samples"
-        return cast(dict[str, float], training.collective(OpKind.EVALUATE, label, parts, compute, reply))
+        return cast(dict[str, float], training.calls.collective(OpKind.EVALUATE, label, parts, compute, reply))
 
 
 def _scores(scores: object, name: str) -> dict[str, float]:

@@ -112,7 +112,7 @@ class Job(Collectives):
     @property
     def state(self) -> Values:
         """The script's own values, by attribute; see Values."""
-        return self._training.values
+        return self._training.registered.values
 
     def register(self, *, buffers: Mapping[str, str] | None = None, **objects: object) -> None:
         """Register the objects that belong to the state: models, optimizers, schedulers, anything with state_dict().
@@ -124,7 +124,7 @@ class Job(Collectives):
 
     def digest(self) -> str:
         """SHA-256, in hex, over (name, dtype, shape, bytes) of everything registered and job.state, in name order."""
-        self._training.check_outside_pass("digest()")
+        self._training.calls.check_outside_pass("digest()")
         return self._training.carrier.digest()
 
     # The loop
@@ -167,8 +167,8 @@ class Job(Collectives):
             workers=0 if self._training.examiner is not None else workers,
             device=self.device,
         )
-        first = self._training.shards is None
-        self._training.claim_shards(shards)
+        first = self._training.agreement.shards is None
+        self._training.agreement.claim_shards(shards)
         self._sources.append(loader)
         self.print(loader.describe())
         worlds = process_start.worlds() if first and self.is_leader else None
@@ -187,7 +187,7 @@ class Job(Collectives):
         An epoch ends for all shards with the last batch of the shortest shard. Raises ConfigError.
         """
         stream = Stream(open, shards=shards, seed=self._training.seed, device=self.device)
-        self._training.claim_shards(shards)
+        self._training.agreement.claim_shards(shards)
         self._sources.append(stream)
         self.print(stream.describe())
         return stream
@@ -230,7 +230,7 @@ class Job(Collectives):
         if inside and training.examiner is not None:
             count = min(EPOCH_STEPS, count or EPOCH_STEPS)
             per_epoch = count if per_epoch is not None else None
-        training.claim_shards(shards)
+        training.agreement.claim_shards(shards)
         first = training.begin_steps(data.about() if data is not None else None)
         if first == 0 and self.world_size > shards:
             idle = self.world_size - shards
@@ -241,7 +241,7 @@ class Job(Collectives):
             extent = Extent(first, training.at.epoch, per_epoch, count, last)
         else:
             extent = Extent(first, 0, per_epoch, count, count)
-        training.plan_steps(extent.total, shards)
+        training.agreement.plan_steps(extent.total, shards)
         return Steps(training, work, extent)
 
     def log(self, **values: Number) -> None:
@@ -331,15 +331,15 @@ class Job(Collectives):
             return
         try:
             self._training.leave_step()
-            self._training.check_outside_pass("close()")
-            if self._several and self._training.idle:
+            self._training.calls.check_outside_pass("close()")
+            if self._several and self._training.calls.idle:
                 raise checks.no_steps()
             self._training.checkpoints.finish()
             if not self._training.at.joining:
                 at = self._training.at
                 op = Op(OpKind.LEAVE, 1, at.epoch, at.step)
-                self._training.run(op, self._training.logged(), empty_leaf)
-                self._training.tell()
+                self._training.calls.run(op, self._training.scope.logged(), empty_leaf)
+                self._training.close_record()
                 self._training.lead()
                 self._training.leading.close()
             self._session.close(self._training.carrier.digest())
@@ -357,14 +357,14 @@ class Job(Collectives):
         self._detach()
         if self._training.examiner is not None:
             self._training.examiner.failed(error)
-        self._session.failed(error, self._training.at.step, self._training.running)
+        self._session.failed(error, self._training.at.step, self._training.calls.running)
 
     def _detach(self) -> None:
         global _current
         self._closed = True
         for source in self._sources:
             source.close()
-        self._training.close()
+        self._training.registered.close()
         if self._script_end is not None:
             self._script_end.ignore()
             self._script_end = None

@@ -93,7 +93,7 @@ class Steps(Iterator[Step]):
         training.leave_step()
         over = training.riders.stopped is not None or self._is_complete()
         if isinstance(training.post(NextStep(over)), CopyAnew):
-            training.copy_anew()
+            training.newcomer.copy_anew()
         if over:
             self._over = True
             if self._work.loader is not None:
@@ -107,7 +107,7 @@ class Steps(Iterator[Step]):
         self.running = running = RunningPass(self._work, place, extent.locate)
         step = Step(training, running)
         if "Unregistered" not in self._work.allow:
-            training.watch_strays(caller)
+            training.registered.watch_strays(caller)
         training.hand_out(step, place.index, place.epoch)
         return step
 

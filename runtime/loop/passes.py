@@ -212,7 +212,7 @@ class Pass(Iterator[Any]):
     def _untried(self) -> int | None:
         """A shard to try if this worker has computed none of this pass so far: the script may have skipped all it had.
         None for a stream, which hands out each shard once."""
-        if self._number in self._training.passes_tried or isinstance(self._running.work.loader, Stream):
+        if self._number in self._training.scope.passes_tried or isinstance(self._running.work.loader, Stream):
             return None
         return next((shard for shard in range(self._running.work.shards) if shard not in self._skipped), None)
 
@@ -232,18 +232,20 @@ class Pass(Iterator[Any]):
             self._rehearsals = list(range(min(rehearsals, shards)))
             self._rehearsed = True
         if first and "LossDivided" not in self._running.work.allow:
-            training.watch_losses(lambda loss: checks.check_loss(loss, shards))
+            training.registered.watch_losses(lambda loss: checks.check_loss(loss, shards))
 
     def _rehearsals_due(self, first: bool) -> int:
         """How many shards to rehearse. first: this is the first step of the job, or of this worker."""
         if first:
             return REHEARSALS
         training = self._training
-        return int(not (self._number in training.passes_tried or training.session.owned(self._running.work.shards)))
+        return int(
+            not (self._number in training.scope.passes_tried or training.session.owned(self._running.work.shards))
+        )
 
     def _end_rehearsal(self) -> None:
         training, place = self._training, self._running.place
-        training.cleanup.close()
+        training.registered.cleanup.close()
         if self._number == 0:
             self._running.cached.clear()
         if self._rehearsed and self._running.work.loader is not None:
@@ -251,18 +253,18 @@ class Pass(Iterator[Any]):
         if isinstance(training.post(RehearsalOver()), Join):
             self._check_unchanged()
             here = self._op(place)
-            op, result = training.session.join(here, self._fingerprint or training.fingerprint())
+            op, result = training.session.join(here, self._fingerprint or training.agreement.fingerprint())
             self._fingerprint = None
             self._running.place = place = self._running.locate(op.step)
             training.joined(place.index, place.epoch, result=result is not None)
-            self._harvest = training.harvest()
+            self._harvest = training.registered.harvest()
             self._harvest.begin_pass(training.seed, place.index, self._number)
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
             if result is not None:
                 if not self._repeated(result):
                     self._result = result
                 return
-        self._collect(place, self._fingerprint or training.fingerprint())
+        self._collect(place, self._fingerprint or training.agreement.fingerprint())
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
         harvest = self._harvest
@@ -279,7 +281,7 @@ class Pass(Iterator[Any]):
         self._training.session.note("pass_repeated", step=self._running.place.index, pass_no=self._number)
         self._training.session.used()
         self._training.post(PassRepeated())
-        self._collect(self._running.place, self._fingerprint or self._training.fingerprint())
+        self._collect(self._running.place, self._fingerprint or self._training.agreement.fingerprint())
         return True
 
     def _op(self, place: Place) -> Op:
@@ -296,7 +298,7 @@ class Pass(Iterator[Any]):
     def begin_shard(self, shard: int) -> Any:
         """The shard's batch, with everything that the shard may read reset to its value at the start of the pass."""
         training, running = self._training, self._running
-        training.running = shard
+        training.calls.running = shard
         loader, place = running.work.loader, running.place
         batch = None
         if loader is not None:
@@ -320,11 +322,11 @@ class Pass(Iterator[Any]):
         if said.skipped:
             self._skipped.add(shard.index)
         else:
-            training.passes_tried.add(self._number)
+            training.scope.passes_tried.add(self._number)
         if not self._is(ScriptStage.COLLECTING):
             self._check_unchanged()
             self._harvest.drop_shard()
-            training.running = None
+            training.calls.running = None
             return
         weight = work.weight(shard.index) if said.weight is None else said.weight
         scalars = {} if said.skipped else said.scalars(weight)
@@ -332,7 +334,7 @@ class Pass(Iterator[Any]):
             scalars[ENDS] = ("sum", 1.0, 0.0)
         counted = self._counted(shard.index)
         training.session.unit_done(self._harvest.leaf(shard.index, counted, training.riders.travel(scalars)))
-        training.running = None
+        training.calls.running = None
 
     def _counted(self, shard: int) -> float:
         """By what the gradients of the running shard are multiplied, as far as the script has said."""
@@ -368,7 +370,7 @@ class Pass(Iterator[Any]):
             lr=training.carrier.learning_rates(),
             scalars=dict(running.metrics),
             samples=running.work.samples(running.place),
-            data=training.data,
+            data=training.agreement.data,
         )
         training.end_pass(self._where, running.work.allow)
         self._over = True

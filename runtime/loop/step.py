@@ -36,7 +36,7 @@ class Step:
     @property
     def _place(self) -> Place:
         """The place of this step. A script that reads it before the first pass is over may depend on it."""
-        self._training.place_read = True
+        self._training.newcomer.place_read = True
         return self._running.place
 
     @property

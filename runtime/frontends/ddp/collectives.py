@@ -40,7 +40,7 @@ def exchange(
         own = _packed(mine if by_leader else [RankValue(_owned(script), value)], call)
         name = f"{script.calls} {label}"
         script.calls += 1
-        note = script.training.shared(name, empty_leaf, lambda result: result.note, OpKind.ALLREDUCE, own)
+        note = script.training.calls.shared(name, empty_leaf, lambda result: result.note, OpKind.ALLREDUCE, own)
         return _unpacked(note, value.device)
     if script.between:
         raise mistakes.in_turn(call)
@@ -57,7 +57,7 @@ def exchange(
         call_before, values = script.results.get(number, ("", []))
         return values if call_before == label else alone(script, value)
     own = _packed(mine if by_leader else _brought(script, number, value), call)
-    note = script.training.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, lambda result: result.note, own)
+    note = script.training.calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, lambda result: result.note, own)
     values = _unpacked(note, value.device)
     if value.numel() * value.element_size() <= REMEMBERED_MAX and call != "dist.barrier":
         script.training.replies.remember(occasion, note)

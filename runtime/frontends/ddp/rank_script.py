@@ -347,9 +347,9 @@ class RankScript:
             named["averages"] = self._copies
         self.job.register(**named, position=self._position)
         self.training.carrier.leave_undigested("position")
-        self.training.where = lambda: {"batch of the epoch": str(self._position.batch)}
-        self.training.claim_shards(self.ranks)
-        self.training.plan_steps(None, self.ranks)
+        self.training.agreement.where = lambda: {"batch of the epoch": str(self._position.batch)}
+        self.training.agreement.claim_shards(self.ranks)
+        self.training.agreement.plan_steps(None, self.ranks)
         self.training.enter_loop(LoopKind.EPOCHS)
         self._entry = self.training.at.epoch
         self.objects.note_settings()
@@ -359,7 +359,7 @@ class RankScript:
     def _first_epoch(self, source: RankSource) -> int:
         """Which of the job's epochs the script begins with: the first, or, if it has found a snapshot of its own, the
         one whose number it has given its sampler."""
-        there = self.training.data_elsewhere
+        there = self.training.newcomer.data
         self._began_with = source.epoch if there is None else cast("int | None", there.get("began_with"))
         # A script that begins as the job has begun comes to all epochs, however it numbers them: it may go through its
         # data twice under one number.
@@ -604,7 +604,7 @@ class RankScript:
             self.evaluating = True
             buffers = self.objects.versions_of_buffers()
             said = partial(start.added, batches=len(source))
-            for rank in training.in_turns(op, training.fingerprint(), said, found):
+            for rank in training.calls.in_turns(op, training.agreement.fingerprint(), said, found):
                 start.put_back(objects=False)
                 yield from source.of_rank(rank)
                 if changed := sorted(buffers.items() ^ self.objects.versions_of_buffers().items()):

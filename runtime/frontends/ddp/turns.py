@@ -49,7 +49,7 @@ class Turns(Pass):
 
     def _rehearsals_due(self, first: bool) -> int:
         training = self._training
-        self._fingerprint = training.fingerprint()
+        self._fingerprint = training.agreement.fingerprint()
         owns = training.session.owned(self._running.work.shards)
         return int(training.at.joining or training.at.behind or not owns)
 

@@ -1,0 +1,92 @@
+"""What all workers must have in common: the plan of the job, and the fingerprint of the moment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import torch
+
+from elastic.checkpoints.manifest import Moment
+from elastic.errors import ConfigError
+from runtime.allreduce.reduction.partial_sum import Json
+from runtime.guards import numerics_fingerprint
+from runtime.loop.training.registered import Registered
+from runtime.loop.training.step_scope import StepScope, shown
+from runtime.session import Session
+
+
+class Agreement:
+    """Used by the user's thread only."""
+
+    def __init__(
+        self, session: Session, registered: Registered, scope: StepScope, seed: int, device: torch.device
+    ) -> None:
+        self._session = session
+        self._registered = registered
+        self._scope = scope
+        self.seed = seed
+        self._device = device
+        self.shards: int | None = None
+        self.data: dict[str, Json] | None = None
+        """How the samples of this epoch are planned; None: the script draws its own."""
+        self.where: Callable[[], dict[str, str]] = dict
+        """Further parts of the fingerprint that say where the script is."""
+        self._planned: tuple[int | None, int] | None = None
+
+    def plan_steps(self, total: int | None, shards: int) -> None:
+        """Journal how many steps the job has (None: a stream decides), and how many shards each step has."""
+        if (total, shards) != self._planned:
+            self._planned = total, shards
+            self._session.note("steps_planned", total=total, shards=shards)
+
+    def claim_shards(self, shards: int) -> None:
+        """Set V, which is fixed for the job: every loop and loader must ask for the same. Raises ConfigError."""
+        if self.shards not in (None, shards):
+            raise ConfigError(
+                f"shards={shards} here and shards={self.shards} before; the number of shards is fixed for the whole "
+                "job, because it decides the order of every sum"
+            )
+        self.shards = shards
+        if self._registered.exponents is not None:
+            self._registered.exponents.units = shards
+
+    def check_resumed(self, moment: Moment) -> None:
+        """The job goes on from there. Raises ConfigError if the script has changed what decides the bits."""
+        if moment.seed != self.seed:
+            raise ConfigError(
+                f"this job was begun with seed={moment.seed}, and the script says seed={self.seed}; go on with the "
+                "old one, or start anew with --fresh"
+            )
+        session = self._session
+        for option, old, new in (
+            ("--reduction", moment.reduction or session.reduction, session.reduction),
+            ("--compression", moment.compression, session.compression),
+        ):
+            if old != new:
+                raise ConfigError(
+                    f"this job was begun with {option} {old}, and goes on with {new}, which has other bits; go on with "
+                    "the old one, or start anew with --fresh"
+                )
+        if moment.shards:
+            self.claim_shards(moment.shards)
+
+    def fingerprint(self) -> dict[str, str]:
+        """What all workers must have in common now: readable parts, and hashes over some weights and buffers. {}: there
+        are no others."""
+        session, carrier = self._session, self._registered.carrier
+        if session.alone:
+            return {}
+        step = session.script.at.step
+        return {
+            "data": json.dumps(self.data, sort_keys=True),
+            "reduction": str(session.reduction),
+            "compression": str(session.compression),
+            **self.where(),
+            **numerics_fingerprint.settings(self._device),
+            "learning rates": ", ".join(map(repr, carrier.learning_rates())),
+            "job.state": shown(json.dumps(self._registered.values.to_json(), sort_keys=True)),
+            "weights, rates and job.state": carrier.fingerprint(step),
+            "buffers": carrier.buffer_fingerprint(step),
+            **self._scope.logged(),
+        }
