@@ -425,6 +425,25 @@ def test_two_bare_loops_are_a_second_loop(setup: Setup) -> None:
         run(setup, lambda step, x, y: loss_of(setup, x, y).backward(), count=1)
 
 
+def test_a_pass_of_a_step_that_is_over_is_refused(setup: Setup) -> None:
+    """Its record is written, and the others are in another step."""
+    loop = steps(setup)
+    first = next(loop)
+    good(setup, first)
+    next(loop)
+    with pytest.raises(UsageError, match="a pass of an earlier step was begun, and the job is at step 1"):
+        next(iter(first))
+
+
+def test_a_loop_over_steps_is_not_gone_on_with_in_the_next_epoch(setup: Setup) -> None:
+    old = None
+    with pytest.raises(UsageError, match=r"earlier job\.steps\(\), and the script is in epoch 1 before the steps"):
+        for _ in setup.job.epochs(2):
+            if old is not None:
+                next(old)
+            old = setup.job.steps(shards=SHARDS, total=2)
+
+
 def test_two_loops_over_epochs_are_a_second_loop(setup: Setup) -> None:
     list(setup.job.epochs(2))
     with pytest.raises(SecondLoop):
