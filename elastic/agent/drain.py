@@ -59,11 +59,6 @@ class NodeDrain:
                 yield wish
 
     @property
-    def stays(self) -> bool:
-        """Whether nobody wants this node to leave."""
-        return self._stay.phase is StayPhase.STAYING
-
-    @property
     def is_done(self) -> bool:
         """Whether this node has to leave and no worker is on it any more."""
         idle = all(

@@ -33,11 +33,6 @@ class LedgerWriter:
         """The first step that is not in the ledger yet."""
         return self._ledger.next_step
 
-    @property
-    def settled(self) -> bool:
-        """Whether every acknowledged record is on file."""
-        return self._ledger.waiting == 0
-
     def keep(self, worker_id: str, text: str) -> None:
         """Add a record to the ledger. Two workers that differ about a step train two models, so the job must end.
 

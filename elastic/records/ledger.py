@@ -96,11 +96,6 @@ class Ledger:
         """The step after the last one on file; 0 for an empty ledger."""
         return max((stretch.end for stretch in self._stretches), default=0)
 
-    @property
-    def waiting(self) -> int:
-        """Number of lines kept in memory, because an earlier step is missing or the disk does not take them."""
-        return len(self._waiting)
-
     def append(self, line: Line) -> bool:
         """Take a line; False if its step was known already, with the same content.
 

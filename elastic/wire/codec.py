@@ -81,11 +81,6 @@ def word_from_wire(message: pb.Word) -> Word:
     return _open(message, Word, "Word")  # type: ignore[no-any-return]
 
 
-def word_from_bytes(document: bytes) -> Word:
-    """Raises WireError for what is no word."""
-    return word_from_wire(parsed(pb.Word, document))
-
-
 def order_to_wire(order: Order) -> pb.Order:
     """An order as protobuf. Raises WireError for a value that could not be read back."""
     return pb.Order(**_content(order, Order, "Order"))

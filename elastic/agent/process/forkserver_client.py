@@ -41,7 +41,6 @@ class ForkServer:
         self._journal = journal
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._gone = asyncio.Event()
         self._channel = process.channel
         self._process = WorkerProcess(process.pid, process.outlets, lambda line: None, self._ended)
         self._loop.add_reader(self._channel, self._hear)
@@ -76,10 +75,6 @@ class ForkServer:
         self.ready, self.because = False, self.because or "the agent is ending"
         self._process.signal(signal.SIGKILL)
 
-    async def ended(self) -> None:
-        """Wait until the fork server is reaped."""
-        await self._gone.wait()
-
     def _hear(self) -> bool:
         """Take one message; False when there is none at the moment."""
         try:
@@ -106,7 +101,6 @@ class ForkServer:
             pass
         self._loop.remove_reader(self._channel)
         self._channel.close()
-        self._gone.set()
         if not self.because:
             self.from_outside = status < 0
             words = self._process.last_words() if status > 0 else ""

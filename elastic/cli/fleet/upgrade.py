@@ -84,7 +84,6 @@ def add(verbs: Any) -> None:
 
 def _upgrade(options: argparse.Namespace) -> int:
     from elastic.fleet import rolling_upgrade
-    from elastic.fleet.rolling_upgrade import AgentFacts
 
     if not 0 < options.patience < float("inf"):
         raise ConfigError(f"--patience {options.patience:g} must be a positive number of seconds")
@@ -106,24 +105,27 @@ def _upgrade(options: argparse.Namespace) -> int:
                 left = ", ".join(nodes[number:])
                 print(f"elastic: stopped; not replaced yet: {left}; the same command goes on", file=sys.stderr)
                 return 128 + stop[0]
-            agent = agents.get(node, AgentFacts(""))
             # An earlier command has drained the node and has replaced its agent: only the drain is to be taken back.
-            before = AgentFacts("") if agent.version == __version__ and not options.node else agent
-            NodeReplacement(client, node, before, told, options.patience).run()
+            is_replaced = not options.node and node in agents and agents[node].version == __version__
+            NodeReplacement(client, node, told, options.patience, is_replaced=is_replaced).run()
     told.end(nodes, f"{len(nodes)} of {len(fleet.nodes)} agents are replaced, and have {__version__}")
     return ExitCode.DONE
 
 
 class NodeReplacement:
-    """Replaces the agent of one node. before: its agent as it is."""
+    """Replaces the agent of one node. is_replaced: that was done, and the drain is left."""
 
     def __init__(
-        self, client: FleetClient, node: str, before: AgentFacts, told: UpgradeReport, patience_s: float
+        self, client: FleetClient, node: str, told: UpgradeReport, patience_s: float, *, is_replaced: bool
     ) -> None:
+        from elastic.fleet.rolling_upgrade import AgentFacts
+
         self._client = client
         self._node = node
-        self._before = before
         self._told = told
+        self._is_replaced = is_replaced
+        self._before = AgentFacts("")
+        """The agent at the first look, unless it did not answer, or was replaced earlier."""
         self._patience_s = patience_s
         self._began_s = self._since_s = time.monotonic()
         self._totals: Mapping[str, int] | None = None
@@ -133,7 +135,7 @@ class NodeReplacement:
         self._keeps_drain = False
         self._lacks = ""
         self._left: Sequence[str] = ()
-        self._version = before.version
+        self._version = ""
 
     def run(self) -> None:
         """Raises ConfigError if another version comes back, ElasticError if something takes longer than patience_s."""
@@ -172,9 +174,10 @@ class NodeReplacement:
             return None
         known = fleet.nodes.get(self._node)
         drained = known.drained if known is not None else ""
+        agent = _agent(self._client, self._node) if known is not None and known.is_up else None
         if self._totals is None:
             self._totals, self._keeps_drain = fleet.totals(), drained not in ("", BECAUSE)
-        agent = _agent(self._client, self._node) if known is not None and known.is_up else None
+            self._before = self._before if agent is None or self._is_replaced else agent
         if agent is not None:
             self._version = agent.version
         self._over = sorted(self._totals.keys() - fleet.totals().keys())

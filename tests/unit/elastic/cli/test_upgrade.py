@@ -143,6 +143,20 @@ def test_who_has_to_start_an_agent_is_told_how(fleet: PaperFleet, capsys: pytest
     assert f"end its agent there, and start {__version__} with the same options, as it was started: elastic" in said
 
 
+def test_an_agent_that_was_started_again_before_its_turn_is_replaced_like_any_other(
+    fleet: PaperFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = fleet.end_agent
+
+    def end_agent(node: str, process: str) -> None:
+        end(node, process)
+        fleet.process["c"] += node == "a"
+
+    monkeypatch.setattr(fleet, "end_agent", end_agent)
+    assert cli.main(["upgrade", *HERE]) == ExitCode.DONE
+    assert fleet.log == replaced("abc")
+
+
 def test_a_job_that_is_over_when_its_node_is_back_is_named(
     fleet: PaperFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
