@@ -200,7 +200,8 @@ class RingExchange:
         self._leave_early(ring.generation, number)
         for root in held:
             root.settle()
-        return self._begin_early(ring, number, task, self._begin(task, number, ring.members), held, unit)
+        self._attempts = attempts = self._begin(task, number, ring.members)
+        return self._begin_early(ring, number, task, attempts, held, unit)
 
     def _begin_early(
         self,
@@ -228,7 +229,6 @@ class RingExchange:
             else:
                 exchange_over(ring, transport=ring.transport, out=sums.out, wait_for=sums.wait_for, **arguments)
 
-        self._attempts = attempts
         if {group: flat.numel() for group, flat in self._room.items()} != task.groups:
             self._room = {group: torch.empty_like(flat) for group, flat in attempts.sums.out.items()}
         self._early_of = (ring.generation, number)

@@ -11,7 +11,7 @@ import torch
 
 from elastic.config import Overlap, Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
-from elastic.protocol.messages import Generation, Kind, Member, Plan, RingState
+from elastic.protocol.messages import Generation, Kind, Member, Plan, Progress, RingState
 from elastic.protocol.worker_state import Phase, WorkerState
 from elastic.records.journal import Journal
 from runtime.allreduce.reduction.early_sums import EarlySums
@@ -125,21 +125,17 @@ def test_where_gradients_leave_early(
     assert turn._overlaps(ring, task, again) is wanted
 
 
-@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
-def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
-    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The leader takes that for a part of a pass: it decides how long a ring may stand still, and when the last call
-    of a job comes."""
+def two_steps(overlap: Overlap, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Partial], Progress]:
+    """The results of two operations of a member that sends nothing early, and what its beats say then. All members are
+    there at once, and the tensors of each operation take a minute."""
     now_s = [100.0]
     monkeypatch.setattr("runtime.worker.progress_report.time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
     def exchange(ring: Ring, *, op: int, **given: Any) -> tuple[Any, Partial]:
-        """All members are there at once; the tensors take a minute."""
         headers = {MEMBERS[0]: {**given["header"], **given.get("agreed", {})}}
         given["check"](headers)
         now_s[0] += 60.0 if given["groups"] else 0.001
-        return headers, Partial(0, 2)
+        return headers, Partial(0, 2, given["sums"].out if given["groups"] else {})
 
     monkeypatch.setattr("runtime.worker.exchange.exchange", exchange)
     ring = SimpleNamespace(
@@ -151,6 +147,7 @@ def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
     root = Partial(0, 2, {"float32": torch.ones(4)})
     reporter = ProgressReporter(on_host=True, note=lambda event, text="", unit=-1: None)
     turn = RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, overlap)
+    results = []
     for step in range(2):
         task = replace(TASK, op=Op(OpKind.PASS, 2, step=step), cuts=((("float32", 0, 4),),))
         reporter.begin(task.op)
@@ -165,9 +162,29 @@ def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
             entered=1,
             ring=RingState.LIVE,
         )
-        assert turn.exchange(task, 1, lambda event, result: True) is not None
-    told = reporter.progress(shared.position, 0, "", ("", ""))
+        result = turn.exchange(task, 1, lambda event, result: True)
+        assert result is not None
+        results.append(result)
+    return results, reporter.progress(shared.position, 0, "", ("", ""))
+
+
+@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
+def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader takes that for a part of a pass: it decides how long a ring may stand still, and when the last call
+    of a job comes."""
+    _, told = two_steps(overlap, monkeypatch)
     assert told.exchange_us == pytest.approx(60_000_000, rel=0.01)
+
+
+@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
+def test_the_memory_of_a_result_is_not_used_for_the_next_one_while_it_is_kept(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newcomers and members that lack it copy it from there."""
+    (first, second), _ = two_steps(overlap, monkeypatch)
+    assert first.flats["float32"].data_ptr() != second.flats["float32"].data_ptr()
 
 
 @pytest.mark.parametrize(("nonfinite", "given_up"), [(0, True), (1, False)])
