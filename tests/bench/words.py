@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.frames import Frame, Payload, PeerLink
 from runtime.allreduce.ring.listener import Listener
@@ -122,16 +122,17 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
         began_s = time.process_time()
         exchange(
             ring,
-            op=PARTS * op,
-            header={"carry": [], "own": None},
-            agreed={
-                "about": {"units": members, "epoch": 0, "step": op, "pass_no": op, "label": "step", "kind": "pass"},
-                "fingerprint": dict.fromkeys(("model", "optimizer", "numerics", "random"), 16 * "0"),
-            },
-            roots=[root],
-            units=members,
-            groups={},
-            check=lambda headers: None,
+            ReductionRequest(
+                op=PARTS * op,
+                header={"carry": [], "own": None},
+                agreed={
+                    "about": {"units": members, "epoch": 0, "step": op, "pass_no": op, "label": "step", "kind": "pass"},
+                    "fingerprint": dict.fromkeys(("model", "optimizer", "numerics", "random"), 16 * "0"),
+                },
+                roots=[root],
+                units=members,
+                groups={},
+            ),
         )
         times.append(time.process_time() - began_s)
     return (

@@ -453,7 +453,6 @@ OVER = {
     "elastic.protocol.membership.group.Group": 58,
     "elastic.protocol.membership.group.WorkerView": 24,
     "elastic.protocol.worker_state.state.WorkerState": 31,
-    "runtime.allreduce.reduction.slice_sums.SliceSums": 26,
     "runtime.allreduce.ring.frames.PeerLink": 23,
     "runtime.allreduce.ring.ring.Ring": 24,
     "runtime.frontends.ddp.rank_script.RankScript": 44,
@@ -468,15 +467,9 @@ OVER = {
     "elastic.fleet.node.job_runner.JobRunner.__init__": 10,
     "elastic.protocol.membership.transitions.commit": 9,
     "elastic.rendezvous.job_replica.JobReplica.__init__": 9,
-    "runtime.allreduce.reduction.early_sums.EarlySums.__init__": 9,
-    "runtime.allreduce.reduction.over_mesh.MeshReduction.__init__": 14,
-    "runtime.allreduce.reduction.over_mesh.exchange": 14,
-    "runtime.allreduce.reduction.over_transport.exchange_over": 14,
-    "runtime.allreduce.reduction.slice_sums.SliceSums.__init__": 9,
     "runtime.allreduce.ring.ring_builder.build": 11,
     "runtime.data.loader.Loader.__init__": 11,
     "runtime.loop.job.Job.loader": 10,
-    "runtime.worker.exchange.RingExchange._reduce_early": 9,
 }
 """Modules (lines), classes (fields) and functions (parameters) that have more -> how many at most. A number here only
 becomes smaller, and no name comes in."""

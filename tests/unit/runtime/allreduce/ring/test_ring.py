@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import pytest
 
 from elastic.errors import BuildFailed, GenerationEnded, RingBroken
-from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring import listener as listener_module
 from runtime.allreduce.ring import ring as ring_module
@@ -42,7 +42,7 @@ from tests.unit.rings import (
 def meet(ring: Ring, op: int = 0) -> None:
     """An operation of headers only, with one unit held by rank 0."""
     roots = [Partial(0, 1)] if ring.rank == 0 else []
-    exchange(ring, op=op, header={}, roots=roots, units=1, groups={}, check=lambda headers: None)
+    exchange(ring, ReductionRequest(op=op, roots=roots, units=1, groups={}))
 
 
 def in_thread(call: Callable[[], None]) -> Future[None]:
