@@ -25,7 +25,7 @@ from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchan
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 
 GROUP = "float32"
 
@@ -69,12 +69,7 @@ def _member(rank: int, members: int, elements: int, rounds: int, tcp: bool, shar
         begun_s = time.perf_counter()
         ring = build(
             listener,
-            job="bench",
-            generation=generation,
-            me=name,
-            peers=peers,
-            plan="p",
-            token="t",
+            RingSpec(job="bench", generation=generation, me=name, peers=peers, plan="p", token="t"),
             deadline_s=60.0,
             cancelled=threading.Event(),
         )

@@ -44,7 +44,7 @@ from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.reduction.schedule import DTYPES
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 
 GROUP = "float32"
 LAYERS, WIDTH = 10, 500
@@ -268,12 +268,7 @@ def _serve(rank: int, layout: Layout, addresses: Sequence[str], within: str, pip
     peers = [Peer(f"w{other}", addresses[other // layout.ranks], port) for other, port in enumerate(ports)]
     ring = build(
         listener,
-        job="net",
-        generation=1,
-        me=f"w{rank}",
-        peers=peers,
-        plan="p",
-        token="t",
+        RingSpec(job="net", generation=1, me=f"w{rank}", peers=peers, plan="p", token="t"),
         deadline_s=WAIT_S,
         cancelled=threading.Event(),
     )

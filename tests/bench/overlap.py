@@ -29,7 +29,7 @@ from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchan
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 from tests.bench import work
 from tests.bench.intervals import median_interval, ratios
 
@@ -151,12 +151,14 @@ def _member(rank: int, options: argparse.Namespace, shared: str) -> None:
     dist.all_gather_object(addresses, listener.address)
     ring = build(
         listener,
-        job="bench",
-        generation=1,
-        me=name,
-        peers=[Peer(f"w{other}", *address) for other, address in enumerate(addresses)],
-        plan="p",
-        token="t",
+        RingSpec(
+            job="bench",
+            generation=1,
+            me=name,
+            peers=[Peer(f"w{other}", *address) for other, address in enumerate(addresses)],
+            plan="p",
+            token="t",
+        ),
         deadline_s=60.0,
         cancelled=threading.Event(),
     )

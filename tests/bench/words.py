@@ -24,7 +24,7 @@ from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.frames import Frame, Payload, PeerLink
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import PARTS, Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 
 WAIT_S = 300.0
 
@@ -103,12 +103,7 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
             ring.close()
         ring = build(
             listener,
-            job="words",
-            generation=generation,
-            me=f"w{rank}",
-            peers=peers,
-            plan="p",
-            token="t",
+            RingSpec(job="words", generation=generation, me=f"w{rank}", peers=peers, plan="p", token="t"),
             deadline_s=WAIT_S,
             cancelled=threading.Event(),
             kept=kept,

@@ -20,7 +20,7 @@ from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring import listener as listener_module
 from runtime.allreduce.ring import ring as ring_module
-from runtime.allreduce.ring.frames import Frame, FrameKind, LinkError, PeerLink
+from runtime.allreduce.ring.frames import Frame, FrameKind, LinkError, PeerLink, packed
 from runtime.allreduce.ring.handshake import Hello
 from runtime.allreduce.ring.listener import MAX_UNCHECKED_OF_A_HOST
 from runtime.allreduce.ring.ring import GATHER_S, MUCH_BYTES, Peer, Ring
@@ -409,8 +409,8 @@ def test_bytes_gather_while_nobody_waits_for_an_operation(
     slept: list[float] = []
     monkeypatch.setattr(ring_module, "sleep", slept.append)
     with rings(2) as (ring, other):
-        link, sock = other.links["w0"], other.links["w0"]._sock
-        frame = link._packed(Frame(FrameKind.GATHER, 1, 0, come + 1000)) + bytes(come + 1000)
+        sock = other.links["w0"]._sock
+        frame = packed(Frame(FrameKind.GATHER, 1, 0, come + 1000)) + bytes(come + 1000)
         sock.sendall(frame[:-1000])
         future = in_thread(lambda: ring.run(Taking(may_gather)))
         wait_until(lambda: ring.links["w1"].moved == len(frame) - 1000)
