@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, State, WorkerView
+from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.loss import lost
 from elastic.protocol.membership.partitions import is_absence
+from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.membership.transitions import become_closed
 from elastic.protocol.messages import Doing, Kill
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import NEWCOMERS, Group, Stage, State, Unreached, slot_of
+from elastic.protocol.membership.group import Group, State, Unreached
 from elastic.protocol.membership.planned_changes import plan_change, stop_waiting
+from elastic.protocol.membership.roster import NEWCOMERS, Stage, slot_of
 from elastic.protocol.membership.transitions import move_on
 from elastic.protocol.messages import Kill
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from elastic.protocol import messages
 from elastic.protocol.membership import transitions
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, Leaver, Stage, State, slot_of
+from elastic.protocol.membership.group import Group, Leaver, State
+from elastic.protocol.membership.roster import Stage, slot_of
 from elastic.protocol.recovery_plan import paces_of, rank_order
 
 MISSES = 2
@@ -173,7 +174,8 @@ def commit_planned(
     newcomers = tuple(m.worker_id for m in ordered if g.running.member(m.worker_id) is None)
     hold = _holds(g, {m.worker_id for m in ordered})
     plan = messages.Plan(newcomers=newcomers, paces=given)
-    transitions.commit(g, messages.Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
+    wanted = transitions.NextGeneration(messages.Kind.PLANNED, ordered, plan, because, hold=hold, early=early)
+    transitions.commit(g, wanted, do)
 
 
 def _holds(g: Group, listed: Collection[str]) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic.protocol.membership.group import Group, WorkerView
+from elastic.protocol.membership.group import Group
 from elastic.protocol.membership.hangs import holding_up, standing_still
+from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.recovery_plan import default_sizes
 
 

@@ -18,7 +18,7 @@ from elastic.config import JobSpec
 from elastic.errors import StoreUnavailable
 from elastic.protocol import membership
 from elastic.protocol.membership import AgentDown, AgentUp, End
-from elastic.protocol.membership.group import WorkerView
+from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.messages import (
     CheckpointComplete,
     Failed,
