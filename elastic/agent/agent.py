@@ -18,6 +18,7 @@ import signal
 import sys
 
 from elastic.agent import handover, options, upgrade_state
+from elastic.agent.context import AgentContext
 from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.handover import Handed, Trial, UpgradeRequestFiles
 from elastic.agent.leader_session import Ended, LeaderSession
@@ -71,23 +72,9 @@ class Agent:
             kept = newest_in_memory(read_settings(job_dir))
             inherited = upgrade_state.first(spec, node, slots + spec.spares, slot_file, kept)
         self._standing = inherited.standing
-        self._leader = LeaderSession(
-            spec, job_dir, node, slots, journal, self, given.reach, self._standing, inherited.term
-        )
-        self._workers = WorkerManager(
-            spec,
-            job_dir,
-            node,
-            given.reach,
-            journal,
-            ledger,
-            slot_file,
-            inherited,
-            self._leader,
-            self,
-            fork_server,
-            refused,
-        )
+        here = AgentContext(spec, job_dir, node, given.reach, journal)
+        self._leader = LeaderSession(here, slots, self, self._standing, inherited.term)
+        self._workers = WorkerManager(here, ledger, slot_file, inherited, self._leader, self, fork_server, refused)
         self._place = UpgradeRequestFiles(job_dir, node)
         self._hands_over = False
         self._deferred: list[int] = []

@@ -65,12 +65,17 @@ class AgentSession(ServedStream[pb.LeaderOrder]):
     token: str = field(default="", repr=False)
 
 
-class JobLeader:
-    """One term of this replica as leader: the group, its mailbox, and the agents that attend.
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """From what a job goes on. checkpoint: from which this run of it begins, or "". revives: if every copy of the state
+    is lost, the job goes on from what its nodes have kept."""
 
-    resumed: the checkpoint from which this run of the job goes on, or "". revives: if every copy of the state is lost,
-    the job goes on from what its nodes have kept.
-    """
+    checkpoint: str = ""
+    revives: bool = False
+
+
+class JobLeader:
+    """One term of this replica as leader: the group, its mailbox, and the agents that attend."""
 
     def __init__(
         self,
@@ -78,11 +83,11 @@ class JobLeader:
         tenure: LeaseKeeper,
         journal: Journal,
         store: StoreThread,
-        resumed: str = "",
-        revives: bool = False,
+        resumption: Resumption = Resumption(),
     ) -> None:
         self.term = tenure.term
-        self.group = membership.Group(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
+        seed = secrets.token_hex(16)
+        self.group = membership.Group(spec, seed, revives=resumption.revives, resumed=resumption.checkpoint)
         self._tenure = tenure
         self._candidate = tenure.candidate
         self._journal = journal

@@ -24,7 +24,7 @@ from elastic.fleet import upgrade_state
 from elastic.fleet.documents import Submission
 from elastic.fleet.node import job_environment
 from elastic.fleet.node.job_environment import NodeSettings
-from elastic.fleet.node.job_runner import SLACK_S, STOP_S, JobRunner
+from elastic.fleet.node.job_runner import SLACK_S, STOP_S, JobDuty, JobRunner
 from elastic.fleet.node.leader_session import GOODBYE_S, FleetLeaderSession, Offer
 from elastic.fleet.node.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import DaemonUpgradeState
@@ -273,7 +273,7 @@ class Daemon:
         self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, state.duties)}
         self._over = dict(state.over)
         for left in state.holdings:
-            runner = self._employ(left.submission, left.slots, left.devices, left.token, handed=left)
+            runner = self._employ(JobDuty(left.submission, left.slots, left.devices, left.token), handed=left)
             runner.notify()  # notices are asked for anew
         jobs = sorted(self._runners)
         self._journal.write("daemon_took_over", version=__version__, jobs=jobs)
@@ -321,18 +321,14 @@ class Daemon:
             if ending:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given, standby = own if self._devices else None, self._standbys.pop(duty.job, None)
-        self._employ(submission, duty.slots, given, duty.token, standby=standby)
+        self._employ(JobDuty(submission, duty.slots, given, duty.token), standby=standby)
         self._told()
         return ""
 
-    def _employ(
-        self, submission: Submission, slots: int, devices: tuple[str, ...] | None, token: str, **begun: Any
-    ) -> JobRunner:
+    def _employ(self, duty: JobDuty, **begun: Any) -> JobRunner:
         """A runner for a job. begun: what there is of it already."""
-        own = self._board, self._journal, self._told
-        runner = self._runners[submission.spec.name] = JobRunner(
-            self._site, submission, slots, devices, *own, token, **begun
-        )
+        runner = JobRunner(self._site, duty, self._board, self._journal, self._told, **begun)
+        self._runners[runner.job] = runner
         return runner
 
     async def _end_standbys(self, after_s: float = 0.0) -> None:
