@@ -50,8 +50,8 @@ class RareBeats:
         self._count += 1
         if self._count % self.every:
             return None
-        rings = [ring for ring in self._rings.values() if not self._is_inferred(ring)]
-        found = [*rings, *self._progress.values()]
+        found: list[Word] = [ring for ring in self._rings.values() if not self._is_inferred(ring)]
+        found += self._progress.values()
         self._rings, self._progress = {}, {}
         return found
 

@@ -30,7 +30,7 @@ from elastic.protocol.membership import End
 from elastic.protocol.messages import Generation
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader import JobLeader, Resumption, StoreThread
+from elastic.rendezvous.leader import JobLeader, JobOrigin, StoreThread
 from elastic.rendezvous.service import JobEntry, RendezvousService
 from elastic.store.base import Store
 from elastic.store.election import Candidate, LeadershipLost, Taken, lease_of
@@ -64,14 +64,14 @@ class JobReplica:
         address: str,
         service: RendezvousService,
         journal: Journal,
-        resumption: Resumption,
+        origin: JobOrigin,
         ended: Callable[[dict[str, object]], Awaitable[None]] | None = None,
     ) -> None:
         self._spec = spec
         self._job_dir = job_dir
         self._address = address
         self._journal = journal
-        self._resumption = resumption
+        self._origin = origin
         self._ended = ended
         self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
         self._entry = service.leads[spec.name] = JobEntry(journal)
@@ -126,7 +126,7 @@ class JobReplica:
             await self._tell(ended)
             return ended
         settle_down(self._spec.workers)
-        leader = JobLeader(self._spec, tenure, self._journal, store, self._resumption)
+        leader = JobLeader(self._spec, tenure, self._journal, store, self._origin)
         entry.leader, entry.address = leader, self._address
         self.write_address()
         self._led = leader

@@ -66,7 +66,7 @@ class AgentSession(ServedStream[pb.LeaderOrder]):
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
+class JobOrigin:
     """From what a job goes on. checkpoint: from which this run of it begins, or "". revives: if every copy of the state
     is lost, the job goes on from what its nodes have kept."""
 
@@ -83,11 +83,11 @@ class JobLeader:
         tenure: LeaseKeeper,
         journal: Journal,
         store: StoreThread,
-        resumption: Resumption = Resumption(),
+        origin: JobOrigin = JobOrigin(),
     ) -> None:
         self.term = tenure.term
         seed = secrets.token_hex(16)
-        self.group = membership.Group(spec, seed, revives=resumption.revives, resumed=resumption.checkpoint)
+        self.group = membership.Group(spec, seed, revives=origin.revives, resumed=origin.checkpoint)
         self._tenure = tenure
         self._candidate = tenure.candidate
         self._journal = journal

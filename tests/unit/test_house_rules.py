@@ -446,7 +446,6 @@ OVER = {
     "elastic.config.JobSpec": 30,
     "elastic.platforms.local.job_run._Children": 22,
     "elastic.protocol.membership.group.Group": 58,
-    "elastic.protocol.membership.roster.WorkerView": 24,
     "elastic.protocol.worker_state.state.WorkerState": 31,
     "runtime.frontends.ddp.rank_script.RankScript": 44,
     "runtime.loop.training.Training": 50,

@@ -273,7 +273,7 @@ class Group:
         seen = {worker: self.workers[worker] for worker in coming if not self.lists(worker)}
         at_work_s = max(self.set_up_s, self.spec.timing.hang_s)  # a newcomer that uses a processor may compile
         return {
-            worker: one.moved_s + (at_work_s if one.computes else self.set_up_s)
+            worker: one.moved_s + (at_work_s if one.said.computes else self.set_up_s)
             for worker, one in seen.items()
             if one.stage is Stage.INVITED and one.member.node not in self.silent_nodes
         }

@@ -26,7 +26,7 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
     for worker in sorted(worker for worker, until_s in g.setting_up.items() if now_s >= until_s):
         seen = g.workers[worker]
         waited_s = now_s - seen.moved_s
-        because = f"invited, and not ready after {waited_s:.0f} s in the same phase: {seen.phase or 'starting'}"
+        because = f"invited, and not ready after {waited_s:.0f} s in the same phase: {seen.said.phase or 'starting'}"
         do.append(Note("newcomer_hung", {"worker_id": worker, "because": because}))
         do.append(Tell((worker,), Kill(g.term, worker)))
         move_on(g, worker, Stage.REFUSED)

@@ -7,7 +7,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import NamedTuple
 
-from elastic.protocol.messages import Doing, Member, RingState
+from elastic.protocol.messages import Member, Progress, RingState
 
 
 class Stage(StrEnum):
@@ -70,7 +70,8 @@ class WorkerView(NamedTuple):
     ring: RingState = RingState.NONE
     reduced: int = 0
     applied: int = 0
-    phase: str = ""
+    said: Progress = Progress("", 0, 0)
+    """Its newest word of this kind, since it announced itself last."""
     moved_s: float = 0.0
     """When the worker's phase changed last."""
     worked_s: float = -math.inf
@@ -79,12 +80,6 @@ class WorkerView(NamedTuple):
     """When the worker last said where it stands."""
     heard_from_s: float = -math.inf
     """The start of the time in which the worker has said where it stands without a break of suspect_s."""
-    doing: Doing = Doing.ELSEWHERE
-    for_s: float = 0.0
-    usual_s: float = 0.0
-    computes: bool = True
-    over: str = ""
-    over_because: str = ""
     stage: Stage = Stage.ANNOUNCED
     expelled_s: float = 0.0
     """When the worker was expelled, or when its fence_grace_s was started again."""
@@ -94,6 +89,16 @@ class WorkerView(NamedTuple):
     """Microseconds that the worker takes for a shard; 0: not known yet."""
     exchange_us: int = 0
     """Microseconds that it takes for the reduction of a pass, once all members are there; 0: not known yet."""
+
+    @property
+    def for_s(self) -> float:
+        """How long it has been doing what it does."""
+        return self.said.for_ms / 1000
+
+    @property
+    def usual_s(self) -> float:
+        """Its longest recent shard; 0: none yet."""
+        return self.said.usual_ms / 1000
 
 
 class Roster(dict[str, WorkerView]):

@@ -79,7 +79,7 @@ class FrameSink(Protocol):
         """The payload has arrived in the memory that accept returned."""
 
 
-class _SendQueue:
+class SendQueue:
     """The frames that wait to be sent over one connection, in batches of urgent ones or of bulk ones."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class PeerLink:
         self._sock = sock
         self._sealed_bytes: Callable[[], int] = getattr(sock, "pending", int)
         self._generation = generation
-        self._queue = _SendQueue()
+        self._queue = SendQueue()
         self._queued_links = set() if queued is None else queued
         self._head = memoryview(bytearray(_HEAD.size))
         self._head_got = 0
