@@ -21,7 +21,7 @@ import torch
 
 from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
-from runtime.allreduce.ring.frames import Frame, Payload, PeerLink
+from runtime.allreduce.ring.frames import Frame, Payload, SendQueue
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import PARTS, Peer, Ring
 from runtime.allreduce.ring.ring_builder import RingSpec, build
@@ -143,14 +143,14 @@ class _Count:
 
     def __init__(self) -> None:
         self.frames = 0
-        make = PeerLink._next
+        make = SendQueue._next
 
-        def noted(link: PeerLink) -> tuple[Frame, Payload] | None:
-            item = make(link)
+        def noted(queue: SendQueue) -> tuple[Frame, Payload] | None:
+            item = make(queue)
             self.frames += item is not None
             return item
 
-        PeerLink._next = noted  # type: ignore[method-assign, assignment]
+        SendQueue._next = noted  # type: ignore[method-assign, assignment]
 
 
 def _no_copies(sock: object, hello: object) -> None:

@@ -27,7 +27,7 @@ from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchan
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold, total
 from runtime.allreduce.reduction.schedule import ALIGN, DTYPES, Cut, pieces
 from runtime.allreduce.reduction.topology import topology
-from runtime.allreduce.ring.frames import Frame, FrameKind, Payload, PeerLink
+from runtime.allreduce.ring.frames import Frame, FrameKind, Payload, SendQueue
 from runtime.allreduce.ring.ring import Ring
 from tests.trees import fold_nodes
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
@@ -428,20 +428,21 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
             return None
         return result
 
-    def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
-        item = make(link)
+    def noted(queue: SendQueue, make: Callable[[SendQueue], tuple[Frame, Payload] | None] = SendQueue._next) -> Any:
+        item = make(queue)
         if item is not None:
-            moved.append((link.peer, item[0].kind, item[0].piece))
+            moved.append((peers[queue], item[0].kind, item[0].piece))
         return item
 
     with listeners([f"w{rank}" for rank in range(world_size)], hosts) as opened, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PeerLink, "_next", noted)
+        patch.setattr(SendQueue, "_next", noted)
         for number in range(1, 4):
             first, last = number == 1, number == 3
             # All of it before there are rings: where too much was drawn, the example ends in the middle of a draw.
             breaks = [0 if last else data.draw(st.integers(0, 12), "pieces until it breaks") for _ in opened]
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=8, max_size=8), "owners")
             built = build_all(opened, generation=number)
+            peers = {link._queue: link.peer for ring in built for link in ring.links.values()}
             for ring, after in zip(built, breaks, strict=True):
                 held = Breaking(ring, after)
                 held |= {} if first else sums[ring.rank].held
@@ -480,15 +481,15 @@ def test_of_integers_each_member_sends_one_sum_however_its_leaves_lie(world: int
     groups = {"int32": 70_000}
     nbytes, sent = 4 * groups["int32"], dict.fromkeys(range(world), 0)
 
-    def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
-        item = make(link)
+    def noted(queue: SendQueue, make: Callable[[SendQueue], tuple[Frame, Payload] | None] = SendQueue._next) -> Any:
+        item = make(queue)
         if item is not None and item[0].kind in (FrameKind.GATHER, FrameKind.SCATTER):
-            sent[ranks[link]] += item[0].length
+            sent[ranks[queue]] += item[0].length
         return item
 
     with rings(world) as built, pytest.MonkeyPatch.context() as patch:
-        ranks = {link: ring.rank for ring in built for link in ring.links.values()}
-        patch.setattr(PeerLink, "_next", noted)
+        ranks = {link._queue: ring.rank for ring in built for link in ring.links.values()}
+        patch.setattr(SendQueue, "_next", noted)
         for _, result in run(built, owners, groups, merged=True):
             assert_same(result, sum_of((0, len(owners)), groups))
     for rank, count in sent.items():
