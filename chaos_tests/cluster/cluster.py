@@ -45,10 +45,10 @@ class Cluster:
     """Context manager, for the main thread; whatever it started is gone afterwards, and etcd's data with it.
 
     home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
-    which cannot be cut off from each other. slots: of each node. environment: of
-    the nodes, and so of the jobs, besides this process's own.
-    certs: replicas, nodes, operators and etcd show each other certificates. clouds: node -> the metadata service which
-    says whether its machine is about to go. mark: of all processes; see processes.py.
+    which cannot be cut off from each other. nodes: their names, or name -> the metadata service which says whether its
+    machine is about to go. slots: of each node. environment: of the nodes, and so of the jobs, besides this process's
+    own. certs: replicas, nodes, operators and etcd show each other certificates. mark: of all processes; see
+    processes.py.
     """
 
     def __init__(
@@ -58,11 +58,10 @@ class Cluster:
         *,
         etcd: int = 1,
         replicas: int = 2,
-        nodes: Iterable[str] = (),
+        nodes: Iterable[str] | Mapping[str, MetadataService] = (),
         slots: int = 1,
         environment: Mapping[str, str] | None = None,
         certs: bool = False,
-        clouds: Mapping[str, MetadataService] = MappingProxyType({}),
     ) -> None:
         self.home = home
         self._told = Journals(self.journals)
@@ -70,7 +69,7 @@ class Cluster:
         self.hosts = hosts if hosts is not None else Loopback()
         self.replicas: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self.clouds = clouds
+        self.clouds: Mapping[str, MetadataService] = nodes if isinstance(nodes, Mapping) else {}
         self.mark = new_mark()
         self._slots = slots
         self._environment = {**os.environ, CERTS_VARIABLE: "", **(environment or {}), MARK: self.mark}

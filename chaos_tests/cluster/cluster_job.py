@@ -89,10 +89,9 @@ class NodesJob(Followed):
                     hosts,
                     etcd=ETCD_MEMBERS,
                     replicas=REPLICAS,
-                    nodes=self.nodes,
+                    nodes=clouds,
                     slots=self.slots,
                     environment=self._environment,
-                    clouds=clouds,
                 )
             )
             self._stack = stack.pop_all()

@@ -6,6 +6,8 @@ agent.py           the agent itself: passes on what workers and the leader say
 leader_session.py  the stream to the job's leader: words and beats up, orders down
 workers.py         slots, processes, words and beats of all workers of the node
 worker_socket.py   the unix socket on which workers speak to the agent
+context.py         which job on which node, for all parts of the agent
+rare_beats.py      which words wait for the next beat, in a large job
 standing_words.py  what each new leader has to hear about the workers
 ledger_writer.py   records of applied steps, on their way into the ledger
 drain.py           how the node leaves the job when it has a notice

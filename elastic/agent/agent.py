@@ -17,6 +17,7 @@ import signal
 import sys
 
 from elastic.agent import options
+from elastic.agent.context import AgentContext
 from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
@@ -63,22 +64,9 @@ class Agent:
         slot_file.end_leftovers()
         kept = newest_in_memory(read_settings(job_dir))
         self._standing = StandingWords.after_a_killed_agent(node, slot_file.incarnations, kept)
-        self._leader = LeaderSession(spec, job_dir, node, slots, journal, self, given.reach, self._standing)
-        self._workers = WorkerManager(
-            spec,
-            job_dir,
-            node,
-            given.reach,
-            journal,
-            ledger,
-            slot_file,
-            slots + spec.spares,
-            self._standing,
-            self._leader,
-            self,
-            fork_server,
-            refused,
-        )
+        here = AgentContext(spec, job_dir, node, slots, given.reach, journal)
+        self._leader = LeaderSession(here, self, self._standing)
+        self._workers = WorkerManager(here, ledger, slot_file, self._standing, self._leader, self, fork_server, refused)
         self._departure = NodeDrain(journal, self._workers, self._leader)
         self._end: Ended | None = None
         self._late_failure = False

@@ -12,19 +12,17 @@ import json
 import random
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import grpc
 
+from elastic.agent.context import AgentContext
+from elastic.agent.rare_beats import RareBeats, beats_between, patience, whole_beats
 from elastic.agent.standing_words import StandingWords
-from elastic.config import JobSpec
 from elastic.errors import NotAdmitted
-from elastic.protocol.messages import Order, Progress, Report, RingUp, Word
+from elastic.protocol.messages import Order, Word
 from elastic.records.files import read_token
-from elastic.records.journal import Journal
 from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options, speak
-from elastic.rendezvous.reach import Reach
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.broadcast import Reader
@@ -74,29 +72,17 @@ class LeaderSession:
 
     def __init__(
         self,
-        spec: JobSpec,
-        job_dir: Path,
-        node: str,
-        slots: int,
-        journal: Journal,
+        here: AgentContext,
         events: LeaderSessionEvents,
-        reach: Reach,
         standing: StandingWords,
     ) -> None:
         """Raises ConfigError for certificates that cannot be used."""
-        self._spec = spec
-        self._channels = reach.channels()
-        self._leader_stream = LeaderStream(lambda: reach.replicas or (self._address(),))
-        self._job_dir = job_dir
-        self._node, self._slots = node, slots
+        self._here, self._spec, self._journal = here, here.spec, here.journal
+        self._channels = here.reach.channels()
+        self._leader_stream = LeaderStream(lambda: here.reach.replicas or (self._address(),))
         self._reader = Reader()
-        self._beat_every = beats_between(spec, slots)
-        self._beats = random.randrange(BEATS_APART)
+        self._beats = RareBeats(beats_between(here.spec, slots), standing, random.randrange(BEATS_APART))
         self._spoke = False
-        self._progress: dict[str, Progress] = {}
-        self._rings: dict[str, RingUp] = {}
-        self._infers_rings = False
-        self._journal = journal
         self._events = events
         self._standing = standing
         self._outbox: asyncio.Queue[pb.AgentWord] | None = None
@@ -107,42 +93,17 @@ class LeaderSession:
         self._parting = False
 
     def say(self, word: Word) -> None:
-        """Say a word to the present leader, if there is one, and to every later leader while the word stays true.
-
-        If beats are rare, so are Progress and RingUp: the newest of each worker goes with the next beat. Any other word
-        sends them first, but a Report, which makes a RingUp untrue, and to which no Progress adds anything.
-        """
+        """Say a word to the present leader, if there is one, and to every later leader while the word stays true."""
         self._standing.heard(word)
-        worker_id = getattr(word, "worker_id", "")
-        if self._beat_every > 1:
-            match word:
-                case Progress():
-                    self._progress[worker_id] = word
-                    return
-                case RingUp():
-                    self._rings[worker_id] = word
-                    return
-                case Report():
-                    self._rings.pop(worker_id, None)
-                    self._put_word(word)
-                    return
-        for held in (self._rings.pop(worker_id, None), self._progress.pop(worker_id, None)):
-            if held is not None:
-                self._put_word(held)
-        self._put_word(word)
+        for said in self._beats.take(word):
+            self._put_word(said)
 
     def beat(self) -> None:
         """To be called every beat_s. An agent of a large job sends only some of these beats, as its leader expects."""
-        self._beats += 1
-        if self._beats % self._beat_every:
+        if (words := self._beats.due()) is None:
             return
-        for ring in self._rings.values():
-            said = self._progress.get(ring.worker_id)
-            if not (self._infers_rings and said and said.generation == ring.generation and self._standing.shows(said)):
-                self._put_word(ring)
-        for word in self._progress.values():
+        for word in words:
             self._put_word(word)
-        self._rings, self._progress = {}, {}
         if not self._spoke:  # each word is a sign of life
             self._put(pb.AgentWord(beat=pb.Beat()))
         self._spoke = False
@@ -185,12 +146,12 @@ class LeaderSession:
                     said = because
                 # Thousands of agents that try at once would leave a replica no time to become the leader.
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                longest_s = LONGEST_RETRY_S * patience(self._beat_every)
+                longest_s = LONGEST_RETRY_S * patience(self._beats.every)
                 pause_s = min(2 * pause_s, longest_s, self._spec.timing.fence_grace_s / 3)
 
     def _beats_in(self, beat_ms: int) -> int:
         """Number of beat_s between two beats that the leader expects. 0: an older leader, which does not say it."""
-        return _whole_beats(beat_ms / 1000, self._spec) if beat_ms else self._beat_every
+        return whole_beats(beat_ms / 1000, self._spec) if beat_ms else self._beats.every
 
     def _put_word(self, word: Word) -> None:
         self._put(pb.AgentWord(word=codec.word_to_wire(word)))
@@ -202,7 +163,7 @@ class LeaderSession:
 
     async def _attend(self, address: str) -> str:
         """Keep one stream until it ends. Returns why it ended."""
-        async with self._channels.aio_channel(address, leader_options(patience(self._beat_every))) as channel:
+        async with self._channels.aio_channel(address, leader_options(patience(self._beats.every))) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
             await call.write(pb.AgentWord(hello=self._hello()))
@@ -211,8 +172,8 @@ class LeaderSession:
                 async for order in call:
                     match order.WhichOneof("content"):
                         case "welcome":
-                            self._beat_every = self._beats_in(order.welcome.beat_ms)
-                            self._infers_rings = order.welcome.infers_rings
+                            self._beats.every = self._beats_in(order.welcome.beat_ms)
+                            self._beats.infers_rings = order.welcome.infers_rings
                             if speaking is None:
                                 self._welcome(order.welcome.term, outbox)
                                 speaking = asyncio.create_task(speak(call, outbox))
@@ -232,8 +193,9 @@ class LeaderSession:
                             return "the job is over"
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    job, node = self._spec.name, self._here.node
                     raise NotAdmitted(
-                        f"the leader of {self._spec.name} does not admit the agent of {self._node}: {error.details()}"
+                        f"the leader of {job} does not admit the agent of {node}: {error.details()}"
                     ) from error
                 raise
             finally:
@@ -246,9 +208,9 @@ class LeaderSession:
 
     def _hello(self) -> pb.AgentHello:
         known = [pb.Known(number=number, digest=digest) for number, digest in self._reader.known.items()]
-        token = read_token(self._job_dir)  # each time, because the node's daemon may have another one by now
+        token = read_token(self._here.job_dir)  # each time, because the node's daemon may have another one by now
         return pb.AgentHello(
-            job=self._spec.name, node=self._node, slots=self._slots, known=known, term=self.term, token=token
+            job=self._spec.name, node=self._here.node, slots=self._here.slots, known=known, term=self.term, token=token
         )
 
     def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
@@ -279,7 +241,7 @@ class LeaderSession:
 
     def _address(self) -> str:
         try:
-            document = json.loads((self._job_dir / "rendezvous.json").read_bytes())
+            document = json.loads((self._here.job_dir / "rendezvous.json").read_bytes())
         except (FileNotFoundError, ValueError):
             return ""
         return str(document.get("address", ""))
@@ -287,24 +249,7 @@ class LeaderSession:
     def _result_on_file(self) -> Ended | None:
         """How the job ended, by the result file; None: the file does not say it."""
         try:
-            document = json.loads((self._job_dir / "result.json").read_bytes())
+            document = json.loads((self._here.job_dir / "result.json").read_bytes())
         except (FileNotFoundError, ValueError):
             return None
         return Ended(int(document["exit_code"]), str(document["because"]))
-
-
-def beats_between(spec: JobSpec, slots: int) -> int:
-    """Number of beat_s between two beats of an agent with this many slots, until the leader says the interval: a job
-    with many agents needs rarer beats."""
-    return _whole_beats(spec.timing.scaled(spec.workers // max(1, slots)).beat_s, spec)
-
-
-def patience(beat_every: int) -> int:
-    """How many times less often an agent that sends one of so many beats asks its leader for signs of life, or tries to
-    reach it: from a job of thousands of agents, more would fill the leader's core."""
-    return max(1, beat_every // 2)
-
-
-def _whole_beats(interval_s: float, spec: JobSpec) -> int:
-    """Number of beat_s in an interval, rounded down."""
-    return max(1, int(interval_s / spec.timing.beat_s))

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
+from elastic.agent.context import AgentContext
 from elastic.agent.leader_session import LeaderSession
 from elastic.agent.ledger_writer import LedgerWriter
 from elastic.agent.process.launcher import Launcher
@@ -34,16 +34,14 @@ from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker.nccl_environment import nccl_variables
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
-from elastic.config import JobSpec, Reduction, RingKind
+from elastic.config import Reduction, RingKind
 from elastic.protocol import messages, worker_slot
 from elastic.protocol.failure_detector import Detector, Health
 from elastic.protocol.shard_advice import Worlds
 from elastic.records import flight_recorder, last_notes
 from elastic.records.job_directory import read_settings
-from elastic.records.journal import Journal
 from elastic.records.ledger import Ledger
 from elastic.rendezvous.endpoint import is_loopback
-from elastic.rendezvous.reach import Reach
 
 _log = logging.getLogger(__name__)
 
@@ -69,31 +67,25 @@ class WorkerManager:
 
     def __init__(
         self,
-        spec: JobSpec,
-        job_dir: Path,
-        node: str,
-        reach: Reach,
-        journal: Journal,
+        here: AgentContext,
         ledger: Ledger,
         slot_file: SlotFile,
-        slots: int,
         standing: StandingWords,
         leader: LeaderSession,
         events: WorkerEvents,
         fork_server: ForkServerProcess | None = None,
         refused: str = "",
     ) -> None:
-        """slots: how many workers this node has, spares included. fork_server: see Launcher. refused: why no worker may
-        be started, or ""."""
-        self._spec = spec
-        self._job_dir = job_dir
-        self._reach = reach
-        self._journal = journal
-        self._node = node
+        """fork_server: see Launcher. refused: why no worker may be started, or ""."""
+        spec, job_dir, journal = here.spec, here.job_dir, here.journal
+        self._here = here
         self._leader = leader
         self._events = events
         before = slot_file.incarnations
-        self.slots = [worker_slot.Slot(node, number, spec, before.get(number, -1) + 1) for number in range(slots)]
+        self.slots = [
+            worker_slot.Slot(here.node, number, spec, before.get(number, -1) + 1)
+            for number in range(here.slots + spec.spares)
+        ]
         self._standing = standing
         self._frozen: set[str] = set()
         """Workers that were found frozen."""
@@ -106,16 +98,16 @@ class WorkerManager:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
-        starter = Launcher(spec, job_dir / "logs", node, journal, fork_server)
+        starter = Launcher(spec, job_dir / "logs", here.node, journal, fork_server)
         self.processes = WorkerProcesses(starter, job_dir / "logs", journal, self)
         kill = partial(self.processes.signal, number=signal.SIGKILL)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, kill)
-        self.socket = WorkerSocket(spec.name, job_dir, node, journal, self, self._ledger.keep)
+        self.socket = WorkerSocket(spec.name, job_dir, here.node, journal, self, self._ledger.keep)
         self._refused = refused
 
     async def start(self) -> None:
         """Start the workers of all slots."""
-        if self._spec.ring is RingKind.MPI:
+        if self._here.spec.ring is RingKind.MPI:
             await self._mpirun.start([slot.worker_id for slot in self.slots])
         for number in range(len(self.slots)):
             self._arm(number)
@@ -134,7 +126,7 @@ class WorkerManager:
     @property
     def has_others(self) -> bool:
         """Whether the job has members on other nodes, which go on without this node."""
-        return self._standing.has_others(self._node)
+        return self._standing.has_others(self._here.node)
 
     @property
     def is_empty(self) -> bool:
@@ -164,12 +156,12 @@ class WorkerManager:
                     self._leader.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
                 case worker_slot.SayTo(word):
                     if isinstance(word, messages.SlotGivenUp):
-                        self._journal.write("slot_given_up", slot=word.slot, because=word.because)
+                        self._here.journal.write("slot_given_up", slot=word.slot, because=word.because)
                     self._leader.say(word)
                 case worker_slot.Signal(sent):
                     self._signal(self.slots[number].worker_id, sent)
                 case worker_slot.TellLeader():
-                    self._journal.write("worker_failed", **asdict(action))
+                    self._here.journal.write("worker_failed", **asdict(action))
                 case worker_slot.Spawn():
                     self._spawn(number, action)
         self._arm(number)
@@ -188,30 +180,29 @@ class WorkerManager:
 
     def _worlds(self) -> Worlds | None:
         """Those in which it matters how many shards there are: none on one machine, or without an order of the sum."""
-        if is_loopback(self._reach.address) or self._spec.reduction is not Reduction.EXACT:
+        spec = self._here.spec
+        if is_loopback(self._here.reach.address) or spec.reduction is not Reduction.EXACT:
             return None
-        slots = max(1, len(self.slots) - self._spec.spares)
-        return Worlds(self._spec.min_workers, self._spec.workers_limit, slots)
+        return Worlds(spec.min_workers, spec.workers_limit, max(1, len(self.slots) - spec.spares))
 
     def _spawn(self, number: int, wanted: worker_slot.Spawn) -> None:
         if self._refused:
             asyncio.get_running_loop().call_soon(self.on_not_started, number, self._refused)
             return
+        spec, reach = self._here.spec, self._here.reach
         told = WorkerEnvironment.of_job(
-            self._spec,
-            self._job_dir,
-            wanted.worker_id,
+            spec,
+            self._here.job_dir,
             number,
-            restarted=wanted.restarted,
+            wanted,
             agent_socket=self.socket.path,
-            address=self._reach.address,
-            certs=self._reach.certs,
+            address=reach.address,
+            certs=reach.certs,
             worlds=self._worlds(),
-            device=wanted.device,
         )
-        nccl = self._spec.ring is RingKind.NCCL and not self._spec.restart  # there scripts have groups of their own
+        nccl = spec.ring is RingKind.NCCL and not spec.restart  # there scripts have groups of their own
         settings = {
-            **(nccl_variables({**os.environ, **self._spec.environment}, self._spec.workers_limit) if nccl else {}),
+            **(nccl_variables({**os.environ, **spec.environment}, spec.workers_limit) if nccl else {}),
             **told.to_environ(),
             **self._checkpoints.to_environment(),
             **self._mpirun.settings(wanted.worker_id),
@@ -219,7 +210,7 @@ class WorkerManager:
         self.processes.start(number, wanted.worker_id, settings, restarted=wanted.restarted)
 
     def _signal(self, worker_id: str, number: signal.Signals) -> None:
-        self._journal.write("worker_signalled", worker_id=worker_id, signal=number.name)
+        self._here.journal.write("worker_signalled", worker_id=worker_id, signal=number.name)
         self.processes.signal(worker_id, number)
 
     # --------------------------------------------------------------------------------------- processes
@@ -309,20 +300,20 @@ class WorkerManager:
             if verdict.health is Health.FROZEN and worker_id not in self._frozen:
                 self._frozen.add(worker_id)
                 because = f"{verdict.because}{self._last_note(worker_id)}"
-                self._journal.write("worker_frozen", worker_id=worker_id, because=because)
+                self._here.journal.write("worker_frozen", worker_id=worker_id, because=because)
                 self.processes.show_stacks(worker_id)
                 self.supervise_worker(worker_id, worker_slot.FoundFrozen())
                 self._leader.say(messages.WorkerFrozen(worker_id, because))
             elif verdict.health is Health.ALIVE and worker_id in self._frozen:
                 self._frozen.discard(worker_id)
-                self._journal.write("worker_thawed", worker_id=worker_id)
+                self._here.journal.write("worker_thawed", worker_id=worker_id)
                 self.supervise_worker(worker_id, worker_slot.FoundAlive())
                 self._standing.thawed(worker_id)
 
     def _last_note(self, worker_id: str) -> str:
         """What the worker did last, by its flight recorder, to be put behind a sentence; "" if that is not known."""
         with suppress(OSError):
-            flight = flight_recorder.read(flight_recorder.path_of(self._job_dir, worker_id))
+            flight = flight_recorder.read(flight_recorder.path_of(self._here.job_dir, worker_id))
             if flight is not None and flight.notes:
                 last = flight.notes[-1]
                 return f"; in operation {last.operation} it {last_notes.said(last)}"
@@ -333,5 +324,5 @@ class WorkerManager:
         self._slot_file.settle()
         refused = self._slot_file.refused
         if refused is not None and not self._slots_refused:
-            self._journal.write("slots_not_written", because=str(refused))
+            self._here.journal.write("slots_not_written", because=str(refused))
         self._slots_refused = refused is not None

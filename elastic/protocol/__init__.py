@@ -5,7 +5,7 @@ The state machines are fed events and answer with actions; the simulator runs th
     membership/          the job's state machine, which its leader owns
     worker_state/        a worker's side of operations and generations
     loop_state/          the life of a script in one worker: where it is in its loop, and how a newcomer gets the state
-    messages.py          words (up, from workers and agents) and orders (down, from the leader), as frozen values
+    messages/            words (up, from workers and agents) and orders (down, from the leader), as frozen values
     recovery_plan.py     who survives a loss, in which order of ranks, and who computes what again
     shard_assignment.py  how many units each member owns
     shard_advice.py      which number of shards lets nodes send fewer bytes

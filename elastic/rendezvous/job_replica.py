@@ -30,7 +30,7 @@ from elastic.protocol.membership import End
 from elastic.protocol.messages import Generation
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader import JobLeader, StoreThread
+from elastic.rendezvous.leader import JobLeader, JobOrigin, StoreThread
 from elastic.rendezvous.service import JobEntry, RendezvousService
 from elastic.store.base import Store
 from elastic.store.election import Candidate, LeadershipLost, Taken, lease_of
@@ -52,9 +52,8 @@ VACANCY_S = 2.0
 class JobReplica:
     """One replica's part in one job. job_dir: its local directory, for journals and the result. address: the replica's.
 
-    service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of the
-    job goes on, or "". ended: awaited with the result once that is durable, while agents still take leave. revives: as
-    in JobLeader.
+    service: gets the job's entry, which stays when the job is over. ended: awaited with the result once that is
+    durable, while agents still take leave.
     """
 
     def __init__(
@@ -65,18 +64,15 @@ class JobReplica:
         address: str,
         service: RendezvousService,
         journal: Journal,
-        resumed: str,
+        origin: JobOrigin,
         ended: Callable[[dict[str, object]], Awaitable[None]] | None = None,
-        *,
-        revives: bool = False,
     ) -> None:
         self._spec = spec
         self._job_dir = job_dir
         self._address = address
         self._journal = journal
-        self._resumed = resumed
+        self._origin = origin
         self._ended = ended
-        self._revives = revives
         self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
         self._entry = service.leads[spec.name] = JobEntry(journal)
         self._led: JobLeader | None = None
@@ -130,7 +126,7 @@ class JobReplica:
             await self._tell(ended)
             return ended
         settle_down(self._spec.workers)
-        leader = JobLeader(self._spec, tenure, self._journal, store, self._resumed, self._revives)
+        leader = JobLeader(self._spec, tenure, self._journal, store, self._origin)
         entry.leader, entry.address = leader, self._address
         self.write_address()
         self._led = leader

@@ -67,12 +67,17 @@ class AgentSession(ServedStream[pb.LeaderOrder]):
     token: str = field(default="", repr=False)
 
 
-class JobLeader:
-    """One term of this replica as leader: the group, its mailbox, and the agents that attend.
+@dataclass(frozen=True, slots=True)
+class JobOrigin:
+    """From what a job goes on. checkpoint: from which this run of it begins, or "". revives: if every copy of the state
+    is lost, the job goes on from what its nodes have kept."""
 
-    resumed: the checkpoint from which this run of the job goes on, or "". revives: if every copy of the state is lost,
-    the job goes on from what its nodes have kept.
-    """
+    checkpoint: str = ""
+    revives: bool = False
+
+
+class JobLeader:
+    """One term of this replica as leader: the group, its mailbox, and the agents that attend."""
 
     def __init__(
         self,
@@ -80,11 +85,11 @@ class JobLeader:
         tenure: LeaseKeeper,
         journal: Journal,
         store: StoreThread,
-        resumed: str = "",
-        revives: bool = False,
+        origin: JobOrigin = JobOrigin(),
     ) -> None:
         self.term = tenure.term
-        self.group = membership.Group(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
+        seed = secrets.token_hex(16)
+        self.group = membership.Group(spec, seed, revives=origin.revives, resumed=origin.checkpoint)
         self._tenure = tenure
         self._candidate = tenure.candidate
         self._journal = journal

@@ -24,6 +24,7 @@ from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.retention import Retention
 from elastic.rendezvous.job_replica import JobReplica, settle_down
+from elastic.rendezvous.leader import JobOrigin
 from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
 from elastic.security.channels import bind
 from elastic.store.etcd import EtcdStore
@@ -65,7 +66,7 @@ class Replica:
             address = bind(server, self._listen, None)
             settings = read_settings(self._job_dir)
             resumed = settings.resume if not settings.resume_from else ""  # a snapshot in memory is no checkpoint
-            part = JobReplica(self._spec, self._job_dir, etcd, address, service, journal, resumed)
+            part = JobReplica(self._spec, self._job_dir, etcd, address, service, journal, JobOrigin(resumed))
             await server.start()
             part.write_address()
             journal.write("listening", address=address)

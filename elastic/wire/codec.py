@@ -1,4 +1,4 @@
-"""The only translator between the frozen values of messages.py and what leaves the process.
+"""The only translator between the frozen values of elastic/protocol/messages and what leaves the process.
 
 Two outsides: protobuf (words and orders on the wire) and JSON (generations in the store, the job's specification
 in its directory). Both are driven by the field types of the dataclasses, so a field exists in one place only; a

@@ -13,6 +13,7 @@ copy is served, by a thread of its own. They share one lock, `SharedWorkerState.
     worker_session.py   the session of a worker under an agent
     operations.py       a member's way through its operations, until there is a result
     exchange.py         one exchange over the ring: headers, agreement, reduction
+    overlap.py          the overlap of a reduction with backward
     state_owner.py      where this worker stands, under one lock
     leader_orders.py    the leader's orders to this worker
     progress_report.py  what beats say about the script: where it is, how fast

@@ -1,18 +1,10 @@
-"""One exchange over the ring of a generation: the headers, their agreement, and the reduction.
-
-Where the reduction overlaps with backward (early_sums.py), an operation is several ones of the ring: the tensors, then
-the headers, and, if a member has sent early what its gradient is not, all tensors again.
-"""
+"""One exchange over the ring of a generation: the headers, their agreement, and the reduction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, cast
-
-import torch
-from torch import Tensor
+from dataclasses import asdict, dataclass
+from typing import cast
 
 from elastic.config import Overlap, Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
@@ -20,9 +12,9 @@ from elastic.protocol import worker_state
 from elastic.protocol.messages import Generation, Kind
 from elastic.protocol.reduction_tree import leaves
 from elastic.records.journal import Journal
-from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.early_sums import EarlySums, LastShard
 from runtime.allreduce.reduction.headers import Headers
-from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchange
 from runtime.allreduce.reduction.over_transport import exchange_over
 from runtime.allreduce.reduction.partial_sum import Json, Partial, total
 from runtime.allreduce.reduction.schedule import Cut
@@ -31,6 +23,7 @@ from runtime.allreduce.ring.ring_set import Rings
 from runtime.guards import checks
 from runtime.recovery.transfer.client import parse_op
 from runtime.session import Op, OpKind
+from runtime.worker.overlap import BackwardOverlap
 from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
@@ -86,18 +79,10 @@ class RingExchange:
         self._shared = shared
         self._rings = rings
         self._reporter = reporter
-        self._journal = journal
         self._reduction = reduction
-        self._overlap = overlap
-        self._early: EarlySums | None = None
-        self._early_of: tuple[int, int] | None = None
-        """The generation and the number of the operation whose early sums there are."""
-        self._wrong_in = -1
-        """The last generation in which a member has sent early what its gradient was not: its script will do so again.
-        The others know it too, so nobody sends anything early until the next generation."""
-        self._room: dict[str, Tensor] = {}
+        self._overlap = BackwardOverlap(shared.sums_on, journal, reduction, overlap)
         self._attempts: _Attempts | None = None
-        """The attempts at the operation that was last broken off."""
+        """The attempts at the operation that was last broken off, or has begun early."""
 
     def exchange(
         self, task: OperationSpec, generation: int, complete: Callable[[worker_state.Event, Partial], bool]
@@ -112,183 +97,99 @@ class RingExchange:
             p = shared.post(worker_state.ReadHeader())
             if not isinstance(worker_state.next_move(p), worker_state.Exchange) or p.entered != generation:
                 return None
-            roots, number = shared.roots(), p.reduced
-            ring, record = self._rings.get(generation), p.record
-            again = _again(record, number)
-            header: dict[str, Json] = {"carry": list[Json](p.carry or ()), "own": task.own}
-            agreed: dict[str, Json] = {
-                "about": {**asdict(task.op), "kind": str(task.op.kind)},
-                "fingerprint": dict(task.fingerprint),
-            }
-        self._leave_early(generation, number)
+            roots, ring, again = shared.roots(), self._rings.get(generation), _again(p.record, p.reduced)
+        self._overlap.leave_others(generation, p.reduced)
         if ring is None:
             shared.post(worker_state.RingLost(generation, "the ring is gone"))
             return None
-        roots = sorted(roots, key=lambda root: root.node)
         for root in roots:
             root.settle()
         carried: list[tuple[int, ...]] = []
 
-        def check(headers: dict[str, dict[str, Json]]) -> None:
+        def check(headers: Headers) -> None:
             _check_agreement(headers, ring.members[0], task.op)
             carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
-            shared.post(worker_state.HeadersHeld(generation, number))
+            shared.post(worker_state.HeadersHeld(generation, p.reduced))
             self._reporter.gathered()
 
-        native = self._reduction is Reduction.ALLREDUCE and bool(task.groups)
-        merged = [total(roots).flats for _ in roots[:1]] if self._merges(task) else None
-        attempts = self._begin(task, number, ring.members)
+        request = self._request(task, p, sorted(roots, key=lambda root: root.node), check)
+        attempts = self._begin(task, p.reduced, ring.members)
         try:
-            found = None
-            if self._overlaps(ring, task, again):
-                terms = [root.flats for root in roots] if merged is None else merged
-                found = self._reduce_early(ring, number, task, attempts, roots, terms, header, agreed, check)
-                header, agreed, check = {}, {}, lambda headers: None
-            reduce = partial(exchange, sums=attempts.sums, again=again)
-            if ring.transport is not None and task.groups:
-                reduce = partial(exchange_over, transport=ring.transport, out=attempts.sums.out)
-            headers, result = found or reduce(
-                ring,
-                op=PARTS * number + PARTS - 1,
-                header=header,
-                agreed=agreed,
-                roots=[total(roots)] if native and roots else roots,
-                leaves=leaves([root.node for root in roots]) if native else None,
-                merged=merged,
-                units=task.op.units,
-                groups=task.groups,
-                check=check,
-            )
-            if task.op.kind is OpKind.ALLREDUCE:
-                result.note = {worker: other["own"] for worker, other in headers.items()}
+            headers, result = self._reduce(ring, request, task, attempts.sums, again)
         except RingBroken as broken:
             self._reporter.broken(str(broken))
             self._attempts = attempts
             shared.post(worker_state.RingLost(generation, str(broken)))
             attempts.broken(broken)
             return None
+        if task.op.kind is OpKind.ALLREDUCE:
+            result.note = {worker: other["own"] for worker, other in headers.items()}
         self._reporter.reduced(task.op)
         if complete(worker_state.Obtained(generation, tuple(carried)), result):
             return result
         self._attempts = attempts
         return None
 
-    def _merges(self, task: OperationSpec) -> bool:
-        """Whether a member brings the sum of its roots, in place of each."""
-        return self._reduction.of_integers and bool(task.groups)
+    def _request(
+        self,
+        task: OperationSpec,
+        p: worker_state.WorkerState,
+        roots: Sequence[Partial],
+        check: Callable[[Headers], None],
+    ) -> ReductionRequest:
+        native = self._reduction is Reduction.ALLREDUCE and bool(task.groups)
+        return ReductionRequest(
+            op=PARTS * p.reduced + PARTS - 1,
+            units=task.op.units,
+            groups=task.groups,
+            roots=[total(roots)] if native and roots else roots,
+            header={"carry": list[Json](p.carry or ()), "own": task.own},
+            agreed={
+                "about": {**asdict(task.op), "kind": str(task.op.kind)},
+                "fingerprint": dict(task.fingerprint),
+            },
+            check=check,
+            leaves=leaves([root.node for root in roots]) if native else None,
+            merged=[total(roots).flats for _ in roots[:1]] if self._merges(task) else None,
+        )
 
-    # ------------------------------------------------------------------------------------ overlap with backward
-
-    def _overlaps(self, ring: Ring, task: OperationSpec, again: bool) -> bool:
-        """Whether the operation is summed part by part; all members find the same. AUTO leaves it out on GPUs, where
-        nobody has measured it."""
-        gains = len(set(ring.hosts)) > 1 and self._shared.sums_on.type == "cpu"
-        wanted = self._overlap is Overlap.ON or (self._overlap is Overlap.AUTO and gains)
-        fits = self._reduction.stable and not again and ring.generation != self._wrong_in
-        return wanted and fits and bool(task.cuts) and ring.world_size > 1
+    def _reduce(
+        self, ring: Ring, request: ReductionRequest, task: OperationSpec, sums: Sums, again: bool
+    ) -> tuple[Headers, Partial]:
+        if self._overlap.applies(ring, task.cuts, again):
+            self._reporter.sends_rest()
+            if (found := self._overlap.finish(ring, request, task.cuts, sums.out)) is not None:
+                return found
+            request = request.said()
+        if ring.transport is not None and request.groups:
+            return exchange_over(ring, request, transport=ring.transport, out=sums.out)
+        return exchange(ring, request, sums=sums, again=again)
 
     def send_early(self, task: OperationSpec) -> EarlySums | None:
         """See Session."""
         shared = self._shared
         with shared.changed:
             p = shared.position
-            ring, number, unit = self._rings.get(p.entered), p.reduced, p.running
-            again = _again(p.record, number)
-            if p.quiesced or p.todo or unit is None or ring is None or not self._overlaps(ring, task, again):
+            ring, unit, again = self._rings.get(p.entered), p.running, _again(p.record, p.reduced)
+            if (
+                p.quiesced
+                or p.todo
+                or unit is None
+                or ring is None
+                or not self._overlap.applies(ring, task.cuts, again)
+            ):
                 return None
             held = shared.roots()
-        self._leave_early(ring.generation, number)
+        self._overlap.leave_others(ring.generation, p.reduced)
         for root in held:
             root.settle()
-        return self._begin_early(ring, number, task, self._begin(task, number, ring.members), held, unit)
+        self._attempts = attempts = self._begin(task, p.reduced, ring.members)
+        last = LastShard(unit, task.op.units, held, self._merges(task))
+        return self._overlap.begin(ring, p.reduced, task.cuts, last, attempts.sums.out)
 
-    def _begin_early(
-        self,
-        ring: Ring,
-        number: int,
-        task: OperationSpec,
-        attempts: _Attempts,
-        held: Sequence[Partial],
-        unit: int | None,
-    ) -> EarlySums:
-        def sum_up(sums: EarlySums) -> None:
-            flats = [{} for _ in sums.nodes] if sums.merged else sums.terms
-            arguments: dict[str, Any] = {
-                "op": PARTS * number,
-                "header": {},
-                "roots": [Partial(*node, flat) for node, flat in zip(sums.nodes, flats, strict=True)],
-                "merged": sums.terms if sums.merged else None,
-                "units": task.op.units,
-                "groups": task.groups,
-                "check": lambda headers: None,
-                "cuts": sums.cuts,
-            }
-            if ring.transport is None:
-                exchange(ring, sums=Sums(sums.out), ready=sums.ready, **arguments)
-            else:
-                exchange_over(ring, transport=ring.transport, out=sums.out, wait_for=sums.wait_for, **arguments)
-
-        self._attempts = attempts
-        if {group: flat.numel() for group, flat in self._room.items()} != task.groups:
-            self._room = {group: torch.empty_like(flat) for group, flat in attempts.sums.out.items()}
-        self._early_of = (ring.generation, number)
-        self._early = EarlySums(
-            task.cuts,
-            held,
-            unit,
-            task.op.units,
-            attempts.sums.out,
-            self._room,
-            sum_up,
-            ring.wake,
-            merged=self._merges(task),
-        )
-        return self._early
-
-    def _reduce_early(
-        self,
-        ring: Ring,
-        number: int,
-        task: OperationSpec,
-        attempts: _Attempts,
-        roots: Sequence[Partial],
-        terms: Sequence[dict[str, Tensor]],
-        header: dict[str, Json],
-        agreed: dict[str, Json],
-        check: Callable[[Headers], None],
-    ) -> tuple[Headers, Partial] | None:
-        """The headers and the result; None if a member has sent early what its gradient is not: then all tensors must
-        be sent again."""
-        self._reporter.sends_rest()
-        early = self._early
-        if early is None:
-            early = self._begin_early(ring, number, task, attempts, roots, None)
-        right: bool | None = early.flush(terms)
-        self._early = None
-        if not right and any(root.nonfinite for root in roots):
-            right = None  # zeros are in the place of what was sent early, and the next gradients will be finite
-        headers, result = exchange(
-            ring,
-            op=PARTS * number + 1,
-            header={**header, "early": right},
-            agreed=agreed,
-            roots=[replace(root, flats={}) for root in roots],
-            units=task.op.units,
-            groups={},
-            check=check,
-        )
-        if all(other["early"] is True for other in headers.values()):
-            return headers, replace(result, flats=early.out)
-        if wrong := sorted(worker for worker, other in headers.items() if other["early"] is False):
-            self._wrong_in = ring.generation
-            self._journal.write("overlap_given_up", generation=ring.generation, op=number, because=", ".join(wrong))
-        return None
-
-    def _leave_early(self, generation: int, number: int) -> None:
-        """End early sums of another operation or generation, whose ring has been aborted."""
-        if self._early is not None and self._early_of != (generation, number):
-            self._early.discard()
-            self._early = None
+    def _merges(self, task: OperationSpec) -> bool:
+        """Whether a member brings the sum of its roots, in place of each."""
+        return self._reduction.of_integers and bool(task.groups)
 
     def _begin(self, task: OperationSpec, number: int, members: tuple[str, ...]) -> _Attempts:
         """The attempts at this operation: the last ones if they fit, else new ones; other sums are freed."""
@@ -305,7 +206,7 @@ def _again(record: Generation | None, number: int) -> bool:
     return record is not None and record.kind is Kind.LOSS and record.plan.op == number
 
 
-def _check_agreement(headers: dict[str, dict[str, Json]], leader: str, op: Op) -> None:
+def _check_agreement(headers: Headers, leader: str, op: Op) -> None:
     """Raise LeftAlone, LeaderOnly or Disagree if workers did different things, or drifted apart."""
     about = headers[leader]["about"]
     if any(header["about"] != about for header in headers.values()):

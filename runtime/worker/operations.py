@@ -44,7 +44,6 @@ class OperationLoop:
     worker_id: str
     reduction: Reduction
     compression: Compression
-    _overlap: Overlap
     _shared: SharedWorkerState
     _rings: Rings
     _orders: LeaderOrders
@@ -58,11 +57,9 @@ class OperationLoop:
     _retains: bool
     """Whether the last result is kept for a member that may have missed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: Overlap) -> None:
         """To be called when the subclass has made the parts."""
-        self._turn = RingExchange(
-            self._shared, self._rings, self._reporter, self._journal, self.reduction, self._overlap
-        )
+        self._turn = RingExchange(self._shared, self._rings, self._reporter, self._journal, self.reduction, overlap)
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0

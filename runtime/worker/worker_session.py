@@ -70,7 +70,7 @@ class WorkerSession(OperationLoop):
         self.sums_on = device if kind is RingKind.NCCL else CPU
         self.worker_id, self.job, self._job_dir, self._timing = told.worker_id, told.job, told.job_dir, told.timing
         self.local_rank, self.restarted = told.slot, told.restarted
-        self.reduction, self.compression, self._overlap = told.reduction, told.compression, told.overlap
+        self.reduction, self.compression = told.reduction, told.compression
         self._journal = Journal(
             self._job_dir / "journal" / f"{self.worker_id}.jsonl",
             job=self.job,
@@ -109,7 +109,7 @@ class WorkerSession(OperationLoop):
         self._applied = 0
         self._reporter = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
         self._retains = told.retain_results
-        super().__init__()
+        super().__init__(told.overlap)
         self._stopping = threading.Event()
         bits = numerics_fingerprint.fingerprint(threads, device)
         kept = newest_in_memory(Settings.from_environment(environ))

@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 
 GROUP = "float32"
 
@@ -69,12 +69,7 @@ def _member(rank: int, members: int, elements: int, rounds: int, tcp: bool, shar
         begun_s = time.perf_counter()
         ring = build(
             listener,
-            job="bench",
-            generation=generation,
-            me=name,
-            peers=peers,
-            plan="p",
-            token="t",
+            RingSpec(job="bench", generation=generation, me=name, peers=peers, plan="p", token="t"),
             deadline_s=60.0,
             cancelled=threading.Event(),
         )
@@ -101,26 +96,13 @@ def _rounds(ring: Ring, rank: int, members: int, elements: int, rounds: int) -> 
 
     def ours() -> None:
         exchange(
-            ring,
-            op=next(op),
-            header={},
-            roots=[root],
-            units=members,
-            groups={GROUP: elements},
-            check=lambda headers: None,
-            sums=Sums(outs),
+            ring, ReductionRequest(op=next(op), roots=[root], units=members, groups={GROUP: elements}), sums=Sums(outs)
         )
 
     def native() -> None:
         exchange(
             ring,
-            op=next(op),
-            header={},
-            roots=[root],
-            leaves=[rank],
-            units=members,
-            groups={GROUP: elements},
-            check=lambda headers: None,
+            ReductionRequest(op=next(op), roots=[root], leaves=[rank], units=members, groups={GROUP: elements}),
             sums=Sums(outs),
         )
 
@@ -128,15 +110,7 @@ def _rounds(ring: Ring, rank: int, members: int, elements: int, rounds: int) -> 
         dist.all_reduce(gloo_data)
 
     def scalars() -> None:
-        exchange(
-            ring,
-            op=next(op),
-            header={},
-            roots=[Partial(rank, rank + 1)],
-            units=members,
-            groups={},
-            check=lambda headers: None,
-        )
+        exchange(ring, ReductionRequest(op=next(op), roots=[Partial(rank, rank + 1)], units=members, groups={}))
 
     calls: dict[str, Callable[[], None]] = {
         "gloo": gloo,

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent import leader_session
+from elastic.agent.context import AgentContext
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
@@ -117,7 +118,9 @@ class Lodger:
         self._since_s = time.monotonic()
         self._standing = StandingWords()
         self._standing.heard(Announce(self.worker, self.node, 0, 1 + number, "10.0.0.1", 4000, "torch 2.9"))
-        self.attendance = LeaderSession(fleet.spec, job_dir, self.node, 1, journal, self, Reach(), self._standing)
+        self.attendance = LeaderSession(
+            AgentContext(fleet.spec, job_dir, self.node, 1, Reach(), journal), self, self._standing
+        )
 
     def lose(self) -> None:
         self.alive = False
@@ -126,7 +129,7 @@ class Lodger:
     def beat(self) -> None:
         """A worker's progress is said with each beat_s; what its session would drop again is not even made here."""
         session = self.attendance
-        if self.entered and self.alive and (session._beats + 1) % session._beat_every == 0:
+        if self.entered and self.alive and session._beats.is_next:
             self.attendance.say(
                 Progress(self.worker, self.entered, self._steps, self._steps, "a shard", doing=Doing.SHARD)
             )

@@ -36,15 +36,15 @@ from elastic.protocol.reduction_tree import Node
 from elastic.protocol.shard_assignment import owned, slack_percent
 from runtime.allreduce.fixed_point.conversion import decode, encode
 from runtime.allreduce.fixed_point.exponents import BlockExponents
-from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.early_sums import EarlySums, LastShard
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.leaves.fixed_leaves import BLOCK
-from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.reduction.schedule import DTYPES
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 
 GROUP = "float32"
 LAYERS, WIDTH = 10, 500
@@ -268,12 +268,7 @@ def _serve(rank: int, layout: Layout, addresses: Sequence[str], within: str, pip
     peers = [Peer(f"w{other}", addresses[other // layout.ranks], port) for other, port in enumerate(ports)]
     ring = build(
         listener,
-        job="net",
-        generation=1,
-        me=f"w{rank}",
-        peers=peers,
-        plan="p",
-        token="t",
+        RingSpec(job="net", generation=1, me=f"w{rank}", peers=peers, plan="p", token="t"),
         deadline_s=WAIT_S,
         cancelled=threading.Event(),
     )
@@ -411,10 +406,11 @@ class _Steps:
         def sum_up(sums: EarlySums) -> None:
             roots = [Partial(*node, {} if fixed else sums.terms[0]) for node in sums.nodes]
             merged = sums.terms if fixed else None
-            self._reduce(roots, Sums(sums.out), merged=merged, cuts=sums.cuts, ready=sums.ready)
+            self._reduce(roots, Sums(sums.out), sums.ready, merged=merged, cuts=sums.cuts)
 
         wake, world_size = self._ring.wake, self._world_size
-        sums = EarlySums(harvest.early.cuts, (), self._rank, world_size, out, room, sum_up, wake, merged=fixed)
+        last = LastShard(self._rank, world_size, (), fixed)
+        sums = EarlySums(harvest.early.cuts, last, out, room, sum_up, wake)
         harvest.early.expect(sums, lambda: 1.0)
         self._model(self._data).sum().backward()
         leaf = harvest.leaf(self._rank, 1.0, {})
@@ -426,17 +422,20 @@ class _Steps:
     def _room(self, name: str, group: str, size: int) -> Tensor:
         return self._rooms.setdefault(f"{name} {group} {size}", torch.empty(size, dtype=DTYPES[group]))
 
-    def _reduce(self, roots: Sequence[Partial], sums: Sums, **arguments: Any) -> None:
+    def _reduce(
+        self, roots: Sequence[Partial], sums: Sums, ready: Callable[[], int] | None = None, **arguments: Any
+    ) -> None:
         exchange(
             self._ring,
-            op=self._op,
-            header={},
-            roots=roots,
-            units=self._world_size,
-            groups={group: len(flat) for group, flat in sums.out.items()},
-            check=lambda headers: None,
+            ReductionRequest(
+                op=self._op,
+                roots=roots,
+                units=self._world_size,
+                groups={group: len(flat) for group, flat in sums.out.items()},
+                **arguments,
+            ),
             sums=sums,
-            **arguments,
+            ready=ready,
         )
         self._op += 1
 
@@ -456,14 +455,14 @@ class _Steps:
         sums = self._sums_of["int32" if merged else GROUP]
         exchange(
             self._ring,
-            op=self._op,
-            header={},
-            roots=[Partial(*node, values) for node, values in zip(nodes, flats, strict=True)],
-            leaves=leaves,
-            merged=[flats[0]] if merged else None,
-            units=units,
-            groups={group: len(flat) for group, flat in sums.out.items()},
-            check=lambda headers: None,
+            ReductionRequest(
+                op=self._op,
+                roots=[Partial(*node, values) for node, values in zip(nodes, flats, strict=True)],
+                leaves=leaves,
+                merged=[flats[0]] if merged else None,
+                units=units,
+                groups={group: len(flat) for group, flat in sums.out.items()},
+            ),
             sums=sums,
         )
         self._op += 1

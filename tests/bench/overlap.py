@@ -25,11 +25,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 from tests.bench import work
 from tests.bench.intervals import median_interval, ratios
 
@@ -125,12 +125,12 @@ class Worker:
     def _exchange(self, lo: int, hi: int) -> None:
         exchange(
             self._ring,
-            op=self._op,
-            header={},
-            roots=[Partial(self._ring.rank, self._ring.rank + 1, {GROUP: self._flat[lo:hi]})],
-            units=self._ring.world_size,
-            groups={GROUP: hi - lo},
-            check=lambda headers: None,
+            ReductionRequest(
+                op=self._op,
+                roots=[Partial(self._ring.rank, self._ring.rank + 1, {GROUP: self._flat[lo:hi]})],
+                units=self._ring.world_size,
+                groups={GROUP: hi - lo},
+            ),
             sums=Sums({GROUP: self._sum[lo:hi]}),
         )
         self._op += 1
@@ -151,12 +151,14 @@ def _member(rank: int, options: argparse.Namespace, shared: str) -> None:
     dist.all_gather_object(addresses, listener.address)
     ring = build(
         listener,
-        job="bench",
-        generation=1,
-        me=name,
-        peers=[Peer(f"w{other}", *address) for other, address in enumerate(addresses)],
-        plan="p",
-        token="t",
+        RingSpec(
+            job="bench",
+            generation=1,
+            me=name,
+            peers=[Peer(f"w{other}", *address) for other, address in enumerate(addresses)],
+            plan="p",
+            token="t",
+        ),
         deadline_s=60.0,
         cancelled=threading.Event(),
     )

@@ -6,7 +6,7 @@ import os
 import struct
 from pathlib import Path
 
-from runtime.allreduce.ring.frames import PeerLink
+from runtime.allreduce.ring.frames import SendQueue
 
 _NUMBERS = struct.Struct("<qq")
 
@@ -17,13 +17,13 @@ class Sent:
     def __init__(self, directory: Path, name: str) -> None:
         self._file = os.open(directory / f"{name}.sent", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._steps = self._bytes = 0
-        drop_sent = PeerLink._drop_sent
+        drop_sent = SendQueue.drop_sent
 
-        def count(link: PeerLink, sent: int) -> None:
+        def count(queue: SendQueue, sent: int) -> None:
             self._bytes += sent
-            drop_sent(link, sent)
+            drop_sent(queue, sent)
 
-        setattr(PeerLink, "_drop_sent", count)  # noqa: B010 (mypy refuses the assignment)
+        setattr(SendQueue, "drop_sent", count)  # noqa: B010 (mypy refuses the assignment)
 
     def write(self) -> None:
         """A step is over: one system call."""

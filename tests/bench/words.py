@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
-from runtime.allreduce.ring.frames import Frame, Payload, PeerLink
+from runtime.allreduce.ring.frames import Frame, Payload, SendQueue
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import PARTS, Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 
 WAIT_S = 300.0
 
@@ -103,12 +103,7 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
             ring.close()
         ring = build(
             listener,
-            job="words",
-            generation=generation,
-            me=f"w{rank}",
-            peers=peers,
-            plan="p",
-            token="t",
+            RingSpec(job="words", generation=generation, me=f"w{rank}", peers=peers, plan="p", token="t"),
             deadline_s=WAIT_S,
             cancelled=threading.Event(),
             kept=kept,
@@ -122,16 +117,17 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
         began_s = time.process_time()
         exchange(
             ring,
-            op=PARTS * op,
-            header={"carry": [], "own": None},
-            agreed={
-                "about": {"units": members, "epoch": 0, "step": op, "pass_no": op, "label": "step", "kind": "pass"},
-                "fingerprint": dict.fromkeys(("model", "optimizer", "numerics", "random"), 16 * "0"),
-            },
-            roots=[root],
-            units=members,
-            groups={},
-            check=lambda headers: None,
+            ReductionRequest(
+                op=PARTS * op,
+                header={"carry": [], "own": None},
+                agreed={
+                    "about": {"units": members, "epoch": 0, "step": op, "pass_no": op, "label": "step", "kind": "pass"},
+                    "fingerprint": dict.fromkeys(("model", "optimizer", "numerics", "random"), 16 * "0"),
+                },
+                roots=[root],
+                units=members,
+                groups={},
+            ),
         )
         times.append(time.process_time() - began_s)
     return (
@@ -147,14 +143,14 @@ class _Count:
 
     def __init__(self) -> None:
         self.frames = 0
-        make = PeerLink._next
+        make = SendQueue._next
 
-        def noted(link: PeerLink) -> tuple[Frame, Payload] | None:
-            item = make(link)
+        def noted(queue: SendQueue) -> tuple[Frame, Payload] | None:
+            item = make(queue)
             self.frames += item is not None
             return item
 
-        PeerLink._next = noted  # type: ignore[method-assign, assignment]
+        SendQueue._next = noted  # type: ignore[method-assign, assignment]
 
 
 def _no_copies(sock: object, hello: object) -> None:

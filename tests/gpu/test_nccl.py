@@ -84,6 +84,7 @@ def test_a_script_for_torchrun_survives_the_loss_of_rank_0(tmp_path: Path) -> No
 
 def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """Prints; nothing is compared with anything."""
+    from runtime.allreduce.reduction.over_mesh import ReductionRequest
     from runtime.allreduce.reduction.over_transport import exchange_over
 
     device = torch.device("cuda:0")
@@ -97,15 +98,7 @@ def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
         for op in range(ROUNDS):
             begun_s = time.perf_counter()
             _, result = exchange_over(
-                ring,
-                transport=ring.transport,
-                op=op,
-                header={},
-                roots=[root],
-                units=1,
-                groups=groups,
-                check=lambda headers: None,
-                out=out,
+                ring, ReductionRequest(op=op, roots=[root], units=1, groups=groups), transport=ring.transport, out=out
             )
             reduced_s = time.perf_counter()
             (blob,) = HostBytes([result.flats["float32"]]).blobs()

@@ -10,7 +10,7 @@ TARGETS = {
     "elastic/protocol/membership": ("elastic/protocol/test_membership.py", "elastic/protocol"),
     "elastic/protocol/worker_state": ("elastic/protocol/test_worker_state.py", "elastic/protocol"),
     "elastic/protocol": ("elastic/protocol",),
-    "elastic/protocol/messages.py": ("elastic/wire", "elastic/protocol"),
+    "elastic/protocol/messages": ("elastic/wire", "elastic/protocol"),
     "elastic/records/ledger.py": ("elastic/records/test_ledger.py", "elastic/agent"),
     "elastic/checkpoints": ("elastic/checkpoints", "elastic/cli", "runtime/recovery/checkpoint"),
     "runtime/allreduce/reduction": ("runtime/allreduce/reduction", "runtime/worker"),

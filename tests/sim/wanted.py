@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from elastic.protocol.membership.group import ARCS
+from elastic.protocol.membership.roster import ARCS
 
 Change: TypeAlias = tuple[str, str, str, str]
 """machine, state, kind of event, state after it."""

@@ -15,7 +15,7 @@ from runtime.allreduce.ring.frames import PeerLink
 from runtime.allreduce.ring.handshake import Hello, decode_challenge, encode, proven_hello
 from runtime.allreduce.ring.listener import Listener, Refused, ServeCopy
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 from runtime.allreduce.ring.tls import PLAIN, TlsContexts
 
 T = TypeVar("T")
@@ -99,15 +99,9 @@ def build_one(
 ) -> Ring:
     return build(
         opened,
-        job=JOB,
-        generation=generation,
-        me=me,
-        peers=peers,
-        plan=plan,
-        token=token,
+        RingSpec(job=JOB, generation=generation, me=me, peers=peers, plan=plan, token=token, offer=offer),
         deadline_s=deadline_s,
         cancelled=cancelled or threading.Event(),
-        offer=offer,
         kept=kept,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.allreduce.ring.frames import PeerLink
+from runtime.allreduce.ring.frames import SendQueue
 from tests.bench import overlap, report, sent, step, work
 from tests.bench.healthy import BASELINE, KEEPING, NULL
 from tests.bench.step import EXACT, NATIVE, Measured, Part
@@ -82,11 +82,11 @@ def test_n_is_the_size_of_the_model_that_is_trained(model: str, monkeypatch: pyt
 
 
 def test_bytes_are_counted_where_they_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PeerLink, "_drop_sent", lambda link, count: None)
+    monkeypatch.setattr(SendQueue, "drop_sent", lambda queue, count: None)
     counter = sent.Sent(tmp_path, "w")
-    PeerLink._drop_sent(None, 70)  # type: ignore[arg-type]
+    SendQueue.drop_sent(None, 70)  # type: ignore[arg-type]
     counter.write()
-    PeerLink._drop_sent(None, 30)  # type: ignore[arg-type]
+    SendQueue.drop_sent(None, 30)  # type: ignore[arg-type]
     counter.write()
     assert sent.read(tmp_path) == {"w": (2, 100)}
 

@@ -17,6 +17,7 @@ from elastic.config import Compression, JobSpec, Overlap, Reduction, RingKind, T
 from elastic.errors import ConfigError
 from elastic.protocol.shard_advice import Worlds
 from elastic.protocol.worker_id import node_of
+from elastic.protocol.worker_slot import Spawn
 from elastic.security.roles import CERTS_VARIABLE
 
 AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
@@ -91,27 +92,26 @@ class WorkerEnvironment:
         cls,
         spec: JobSpec,
         job_dir: Path,
-        worker_id: str,
         slot: int,
+        wanted: Spawn,
         *,
-        restarted: bool,
         agent_socket: str,
         address: str,
         certs: Path | None,
         worlds: Worlds | None,
-        device: str = "",
     ) -> Self:
+        """What the worker that an agent starts in a slot is told."""
         return cls(
-            worker_id=worker_id,
+            worker_id=wanted.worker_id,
             job=spec.name,
             job_dir=job_dir,
             slot=slot,
-            restarted=restarted,
+            restarted=wanted.restarted,
             agent_socket=agent_socket,
             address=address,
             certs=certs,
             worlds=worlds,
-            device=device,
+            device=wanted.device,
             **{name: getattr(spec, name) for name in _variables() if hasattr(spec, name)},
         )
 

@@ -20,7 +20,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from elastic import file_modes
 from elastic.agent.process import agent_process
@@ -67,38 +67,45 @@ CERTS = "certs"
 RENEW_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class JobDuty:
+    """What a node has to do for a job. devices: the accelerators of its workers, perhaps none; None: the node has none.
+    token: the job's leader admits the agent by it."""
+
+    submission: Submission
+    slots: int
+    devices: tuple[str, ...] | None
+    token: str = field(repr=False)
+
+
 class JobRunner:
-    """Runs one job on this node, on the event loop of the main thread. devices: the accelerators of its workers,
-    perhaps none; None: the node has none. changed: called when `trouble` has changed or the job has ended. token: the
-    job's leader admits the agent by it."""
+    """Runs one job on this node, on the event loop of the main thread. changed: called when `trouble` has changed or
+    the job has ended."""
 
     def __init__(
         self,
         site: NodeSettings,
-        submission: Submission,
-        slots: int,
-        devices: tuple[str, ...] | None,
+        duty: JobDuty,
         board: NoticeBoard,
         journal: Journal,
         changed: Callable[[], None],
-        token: str,
         standby: WaitingAgent | None = None,
     ) -> None:
         """standby: a standby of the job, started beforehand; it is only used if it fits."""
         self._site = site
         self._standby = standby
         self._standby_refused = ""
-        self._token = token
+        self._token = duty.token
         self._board = board
-        self._submission = submission
-        self.slots = slots
-        self.devices = devices
+        self._submission = duty.submission
+        self.slots = duty.slots
+        self.devices = duty.devices
         self._journal = journal
         self._changed = changed
-        self.directory = site.jobs_dir / submission.spec.name
+        self.directory = site.jobs_dir / self.job
         # This memory outlives each agent of the job: workers that died with an agent have left their state here.
         self._memory: TempDirectory | None = None
-        if submission.spec.snapshot_every != "off":
+        if duty.submission.spec.snapshot_every != "off":
             self._memory = host_memory.claim(complain=_log.warning)
             if self._memory is not None and site.job_user is not None:
                 site.job_user.give(self._memory.path)

@@ -20,7 +20,7 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.fleet.documents import Submission
 from elastic.fleet.node import job_environment
 from elastic.fleet.node.job_environment import NodeSettings
-from elastic.fleet.node.job_runner import SLACK_S, STOP_S, JobRunner
+from elastic.fleet.node.job_runner import SLACK_S, STOP_S, JobDuty, JobRunner
 from elastic.fleet.node.leader_session import GOODBYE_S, FleetLeaderSession, Offer
 from elastic.fleet.node.notice_board import NoticeBoard
 from elastic.preemption import selection
@@ -234,9 +234,15 @@ class Daemon:
             if ending:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given, standby = own if self._devices else None, self._standbys.pop(duty.job, None)
-        self._runners[submission.spec.name] = JobRunner(
-            self._site, submission, duty.slots, given, self._board, self._journal, self._told, duty.token, standby
+        runner = JobRunner(
+            self._site,
+            JobDuty(submission, duty.slots, given, duty.token),
+            self._board,
+            self._journal,
+            self._told,
+            standby,
         )
+        self._runners[runner.job] = runner
         self._told()
         return ""
 

@@ -94,9 +94,8 @@ class FleetLeader:
         self.term = tenure.term
         self.state = FleetState()
         self.sessions: dict[str, NodeSession] = {}
-        self.waiting: dict[str, str] = {}
-        self.lacking: dict[str, str] = {}
-        self.larger: frozenset[str] = frozenset()
+        self.planned = Schedule({}, {}, {})
+        """What is carried out."""
         self.ready = asyncio.Event()
         """Set when the documents have been read: before, no node may be told what to run."""
         self._tenure = tenure
@@ -262,8 +261,7 @@ class FleetLeader:
 
     async def _hand_out(self) -> bool:
         """Write the places and grants that have changed. Returns whether anything was written."""
-        plan = self.plan()
-        self.waiting, self.lacking, self.larger = dict(plan.waiting), dict(plan.lacking), plan.larger
+        plan = self.planned = self.plan()
         written = False
         for job in self.state.jobs:
             placement = plan.placements.get(job.name)

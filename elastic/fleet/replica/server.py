@@ -33,7 +33,7 @@ from elastic.records import retention
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal, journal_path
 from elastic.rendezvous.job_replica import JobReplica, settle_down, win
-from elastic.rendezvous.leader import StoreThread
+from elastic.rendezvous.leader import JobOrigin, StoreThread
 from elastic.rendezvous.server import REPLICAS, stop_signal
 from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
 from elastic.security.secure_server import SecureServer, ServerCertificates
@@ -314,10 +314,8 @@ class Server:
             contextlib.closing(StoreThread()) as store,
         ):
             ended = partial(self._write_end, store, job.name)
-            resume = job.submission.resume
-            part = JobReplica(
-                spec, directory, self._etcd, self._address, self._service, journal, resume, ended, revives=True
-            )
+            origin = JobOrigin(job.submission.resume, revives=True)
+            part = JobReplica(spec, directory, self._etcd, self._address, self._service, journal, origin, ended)
             part.write_address()
             await part.run()
 

@@ -296,14 +296,14 @@ class FleetService:
             for node, session in sorted(leader.sessions.items())
             if job.name in session.troubles
         ] + self._shown.troubles({share.node for share in job.shares})
-        state, because = "waits", leader.waiting.get(job.name, "the nodes are being asked")
+        state, because = "waits", leader.planned.waiting.get(job.name, "the nodes are being asked")
         if job.runs:
-            state, because = "placed", leader.lacking.get(job.name, "")
+            state, because = "placed", leader.planned.lacking.get(job.name, "")
             because = because if job.shares else "no node has a slot for it any more"
         if job.stop is not None:
             state, because = "stopping", job.stop.because
-        larger = state == "waits" and job.name in leader.larger
-        queue = [name for name in leader.waiting if name not in leader.larger]
+        larger = state == "waits" and job.name in leader.planned.larger
+        queue = [name for name in leader.planned.waiting if name not in leader.planned.larger]
         place = queue.index(job.name) + 1 if state == "waits" and job.name in queue else 0
         return {**told, "state": state, "because": because, "larger": larger, "place": place, "troubles": troubles}
 

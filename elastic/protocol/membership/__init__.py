@@ -10,7 +10,7 @@ members carry in their headers until it takes effect; it never aborts a ring.
           QUIESCING --every copy is lost--> FORMING, with processes that go on from what nodes have kept, or CLOSED
        any --a member has finished--> CLOSING --all have--> CLOSED
 
-Each worker has a stage (`Stage` in group.py), and only these may follow each other; `named` to `ready` are newcomers:
+Each worker has a stage (`Stage` in roster.py), and only these may follow each other; `named` to `ready` are newcomers:
 
     from                     to                     because
     named                    announced to ready     its agent says how far it is
@@ -31,7 +31,8 @@ Each worker has a stage (`Stage` in group.py), and only these may follow each ot
 
     state_machine.py    each event to the function that knows what it means; deadlines; what follows a durable record
     events.py           what happens, and what a step asks the leader to do
-    group.py            what the leader knows: the chain of records, and every worker
+    group.py            what the leader knows: the chain of records, workers, nodes, rings
+    roster.py           every worker, as its latest words describe it, and its stage
     transitions.py      every change of state; how a generation is written down and told
     formation.py        the leader's start, workers that announce themselves, the first generation
     loss.py             who is gone, what survivors report, the generation that follows

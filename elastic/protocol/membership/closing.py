@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from elastic.protocol.membership.events import Action, Note
-from elastic.protocol.membership.group import Group, Stage, State
+from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.planned_changes import stop_waiting
 from elastic.protocol.membership.restore import revive
+from elastic.protocol.membership.roster import Stage
 from elastic.protocol.membership.transitions import become_closed, become_closing, dismiss, heard_inside, heard_to_be
 from elastic.protocol.messages import Failed, Finished, SlotGivenUp
 

@@ -7,11 +7,12 @@ import math
 
 from elastic.protocol.membership import transitions
 from elastic.protocol.membership.events import Action, Elected, Note, Tell
-from elastic.protocol.membership.group import ARCS, Group, Leaver, Stage, State, WorkerView
+from elastic.protocol.membership.group import Group, Leaver, State
 from elastic.protocol.membership.partitions import not_found_yet
 from elastic.protocol.membership.planned_changes import plan_change, settle, take_effect
 from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
 from elastic.protocol.membership.ring_reports import end_rebuilding
+from elastic.protocol.membership.roster import ARCS, Stage, WorkerView
 from elastic.protocol.messages import Announce, Close, Kill, Kind, Member, Plan, Publish, Quiesce, RingState
 
 
@@ -153,7 +154,7 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
         return
     members = founders(g, present)
     because = f"{len(members)} of {g.asked_for} workers are here" + (", the join window is over" * g.window_over)
-    transitions.commit(g, Kind.FORM, members, Plan(), because, do)
+    transitions.commit(g, transitions.NextGeneration(Kind.FORM, members, Plan(), because), do)
 
 
 def _wait_or_close(g: Group, present: int, now_s: float, do: list[Action]) -> None:

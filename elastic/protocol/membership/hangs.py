@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, State, WorkerView
+from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.loss import lost
 from elastic.protocol.membership.partitions import is_absence
+from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.membership.transitions import become_closed
 from elastic.protocol.messages import Doing, Kill
 
@@ -38,7 +39,7 @@ NAMED_ALONE = 0.5
 def holding_up(g: Group) -> dict[str, str]:
     """Members for which all others of the running ring wait unusually long -> for how long and where, in words."""
     seen = _ring(g)
-    busy = {w: one for w, one in seen.items() if one.doing is not Doing.WAITING}
+    busy = {w: one for w, one in seen.items() if one.said.doing is not Doing.WAITING}
     if len(busy) in (0, len(seen)):
         return {}
     named_s = max(NAMED_S, NAMED_USUAL * _usual_s(g))
@@ -92,7 +93,7 @@ def _mute(g: Group) -> dict[str, str]:
 
 
 def _expel(g: Group, worker: str, how: str, limit_s: float, now_s: float, do: list[Action]) -> None:
-    phase = g.workers[worker].phase
+    phase = g.workers[worker].said.phase
     first = g.stuck_at.setdefault(phase, worker)
     if first != worker:
         because = f"{first} and {worker} both got stuck in {phase}; their logs end with where their threads are"
@@ -116,7 +117,7 @@ def _end_all(g: Group, still: dict[str, str], now_s: float, do: list[Action]) ->
 
 
 def _where(one: WorkerView) -> str:
-    return f"{one.for_s:.1f} s {'' if one.phase.startswith('after ') else 'in '}{one.phase}"
+    return f"{one.for_s:.1f} s {'' if one.said.phase.startswith('after ') else 'in '}{one.said.phase}"
 
 
 def _ring(g: Group) -> dict[str, WorkerView]:
@@ -128,17 +129,17 @@ def _ring(g: Group) -> dict[str, WorkerView]:
 
 def _limit_s(g: Group, one: WorkerView) -> float:
     timing = g.spec.timing
-    if one.doing in (Doing.DECLARED, Doing.WAITING):
+    if one.said.doing in (Doing.DECLARED, Doing.WAITING):
         return math.inf
     usual_s = _usual_s(g)
-    may_wait = one.doing is Doing.SHARD and not one.computes and usual_s > 0
+    may_wait = one.said.doing is Doing.SHARD and not one.said.computes and usual_s > 0
     return max(timing.progress_s if may_wait else timing.hang_s, USUAL * usual_s)
 
 
 def _limit_alone_s(g: Group, one: WorkerView, usual_s: float) -> float:
-    if one.doing in (Doing.DECLARED, Doing.WAITING):
+    if one.said.doing in (Doing.DECLARED, Doing.WAITING):
         return math.inf
-    return max(g.spec.timing.hang_s * (COMPUTES if one.computes else 1), USUAL * usual_s)
+    return max(g.spec.timing.hang_s * (COMPUTES if one.said.computes else 1), USUAL * usual_s)
 
 
 def _usual_s(g: Group) -> float:

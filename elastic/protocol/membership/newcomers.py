@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import NEWCOMERS, Group, Stage, State, Unreached, slot_of
+from elastic.protocol.membership.group import Group, State, Unreached
 from elastic.protocol.membership.planned_changes import plan_change, stop_waiting
+from elastic.protocol.membership.roster import NEWCOMERS, Stage, slot_of
 from elastic.protocol.membership.transitions import move_on
 from elastic.protocol.messages import Kill
 
@@ -25,7 +26,7 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
     for worker in sorted(worker for worker, until_s in g.setting_up.items() if now_s >= until_s):
         seen = g.workers[worker]
         waited_s = now_s - seen.moved_s
-        because = f"invited, and not ready after {waited_s:.0f} s in the same phase: {seen.phase or 'starting'}"
+        because = f"invited, and not ready after {waited_s:.0f} s in the same phase: {seen.said.phase or 'starting'}"
         do.append(Note("newcomer_hung", {"worker_id": worker, "because": because}))
         do.append(Tell((worker,), Kill(g.term, worker)))
         move_on(g, worker, Stage.REFUSED)

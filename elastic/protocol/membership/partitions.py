@@ -138,7 +138,7 @@ def _those_heard(g: Group) -> _Heard | None:
     members = [g.workers.get(worker) for worker in record.ids]
     others = []
     for seen in members:
-        if seen is None or seen.entered != record.number or seen.doing is Doing.DECLARED:
+        if seen is None or seen.entered != record.number or seen.said.doing is Doing.DECLARED:
             return None
         if seen.member.node not in g.silent_nodes:
             others.append(seen)

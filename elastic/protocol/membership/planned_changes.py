@@ -14,7 +14,8 @@ from dataclasses import replace
 from elastic.protocol import messages
 from elastic.protocol.membership import transitions
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, Leaver, Stage, State, slot_of
+from elastic.protocol.membership.group import Group, Leaver, State
+from elastic.protocol.membership.roster import Stage, slot_of
 from elastic.protocol.recovery_plan import paces_of, rank_order
 
 MISSES = 2
@@ -173,7 +174,8 @@ def commit_planned(
     newcomers = tuple(m.worker_id for m in ordered if g.running.member(m.worker_id) is None)
     hold = _holds(g, {m.worker_id for m in ordered})
     plan = messages.Plan(newcomers=newcomers, paces=given)
-    transitions.commit(g, messages.Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
+    wanted = transitions.NextGeneration(messages.Kind.PLANNED, ordered, plan, because, hold=hold, early=early)
+    transitions.commit(g, wanted, do)
 
 
 def _holds(g: Group, listed: Collection[str]) -> bool:
@@ -234,16 +236,10 @@ def progressed(g: Group, word: messages.Progress, now_s: float, do: list[Action]
     g.workers[word.worker_id] = transitions.heard_inside(g, word.worker_id, word.generation)._replace(
         reduced=max(seen.reduced, word.reduced),
         applied=max(seen.applied, word.applied),
-        phase=word.phase,
+        said=word,
         shard_us=word.shard_us or seen.shard_us,
         exchange_us=word.exchange_us or seen.exchange_us,
-        doing=word.doing,
-        for_s=word.for_ms / 1000,
-        usual_s=word.usual_ms / 1000,
-        computes=word.computes,
-        over=word.over,
-        over_because=word.over_because,
-        moved_s=seen.moved_s if word.phase == seen.phase else now_s,
+        moved_s=seen.moved_s if word.phase == seen.said.phase else now_s,
         worked_s=seen.worked_s if word.doing is messages.Doing.WAITING else now_s,
         heard_s=now_s,
         heard_from_s=seen.heard_from_s if now_s - seen.heard_s <= g.spec.timing.suspect_s else now_s,
@@ -267,7 +263,7 @@ def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
     stuck = sorted(worker for worker, since in g.joining.items() if now_s >= since + patience_s)
     for worker in stuck:
         seen = g.workers[worker]
-        because = f"admitted, and then no answer and no byte for {patience_s:.0f} s; it last said: {seen.phase}"
+        because = f"admitted, and then no answer and no byte for {patience_s:.0f} s; it last said: {seen.said.phase}"
         do.append(Note("newcomer_stuck", {"worker_id": worker, "because": because}))
         do.append(Tell((worker,), messages.Kill(g.term, worker)))
         g.workers[worker] = seen._replace(moved_s=now_s)

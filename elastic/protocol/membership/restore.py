@@ -28,8 +28,9 @@ from elastic.checkpoints.naming import EntryName, is_series
 from elastic.checkpoints.pointer import Pointer
 from elastic.errors import ExitCode
 from elastic.protocol.membership.events import Action, Note, Point, Tell
-from elastic.protocol.membership.group import Group, Stage, State, WorkerView
-from elastic.protocol.membership.transitions import become, become_closed, commit, move_on
+from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.roster import Stage, WorkerView
+from elastic.protocol.membership.transitions import NextGeneration, become, become_closed, commit, move_on
 from elastic.protocol.messages import ANEW, CheckpointComplete, Fence, Kind, Member, Plan, Unreadable
 from elastic.protocol.recovery_plan import KeptState, newest_kept
 
@@ -128,7 +129,7 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     else:
         because = f"every copy of the state was lost; goes on from step {name.step}, {kind} {newest.entry}"
     hold = len(members) < g.spec.min_workers
-    commit(g, Kind.FORM, members, Plan(), because, do, hold=hold, began=newest.entry)
+    commit(g, NextGeneration(Kind.FORM, members, Plan(), because, hold=hold, began=newest.entry), do)
 
 
 def kept_badly(word: Unreadable) -> str:

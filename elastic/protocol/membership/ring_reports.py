@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
-from elastic.protocol.membership.group import Group, State, slot_of
+from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.newcomers import keep_waiting
 from elastic.protocol.membership.planned_changes import commit_planned, plan_change, settle
+from elastic.protocol.membership.roster import slot_of
 from elastic.protocol.membership.transitions import become_quiescing
 from elastic.protocol.messages import BuildFailedReport, Generation, Progress, RingBrokenReport, RingState, RingUp
 

@@ -13,13 +13,14 @@ from elastic.protocol import messages
 from elastic.protocol.membership import events, planned_changes, transitions
 from elastic.protocol.membership.closing import failed, finished, slot_given_up
 from elastic.protocol.membership.formation import announced, elected, form
-from elastic.protocol.membership.group import Group, Stage, State
+from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
 from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, try_again, wait_for_slow
 from elastic.protocol.membership.partitions import fell_silent, is_absence, next_silence_ends_s, silent_too_long
 from elastic.protocol.membership.restore import checkpointed, unreadable
 from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
+from elastic.protocol.membership.roster import Stage
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
 
 

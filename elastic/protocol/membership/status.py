@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic.protocol.membership.group import Group, WorkerView
+from elastic.protocol.membership.group import Group
 from elastic.protocol.membership.hangs import holding_up, standing_still
+from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.recovery_plan import default_sizes
 
 
@@ -32,7 +33,7 @@ def status(group: Group) -> dict[str, object]:
                 "pid": worker.pid if worker else 0,
                 "rank": rank,
                 "applied": worker.applied if worker else 0,
-                "phase": worker.phase if worker else "",
+                "phase": worker.said.phase if worker else "",
                 "shards": owned,
                 "shard_ms": worker.shard_us / 1000 if worker and worker.shard_us else None,
             }
@@ -50,5 +51,5 @@ def status(group: Group) -> dict[str, object]:
 
 def _ring(group: Group, members: Sequence[WorkerView | None]) -> dict[str, str]:
     """What carries the gradients, by the word of the lowest rank that has a ring; "": no member has a ring."""
-    over, because = next(((one.over, one.over_because) for one in members if one and one.over), ("", ""))
+    over, because = next(((one.said.over, one.said.over_because) for one in members if one and one.said.over), ("", ""))
     return {"asked": str(group.spec.ring), "over": over, "because": because}

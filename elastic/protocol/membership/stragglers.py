@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from elastic.config import Reduction, Stragglers
 from elastic.protocol import shard_assignment
 from elastic.protocol.membership.events import Action, Note
-from elastic.protocol.membership.group import Group, Leaver, State, slot_of
+from elastic.protocol.membership.group import Group, Leaver, State
 from elastic.protocol.membership.planned_changes import commit_planned, invite, plan_change, wanted_newcomers
+from elastic.protocol.membership.roster import slot_of
 from elastic.protocol.membership.transitions import with_its_home
 from elastic.protocol.messages import Generation
 from elastic.protocol.recovery_plan import hosts_of

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.config import Reduction
 from elastic.protocol import messages, shard_assignment
 from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
-from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView, slot_of
+from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.roster import ARCS, Stage, WorkerView, slot_of
 
 _AWAY = (Stage.REFUSED, Stage.FINISHED, Stage.LEFT, Stage.EXPELLED, Stage.KILLED)
 
@@ -96,26 +97,40 @@ def dismiss(g: Group, workers: Iterable[str], do: list[Action]) -> None:
         do.append(Tell((worker,), order))
 
 
-def commit(
-    g: Group,
-    kind: messages.Kind,
-    members: tuple[messages.Member, ...],
-    plan: messages.Plan,
-    because: str,
-    do: list[Action],
-    *,
-    hold: bool = False,
-    early: bool = False,
-    began: str = "",
-) -> None:
-    """Commit the next generation. began: for a form generation; other kinds keep the value of the generation before."""
+@dataclass(frozen=True, slots=True)
+class NextGeneration:
+    """What a leader decides of the next generation. began: for a form generation; other kinds keep the value of the
+    generation before. The other fields are those of messages.Generation."""
+
+    kind: messages.Kind
+    members: tuple[messages.Member, ...]
+    plan: messages.Plan
+    because: str
+    hold: bool = False
+    early: bool = False
+    began: str = ""
+
+
+def commit(g: Group, wanted: NextGeneration, do: list[Action]) -> None:
+    """Commit the next generation."""
     number = (g.top.number if g.top else 0) + 1
-    base = g.chain[0].number if kind is messages.Kind.PLANNED else number
+    base = g.chain[0].number if wanted.kind is messages.Kind.PLANNED else number
     token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
-    began = began or (g.top.began if g.top else "")
+    plan = wanted.plan
     if g.spec.reduction is Reduction.EXACT:
-        plan = replace(plan, slack=shard_assignment.slack_percent(len({member.host for member in members})))
-    g.committing = messages.Generation(number, kind, base, members, plan, because, hold, token, early, began)
+        plan = replace(plan, slack=shard_assignment.slack_percent(len({member.host for member in wanted.members})))
+    g.committing = messages.Generation(
+        number,
+        wanted.kind,
+        base,
+        wanted.members,
+        plan,
+        wanted.because,
+        wanted.hold,
+        token,
+        wanted.early,
+        wanted.began or (g.top.began if g.top else ""),
+    )
     do.append(Commit(g.committing))
 
 

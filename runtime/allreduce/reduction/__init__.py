@@ -8,6 +8,7 @@ entries.py           one member's part of the headers, as bytes
 dissemination.py     everybody's header to everybody, in O(log P) messages
 over_mesh.py         an operation over a ring: headers, and the sum of all terms
 slice_sums.py        the tensors of an operation over a ring: terms, folds, sums
+routes.py            the pieces of an operation over a ring, and from whom to whom each goes
 lanes.py             what comes to a member while tensors are summed, and the memory for it
 over_transport.py    the same operation, with tensors over a transport
 partial_sum.py       a partial sum, which a worker folds, sends, keeps and serves

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -31,43 +32,51 @@ Wait: TypeAlias = Callable[[], None]
 """Makes the current stream of the calling thread wait for what another stream had to do when this was made."""
 
 
+@dataclass(frozen=True, slots=True)
+class LastShard:
+    """The shard that a member computes last, and what it has of the others.
+
+    unit: None: it computes none, and sends nothing early. units: of the operation. held: this member's roots, which
+    must not change any more. merged: a member brings the sum of its roots, as in over_mesh.ReductionRequest.
+    """
+
+    unit: int | None
+    units: int
+    held: Sequence[Partial]
+    merged: bool
+
+
 class EarlySums:
     """One member's side of one operation. `offer` and `flush` are for one thread, sum_up runs on another one."""
 
     def __init__(
         self,
         cuts: Sequence[Cut],
-        held: Sequence[Partial],
-        unit: int | None,
-        units: int,
+        last: LastShard,
         out: dict[str, Tensor],
         room: dict[str, Tensor],
         sum_up: SumUp,
         wake: Callable[[], None],
-        *,
-        merged: bool,
     ) -> None:
-        """cuts: the parts, the same on all members, without a gap. held: this worker's roots, which must not change any
-        more. unit: the shard that it computes now, its last one; None: nothing comes early. out: gets the sums. room:
-        memory for what is sent, as large as out. wake: called when a part was added, for whoever looks at `ready`.
-        merged: a member brings the sum of its roots, as in over_mesh.exchange.
+        """cuts: the parts, the same on all members, without a gap. out: gets the sums. room: memory for what is sent,
+        as large as out. wake: called when a part was added, for whoever looks at `ready`.
         """
-        self.cuts, self.out, self.merged = tuple(cuts), out, merged
+        self.cuts, self.out, self.merged = tuple(cuts), out, last.merged
         self._room, self._wake = room, wake
         self._device = next((flat.device for flat in room.values()), CPU)
-        roots = {root.node: root for root in held}
+        roots = {root.node: root for root in last.held}
         self.nodes: list[Node] = sorted(roots)
         """This member's roots when the shard is over."""
         self._chain: tuple[tuple[Partial, bool], ...] = ()
-        if unit is not None:
-            path = siblings((unit, unit + 1), roots, units)
+        if last.unit is not None:
+            path = siblings((last.unit, last.unit + 1), roots, last.units)
             self._chain = path.chain
             consumed = {sibling.node for sibling, _ in path.chain}
             self.nodes = sorted([path.node, *(node for node in roots if node not in consumed)])
         self._held = roots
         self.terms = [room]
         """The tensors of the roots, or their one sum."""
-        if not merged or not self.nodes:
+        if not last.merged or not self.nodes:
             self.terms = [roots[node].flats if node in roots else room for node in self.nodes]
         self._early = 0
         self._ready = 0

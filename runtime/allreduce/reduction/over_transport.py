@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.headers import Headers
-from runtime.allreduce.reduction.over_mesh import MeshReduction, check_alike, checked
-from runtime.allreduce.reduction.partial_sum import Json, Partial, nothing_of
+from runtime.allreduce.reduction.over_mesh import MeshReduction, ReductionRequest, check_alike, checked
+from runtime.allreduce.reduction.partial_sum import Partial, nothing_of
 from runtime.allreduce.reduction.schedule import DTYPES, Cut, Fold, ScheduledPiece, add, pieces, whole
 from runtime.allreduce.reduction.topology import Topology, divide, topology
 from runtime.allreduce.ring.ring import Ring
@@ -38,19 +38,10 @@ _BULK = "bulk"
 
 def exchange_over(
     ring: Ring,
+    request: ReductionRequest,
     *,
     transport: Transport,
-    op: int,
-    header: dict[str, Json],
-    agreed: dict[str, Json] | None = None,
-    roots: Sequence[Partial],
-    units: int,
-    groups: dict[str, int],
-    check: Callable[[Headers], None],
     out: dict[str, Tensor],
-    leaves: Sequence[int] | None = None,
-    merged: Sequence[dict[str, Tensor]] | None = None,
-    cuts: tuple[Cut, ...] = (),
     wait_for: Callable[[int], None] = lambda cut: None,
 ) -> tuple[Headers, Partial]:
     """As over_mesh.exchange, with flats and out on the transport's device; the headers also have the field "bulk".
@@ -58,45 +49,40 @@ def exchange_over(
 
     Raises what over_mesh.exchange raises; RingBroken also for every error of the transport.
     """
-    own = [root.flats for root in roots] if merged is None else merged
+    groups, merged = request.groups, request.merged
     device = next((flat.device for flat in out.values()), CPU)
     checked(out, groups, "out", device)
-    flats = [checked(each, groups, "root", device) for each in own]
-    mesh = MeshReduction(
-        ring,
-        op,
-        header,
-        {**(agreed or {}), _BULK: dict(groups)},
-        [replace(root, flats={}) for root in roots],
-        units,
-        {},
-        _checking(check, groups, op),
-        leaves,
-        None if merged is None else [{} for _ in merged],
+    flats = [checked(each, groups, "root", device) for each in request.flats]
+    without_tensors = replace(
+        request,
+        groups={},
+        roots=[replace(root, flats={}) for root in request.roots],
+        merged=None if merged is None else [{} for _ in merged],
+        agreed={**request.agreed, _BULK: dict(groups)},
+        check=partial(_check_all, request),
+        cuts=(),
     )
+    mesh = MeshReduction(ring, without_tensors)
     ring.run(mesh)
     with transport.attempt():
         if merged is not None and transport.adds:
-            for number, cut in enumerate(cuts or whole(out)):
+            for number, cut in enumerate(request.cuts or whole(out)):
                 wait_for(number)
                 parts = [out[group][lo:hi] for group, lo, hi in cut]
                 for part, (group, lo, hi) in zip(parts, cut, strict=True):
                     part.copy_(flats[0][group][lo:hi]) if flats else part.fill_(nothing_of(part.dtype))
                 transport.add_up(parts)
         else:
-            mover = _Mover(ring, mesh.brought, mesh.folds, flats, cuts or whole(out), out)
+            mover = _Mover(ring, mesh.brought, mesh.folds, flats, request.cuts or whole(out), out)
             for (number, _), round_of in groupby(mover.pieces, lambda piece: (piece.cut, piece.number)):
                 wait_for(number)
                 mover.round(transport, list(round_of))
     return mesh.headers, replace(mesh.result(), flats=out)
 
 
-def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
-    def check_all(headers: Headers) -> None:
-        check(headers)
-        check_alike(headers, _BULK, "groups", groups, op)
-
-    return check_all
+def _check_all(request: ReductionRequest, headers: Headers) -> None:
+    request.check(headers)
+    check_alike(headers, _BULK, "groups", request.groups, request.op)
 
 
 class _Mover:

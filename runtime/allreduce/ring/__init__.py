@@ -3,6 +3,7 @@
 ring.py              the communicator of one generation: a connection between every two members
 ring_builder.py      connecting the members of a generation, over connections that were kept and new ones
 ring_set.py          the rings of one worker: being built, in use, not closed yet
+link_poller.py       which connections of a ring can do something now
 frames.py            one connection: typed frames without a copy of the payload
 listener.py          the listening port of a worker
 dialer.py            connecting to one peer

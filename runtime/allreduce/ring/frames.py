@@ -79,6 +79,100 @@ class FrameSink(Protocol):
         """The payload has arrived in the memory that accept returned."""
 
 
+class SendQueue:
+    """The frames that wait to be sent over one connection, in batches of urgent ones or of bulk ones."""
+
+    def __init__(self) -> None:
+        self.sending: list[memoryview] = []
+        """What is left of the current batch."""
+        self._sending_urgent = False
+        self._urgent: deque[tuple[Frame, Payload]] = deque()
+        self._queued = 0
+        """How many urgent frames there were so far."""
+        self._bulk: Iterator[tuple[Frame, Payload] | None] | None = None
+        self._paused = False
+
+    def __bool__(self) -> bool:
+        """Whether something can be sent."""
+        return bool(self.sending or self._urgent or (self._bulk is not None and not self._paused))
+
+    @property
+    def has_urgent(self) -> bool:
+        return bool(self._urgent or (self.sending and self._sending_urgent))
+
+    @property
+    def tickets(self) -> int:
+        """The ticket of the last urgent frame."""
+        return self._queued
+
+    def put(self, frame: Frame, payload: Payload) -> None:
+        self._urgent.append((frame, payload))
+        self._queued += 1
+
+    def put_bulk(self, frames: Iterator[tuple[Frame, Payload] | None]) -> None:
+        self._bulk, self._paused = frames, False
+
+    def resume_bulk(self) -> bool:
+        """Whether there is a sequence that had come to a None."""
+        if not self._paused or self._bulk is None:
+            return False
+        self._paused = False
+        return True
+
+    def has_sent(self, ticket: int) -> bool:
+        waiting = len(self._urgent) + (len(self.sending) if self._sending_urgent else 0)
+        return ticket <= self._queued - waiting
+
+    def refill(self) -> None:
+        """Take one batch of urgent or of bulk frames, so that `has_urgent` can tell them apart."""
+        self._sending_urgent = bool(self._urgent)
+        size = 0
+        while size < _BATCH_BYTES and len(self.sending) < 2 * _BATCH_FRAMES:
+            item = self._next()
+            if item is None:
+                return
+            frame, payload = item
+            self.sending.append(memoryview(packed(frame)))
+            if frame.length:
+                self.sending.append(memoryview(payload))
+            size += _HEAD.size + frame.length
+
+    def _next(self) -> tuple[Frame, Payload] | None:
+        if self._sending_urgent:
+            return self._urgent.popleft() if self._urgent else None
+        if self._bulk is None:
+            return None
+        try:
+            item = next(self._bulk)
+        except StopIteration:
+            self._bulk = None
+            return None
+        self._paused = item is None
+        return item
+
+    def drop_sent(self, sent: int) -> None:
+        """sent: bytes of the current batch."""
+        whole = 0
+        for view in self.sending:
+            if sent < view.nbytes:
+                break
+            sent -= view.nbytes
+            whole += 1
+        del self.sending[:whole]
+        if sent:
+            self.sending[0] = self.sending[0][sent:]
+
+    def clear(self) -> None:
+        self._urgent.clear()
+        self._bulk = None
+        self.sending = []
+
+
+def packed(frame: Frame) -> bytes:
+    """The frame without its payload, as it is sent."""
+    return _HEAD.pack(_MAGIC, frame.kind, frame.term, frame.piece, frame.generation, frame.op, frame.length)
+
+
 _CLOSED = frozenset({0, errno.ECONNRESET, errno.EPIPE})
 """The errors of a connection after its other end was closed."""
 
@@ -104,13 +198,8 @@ class PeerLink:
         self._sock = sock
         self._sealed_bytes: Callable[[], int] = getattr(sock, "pending", int)
         self._generation = generation
-        self._urgent: deque[tuple[Frame, Payload]] = deque()
-        self._queued = 0
+        self._queue = SendQueue()
         self._queued_links = set() if queued is None else queued
-        self._bulk: Iterator[tuple[Frame, Payload] | None] | None = None
-        self._paused = False
-        self._sending: list[memoryview] = []
-        self._sending_urgent = False
         self._head = memoryview(bytearray(_HEAD.size))
         self._head_got = 0
         self._frame: Frame | None = None
@@ -150,37 +239,34 @@ class PeerLink:
 
     @property
     def unsent(self) -> bool:
-        return bool(self._sending or self._urgent or (self._bulk is not None and not self._paused))
+        return bool(self._queue)
 
     @property
     def unsent_urgent(self) -> bool:
-        return bool(self._urgent or (self._sending and self._sending_urgent))
+        return self._queue.has_urgent
 
     def send(self, frame: Frame, payload: Payload = b"") -> int:
         """Queue a frame before all bulk frames. The payload must not change until `has_sent` of the returned ticket, or
         until `unsent` is False."""
         if not self._deaf:
-            self._urgent.append((frame, payload))
-            self._queued += 1
+            self._queue.put(frame, payload)
             self._queued_links.add(self)
-        return self._queued
+        return self._queue.tickets
 
     def has_sent(self, ticket: int) -> bool:
         """Whether the frame with this ticket was sent, or never will be."""
-        waiting = len(self._urgent) + (len(self._sending) if self._sending_urgent else 0)
-        return ticket <= self._queued - waiting
+        return self._queue.has_sent(ticket)
 
     def send_bulk(self, frames: Iterator[tuple[Frame, Payload] | None]) -> None:
         """Queue frames that are generated as the connection takes them, one sequence at a time. A None among them: the
         next one is not known before `resume_bulk`."""
         if not self._deaf:
-            self._bulk, self._paused = frames, False
+            self._queue.put_bulk(frames)
             self._queued_links.add(self)
 
     def resume_bulk(self) -> None:
         """There may be more of a sequence that had come to a None."""
-        if self._paused and self._bulk is not None:
-            self._paused = False
+        if self._queue.resume_bulk():
             self._queued_links.add(self)
 
     def flush(self) -> None:
@@ -189,13 +275,14 @@ class PeerLink:
         A peer that has closed its end is no error here, because it may have sent all that is wanted from it; frames
         that are queued for it are dropped.
         """
+        queue = self._queue
         while True:
-            if not self._sending:
-                self._refill()
-                if not self._sending:
+            if not queue.sending:
+                queue.refill()
+                if not queue.sending:
                     return
             try:
-                sent = self._sock.sendmsg(self._sending)
+                sent = self._sock.sendmsg(queue.sending)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -203,7 +290,8 @@ class PeerLink:
                 self._deaf = True
                 self._drop_unsent()
                 return
-            self._drop_sent(sent)
+            self.moved += sent
+            queue.drop_sent(sent)
 
     def leave(self) -> bool:
         """Say that this worker leaves the ring. Whether the connection may be used for the next one, see `drain`: it is
@@ -213,7 +301,7 @@ class PeerLink:
         try:
             if tcp_liveness.counters(self._sock).asks or _unread(self._sock) > UNREAD_MAX:
                 return False
-            return self._sock.send(self._packed(Frame(FrameKind.LEAVE, self._generation, 0))) == _HEAD.size
+            return self._sock.send(packed(Frame(FrameKind.LEAVE, self._generation, 0))) == _HEAD.size
         except OSError:  # it has ended, or takes nothing now
             return False
 
@@ -239,52 +327,8 @@ class PeerLink:
         return self._sock
 
     def _drop_unsent(self) -> None:
-        self._torn = self._torn or bool(self._sending)
-        self._urgent.clear()
-        self._bulk = None
-        self._sending = []
-
-    def _refill(self) -> None:
-        """Take one batch of urgent or of bulk frames, so that `unsent_urgent` can tell them apart."""
-        self._sending_urgent = bool(self._urgent)
-        size = 0
-        while size < _BATCH_BYTES and len(self._sending) < 2 * _BATCH_FRAMES:
-            item = self._next()
-            if item is None:
-                return
-            frame, payload = item
-            self._sending.append(memoryview(self._packed(frame)))
-            if frame.length:
-                self._sending.append(memoryview(payload))
-            size += _HEAD.size + frame.length
-
-    def _packed(self, frame: Frame) -> bytes:
-        return _HEAD.pack(_MAGIC, frame.kind, frame.term, frame.piece, frame.generation, frame.op, frame.length)
-
-    def _next(self) -> tuple[Frame, Payload] | None:
-        if self._sending_urgent:
-            return self._urgent.popleft() if self._urgent else None
-        if self._bulk is None:
-            return None
-        try:
-            item = next(self._bulk)
-        except StopIteration:
-            self._bulk = None
-            return None
-        self._paused = item is None
-        return item
-
-    def _drop_sent(self, sent: int) -> None:
-        self.moved += sent
-        whole = 0
-        for view in self._sending:
-            if sent < view.nbytes:
-                break
-            sent -= view.nbytes
-            whole += 1
-        del self._sending[:whole]
-        if sent:
-            self._sending[0] = self._sending[0][sent:]
+        self._torn = self._torn or bool(self._queue.sending)
+        self._queue.clear()
 
     def receive(self, sink: FrameSink) -> bool:
         """Receive until one frame is complete (True), or the stream is empty, stops or has ended (False).

@@ -7,7 +7,6 @@ connections, over_mesh.py decides what an operation sends.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import threading
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from elastic.errors import LinkSilent, RingBroken
 from runtime.allreduce.ring.frames import Frame, FrameKind, FrameSink, LinkError, PeerLink
+from runtime.allreduce.ring.link_poller import LinkPoller
 from runtime.allreduce.ring.tcp_liveness import KERNEL_CHECK_S, PeerWatch
 from runtime.allreduce.ring.transport import Transport
 from runtime.script_end import TorchThread
@@ -81,18 +81,7 @@ class Ring:
         self.rank = self.members.index(me)
         self._queued: set[PeerLink] = set()
         self.links = {peer: PeerLink(peer, sock, generation, self._queued) for peer, sock in connections.items()}
-        self._by_fd = {link.fileno(): link for link in self.links.values()}
-        self._unsent: set[PeerLink] = set()
-        self._holding: set[PeerLink] = set()
-        self._over: set[PeerLink] = set()
-        """Links that have something to send, that have read what poll does not report, and that have ended. With many
-        members most links are idle: nothing below looks at all of them between two events."""
-        self._poller = select.poll()
-        self._watched: dict[int, int] = {}
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._wake, select.POLLIN)
-        for link in self.links.values():
-            self._watch(link)
+        self._poller = LinkPoller(self.links.values())
         self._using = threading.Lock()
         self._ending = threading.Lock()
         self._aborted = False
@@ -125,7 +114,7 @@ class Ring:
             if self._aborted:
                 return
             self._aborted = True
-            os.eventfd_write(self._wake, 1)
+            self._poller.wake()
             if self.transport is not None:
                 self.transport.abort()
 
@@ -133,7 +122,7 @@ class Ring:
         """Have the operation that runs look again at what it can do. Any thread; at once."""
         with self._ending:
             if not self._closed:
-                os.eventfd_write(self._wake, 1)
+                self._poller.wake()
 
     def closed_by_peers(self) -> tuple[str, ...]:
         """The members that have closed their ends of the connections, or whose kernels have, by this kernel's word,
@@ -199,7 +188,7 @@ class Ring:
             self.said.clear()
 
     def _free(self) -> None:
-        os.close(self._wake)
+        self._poller.close()
         self._scratch.clear()
         self.said.clear()
 
@@ -250,7 +239,7 @@ class Ring:
                 raise
 
     def _pump(self, operation: Operation, lookout: PeerWatch) -> None:
-        gate, moved = _Gate(operation, self._acknowledged), MUCH_BYTES
+        gate, moved, poller = _Gate(operation, self._acknowledged), MUCH_BYTES, self._poller
         while True:
             if self._aborted:
                 raise self._end()
@@ -258,38 +247,34 @@ class Ring:
             while self._queued:
                 link = self._queued.pop()
                 link.flush()
-                self._note(link)
-            for link in self._over:
+                poller.note(link)
+            for link in poller.ended:
                 if operation.needs(link.peer):
                     raise RingBroken(f"generation {self.generation}: {link.ended}", peer=link.peer)
-            if complete and not self._unsent:
+            if complete and not poller.unsent:
                 return
             # poll does not report bytes that a link has read already, which may have become acceptable just now, nor an
             # end of the connection that is found while they are read.
-            if any([self._receive(link, gate) or bool(link.ended) for link in list(self._holding)]):
+            if any([self._receive(link, gate) or bool(link.ended) for link in list(poller.holding)]):
                 continue
             waits_for = (link for link in self.links.values() if link.unsent or operation.needs(link.peer))
             lost, because = lookout.lost(waits_for)
             if lost:
                 said = f"generation {self.generation}: {lost} cannot be reached any more: {because}"
                 raise LinkSilent(said, peer=lost)
-            events = self._poller.poll(1000 * KERNEL_CHECK_S)
+            events = poller.poll(1000 * KERNEL_CHECK_S)
             if moved < MUCH_BYTES and operation.may_gather:
                 sleep(GATHER_S)
-                events = self._poller.poll(0)
+                events = poller.poll(0)
             moved = 0
-            for fd, event in events:
-                if fd == self._wake:
-                    os.eventfd_read(self._wake)
-                    continue
-                link = self._by_fd[fd]
+            for link, event in events:
                 moved -= link.moved
                 if event & select.POLLOUT:
                     link.flush()
                 if event & ~select.POLLOUT:
                     self._receive(link, gate)
                 else:
-                    self._note(link)
+                    poller.note(link)
                 moved += link.moved
 
     def _receive(self, link: PeerLink, gate: FrameSink) -> bool:
@@ -299,29 +284,7 @@ class Ring:
         except LinkError as error:
             raise RingBroken(f"generation {self.generation}: {error}", peer=link.peer) from error
         finally:
-            self._note(link)
-
-    def _note(self, link: PeerLink) -> None:
-        """Note what has become of a link that was used."""
-        for links, belongs in ((self._unsent, link.unsent), (self._holding, link.holds), (self._over, link.ended)):
-            if belongs:
-                links.add(link)
-            else:
-                links.discard(link)
-        self._watch(link)
-
-    def _watch(self, link: PeerLink) -> None:
-        """Let the poller report what the link can do. It does not know a link that is idle: it would report the hang-up
-        of that again and again."""
-        fd = link.fileno()
-        mask = 0 if link.ended else (0 if link.stalled else select.POLLIN) | (select.POLLOUT if link.unsent else 0)
-        if mask == self._watched.get(fd, 0):
-            return
-        self._watched[fd] = mask
-        if mask:
-            self._poller.register(fd, mask)
-        else:
-            self._poller.unregister(fd)
+            self._poller.note(link)
 
     def _end(self) -> RingBroken:
         return RingBroken(f"the ring of generation {self.generation} was aborted")

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from elastic.errors import BuildFailed, GenerationEnded
 from runtime.allreduce.ring import handshake
@@ -23,39 +24,55 @@ from runtime.allreduce.ring.unix_socket import tune
 _CANCEL_CHECK_S = 0.02
 
 
-def build(
-    listener: Listener,
-    *,
-    job: str,
-    generation: int,
-    me: str,
-    peers: Sequence[Peer],
-    plan: str,
-    token: str,
-    deadline_s: float,
-    cancelled: threading.Event,
-    offer: str = "",
-    kept: dict[str, PeerLink] | None = None,
-) -> Ring:
-    """Connect this worker with all others of its generation; every member calls this with the same arguments.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingSpec:
+    """The ring of one generation, as one member sees it.
 
     peers: all members in rank order, this one included. plan: hash of the generation's plan. token: the members'
-    secret. Both must be equal on both sides. deadline_s: seconds from now. offer: rank 0's, sent to all others. kept:
-    connections of the ring before, by peer, from `Ring.hand_over`; they belong to this call, which empties the dict.
-    Where both sides have kept one the handshake goes over it, else the younger of the two connects anew. Raises
-    BuildFailed naming the members without a connection, GenerationEnded soon after `cancelled` is set.
+    secret. Both must be equal on all members. offer: rank 0's, sent to all others.
     """
-    rank = [peer.worker_id for peer in peers].index(me)
-    welcome = handshake.Welcome(generation, me, plan, offer)
+
+    job: str
+    generation: int
+    me: str
+    peers: Sequence[Peer]
+    plan: str
+    token: str
+    offer: str = ""
+
+    @property
+    def members(self) -> list[str]:
+        return [peer.worker_id for peer in self.peers]
+
+    @property
+    def rank(self) -> int:
+        return self.members.index(self.me)
+
+
+def build(
+    listener: Listener,
+    spec: RingSpec,
+    *,
+    deadline_s: float,
+    cancelled: threading.Event,
+    kept: dict[str, PeerLink] | None = None,
+) -> Ring:
+    """Connect this worker with all others of its generation; every member calls this.
+
+    deadline_s: seconds from now. kept: connections of the ring before, by peer, from `Ring.hand_over`; they belong to
+    this call, which empties the dict. Where both sides have kept one the handshake goes over it, else the younger of
+    the two connects anew. Raises BuildFailed naming the members without a connection, GenerationEnded soon after
+    `cancelled` is set.
+    """
     links = dict(kept or {})
     if kept:
         kept.clear()
-    builder = _Builder(job, welcome, token, peers, rank, listener, links)
+    builder = _Builder(spec, listener, links)
     try:
-        with listener.expecting(generation) as arrivals:
+        with listener.expecting(spec.generation) as arrivals:
             builder.connect(arrivals, time.monotonic() + deadline_s, cancelled)
-        members, hosts = [peer.worker_id for peer in peers], [peer.host for peer in peers]
-        ring = Ring(generation, members, hosts, me, builder.connections)
+        hosts = [peer.host for peer in spec.peers]
+        ring = Ring(spec.generation, spec.members, hosts, spec.me, builder.connections)
         ring.offer = builder.offer
         return ring
     except BaseException:
@@ -70,33 +87,24 @@ def build(
 
 
 class _Builder:
-    def __init__(
-        self,
-        job: str,
-        welcome: handshake.Welcome,
-        token: str,
-        peers: Sequence[Peer],
-        rank: int,
-        listener: Listener,
-        kept: Mapping[str, PeerLink],
-    ) -> None:
-        self._job, self._welcome, self._token = job, welcome, token
-        self._listener = listener
-        self._first = peers[0].worker_id
-        self.offer = welcome.offer if rank == 0 else ""
-        self._younger = {peer.worker_id for peer in peers[rank + 1 :]}
+    def __init__(self, spec: RingSpec, listener: Listener, kept: Mapping[str, PeerLink]) -> None:
+        self._spec, self._listener = spec, listener
+        self._welcome = handshake.Welcome(spec.generation, spec.me, spec.plan, spec.offer)
+        rank = spec.rank
+        self.offer = spec.offer if rank == 0 else ""
+        self._younger = set(spec.members[rank + 1 :])
         self.connections: dict[str, socket.socket] = {}
         self.dials = {
             peer.worker_id: Dial(
                 peer.host,
                 peer.port,
-                handshake.Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan),
-                token,
+                handshake.Hello(spec.job, spec.generation, spec.me, peer.worker_id, "ring", spec.plan),
+                spec.token,
                 local=peer.host == listener.address[0],
                 seal=listener.seal,
                 kept=kept.get(peer.worker_id),
             )
-            for peer in peers[:rank]
+            for peer in spec.peers[:rank]
         }
         self.kept = {peer: _KeptLink(link) for peer, link in kept.items() if peer not in self.dials}
         """Connections to younger members, which use them or call anew."""
@@ -118,7 +126,7 @@ class _Builder:
             if not absent:
                 return
             if cancelled.is_set():
-                raise GenerationEnded(f"generation {self._welcome.generation} ended while its ring was built")
+                raise GenerationEnded(f"generation {self._spec.generation} ended while its ring was built")
             if now_s >= deadline_s:
                 raise BuildFailed(self._explain(absent), unreachable=sorted(absent))
             ready = self._wait(arrivals, now_s, deadline_s)
@@ -143,13 +151,13 @@ class _Builder:
             raise BuildFailed(f"{peer} refused the connection: {refusal}", unreachable=(peer,)) from refusal
         if sock is not None:
             self.connections[peer] = sock
-            if peer == self._first:
+            if peer == self._spec.peers[0].worker_id:
                 self.offer = dial.offer
             del self.dials[peer]
 
     def _hear(self, peer: str, kept: _KeptLink) -> None:
         """Go on with the handshake on a connection that was kept. If nothing comes of it, the peer calls anew."""
-        wanted = (self._job, self._welcome.generation, peer, self._welcome.worker_id)
+        wanted = (self._spec.job, self._spec.generation, peer, self._spec.me)
         try:
             heard = kept.hear()
             if heard is None:
@@ -169,7 +177,7 @@ class _Builder:
             self._listener.refused(objection, sock)
             answer = handshake.encode_refusal(objection)
         else:
-            answer = handshake.encode(handshake.proven_welcome(self._welcome, hello, self._token))
+            answer = handshake.encode(handshake.proven_welcome(self._welcome, hello, self._spec.token))
         try:
             sock.send(answer)
         except OSError:  # the caller has hung up, and calls again if it lives
@@ -185,12 +193,12 @@ class _Builder:
         self.connections[hello.worker_id] = sock
 
     def _objection(self, hello: handshake.Hello) -> str:
-        if not handshake.is_proven(hello, self._token):
+        if not handshake.is_proven(hello, self._spec.token):
             return "the token is not the generation's"
         if hello.worker_id not in self._younger:
             return f"{hello.worker_id} is no younger member of generation {hello.generation}"
-        if hello.plan != self._welcome.plan:
-            return f"the plan here is {self._welcome.plan!r}, not {hello.plan!r}"
+        if hello.plan != self._spec.plan:
+            return f"the plan here is {self._spec.plan!r}, not {hello.plan!r}"
         return ""
 
     def _explain(self, absent: set[str]) -> str:
@@ -198,7 +206,7 @@ class _Builder:
             f"{peer} ({self.dials[peer].problem})" if peer in self.dials else f"{peer} (it did not call)"
             for peer in sorted(absent)
         ]
-        return f"generation {self._welcome.generation}: no connection to {', '.join(reasons)}"
+        return f"generation {self._spec.generation}: no connection to {', '.join(reasons)}"
 
 
 class _KeptLink:

@@ -14,7 +14,7 @@ from runtime.allreduce.ring.abandonable_call import result_of
 from runtime.allreduce.ring.frames import PeerLink
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer, Ring
-from runtime.allreduce.ring.ring_builder import build
+from runtime.allreduce.ring.ring_builder import RingSpec, build
 from runtime.allreduce.ring.transport import Meet, Meeting, Transport
 from runtime.script_end import TorchThread
 
@@ -139,19 +139,16 @@ class Rings:
 
     def _mesh(self, generation: Generation, kept: dict[str, PeerLink], cancelled: threading.Event, offer: str) -> Ring:
         peers = [Peer(member.worker_id, member.host, member.port) for member in generation.members]
-        return build(
-            self._listener,
+        spec = RingSpec(
             job=self._job,
             generation=generation.number,
             me=self._me,
             peers=peers,
             plan=generation.digest(),
             token=generation.token,
-            deadline_s=self._build_s,
-            cancelled=cancelled,
             offer=offer,
-            kept=kept,
         )
+        return build(self._listener, spec, deadline_s=self._build_s, cancelled=cancelled, kept=kept)
 
     def closed(self, generation: int) -> tuple[str, ...]:
         """See `Ring.closed_by_peers`; () if there is no such ring."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import RingBroken
 from elastic.records.journal import Journal
-from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.over_transport import exchange_over
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.mpi import MpiTransport, MpiWorld
@@ -128,9 +129,9 @@ def compare(ring: Ring, op: int, units: int, groups: dict[str, int]) -> None:
     leaves = [(unit, unit + 1) for unit in range(units) if unit % ring.world_size == ring.rank]
     roots = [sum_of(node, groups, op) for node in fold_nodes(leaves, units)]
     out = {group: torch.full((length,), float("nan"), dtype=getattr(torch, group)) for group, length in groups.items()}
-    common = {"header": {}, "units": units, "groups": groups, "check": lambda headers: None}
-    over_mpi = exchange_over(ring, transport=ring.transport, op=2 * op, roots=roots, out=out, **common)[1]  # type: ignore[arg-type]
-    over_mesh = exchange(ring, op=2 * op + 1, roots=roots, **common)[1]  # type: ignore[arg-type]
+    request = ReductionRequest(op=2 * op, roots=roots, units=units, groups=groups)
+    over_mpi = exchange_over(ring, request, transport=ring.transport, out=out)[1]
+    over_mesh = exchange(ring, replace(request, op=2 * op + 1))[1]
     assert bits(over_mpi) == bits(over_mesh), (units, groups)
 
 

@@ -13,6 +13,7 @@ from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.config import JobSpec, Reduction, RingKind, Timing
 from elastic.errors import ConfigError
 from elastic.protocol.shard_advice import Worlds
+from elastic.protocol.worker_slot import Spawn
 
 SPEC = JobSpec(
     name="gpt",
@@ -27,9 +28,10 @@ SPEC = JobSpec(
 
 
 def told(**changes: Any) -> WorkerEnvironment:
-    values = {"restarted": True, "agent_socket": "/run/a.sock", "address": "10.0.0.7", "certs": Path("/etc/certs")}
+    wanted = Spawn("gpu-7.1.4", changes.pop("restarted", True), changes.pop("device", ""))
+    values = {"agent_socket": "/run/a.sock", "address": "10.0.0.7", "certs": Path("/etc/certs")}
     values["worlds"] = Worlds(1, 4, 2)
-    return WorkerEnvironment.of_job(SPEC, Path("/jobs/gpt"), "gpu-7.1.4", 1, **{**values, **changes})
+    return WorkerEnvironment.of_job(SPEC, Path("/jobs/gpt"), 1, wanted, **{**values, **changes})
 
 
 @pytest.mark.parametrize("changes", [{}, {"certs": None}, {"restarted": False}, {"worlds": None}, {"device": "GPU-a"}])

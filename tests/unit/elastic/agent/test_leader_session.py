@@ -10,7 +10,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from elastic.agent.leader_session import Ended, LeaderSession, beats_between, patience
+from elastic.agent.context import AgentContext
+from elastic.agent.leader_session import Ended, LeaderSession
+from elastic.agent.rare_beats import beats_between, patience
 from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.protocol.messages import (
@@ -68,7 +70,9 @@ async def replica(lead: JobEntry | None) -> tuple[grpc.aio.Server, str]:
 async def attend(journal: Journal, home: Path, replicas: Sequence[str]) -> list[Ended]:
     attendant = Attendant()
     spec = JobSpec(name="job", command=("train",), workers=1)
-    attendance = LeaderSession(spec, home, "a", 1, journal, attendant, Reach(replicas=tuple(replicas)), StandingWords())
+    attendance = LeaderSession(
+        AgentContext(spec, home, "a", 1, Reach(replicas=tuple(replicas)), journal), attendant, StandingWords()
+    )
     await asyncio.wait_for(attendance.always(), PATIENCE_S)
     return attendant.ended
 
@@ -143,7 +147,8 @@ def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_pa
         await server.start()
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
             reach = Reach(replicas=(address,))
-            attendance = LeaderSession(spec, tmp_path, "a", 1, journal, Attendant(), reach, StandingWords())
+            here = AgentContext(spec, tmp_path, "a", 1, reach, journal)
+            attendance = LeaderSession(here, Attendant(), StandingWords())
             attending = asyncio.create_task(attendance.always())
             async with asyncio.timeout(PATIENCE_S):
                 assert {await leader.heard.get(), await leader.heard.get()} == {"hello", "told 4"}
@@ -200,7 +205,7 @@ def test_an_agent_of_a_large_job_says_at_its_beat_what_can_wait(tmp_path: Path, 
             standing = StandingWords()
             standing.published(Generation(2, Kind.LOSS, 2, (member,), Plan(op=7), "a loss"))
             reach = Reach(replicas=(address,))
-            session = LeaderSession(spec, tmp_path, "a", 1, journal, Attendant(), reach, standing)
+            session = LeaderSession(AgentContext(spec, tmp_path, "a", 1, reach, journal), Attendant(), standing)
             attending = asyncio.create_task(session.always())
 
             async def heard(*said: Word, beats: int = 0) -> list[str]:

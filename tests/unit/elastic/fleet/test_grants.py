@@ -16,6 +16,7 @@ import grpc.aio
 import pytest
 
 from chaos_tests.nemesis import nodes
+from elastic.agent.context import AgentContext
 from elastic.agent.leader_session import LeaderSession
 from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
@@ -23,7 +24,7 @@ from elastic.errors import NotAdmitted
 from elastic.fleet import documents
 from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Submission
 from elastic.fleet.node.job_environment import NodeSettings
-from elastic.fleet.node.job_runner import JobRunner
+from elastic.fleet.node.job_runner import JobDuty, JobRunner
 from elastic.fleet.node.notice_board import NoticeBoard
 from elastic.fleet.replica import admission
 from elastic.fleet.replica import leader as leader_module
@@ -263,7 +264,7 @@ class At:
         home.mkdir()
         (home / TOKEN).write_text(token)
         reach = Reach(replicas=(self.address,))
-        return LeaderSession(spec(job), home, "a", 1, self.journal, Attendant(), reach, StandingWords())
+        return LeaderSession(AgentContext(spec(job), home, "a", 1, reach, self.journal), Attendant(), StandingWords())
 
 
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], Awaitable[None]]) -> list[Any]:
@@ -369,7 +370,7 @@ def test_a_token_lies_in_a_file_of_its_user_alone_for_as_long_as_the_job_is_here
         mask = os.umask(0)
         try:
             board = NoticeBoard(journal, lambda: None)
-            runner = JobRunner(site, submission, 1, None, board, journal, lambda: None, token="correct-horse")
+            runner = JobRunner(site, JobDuty(submission, 1, None, "correct-horse"), board, journal, lambda: None)
             while not said.exists():
                 await asyncio.sleep(0.01)  # another process
             file = runner.directory / TOKEN

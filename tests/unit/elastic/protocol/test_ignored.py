@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic.protocol.membership import Committed, State
-from elastic.protocol.membership.group import Stage
+from elastic.protocol.membership.roster import Stage
 from elastic.protocol.messages import Generation, Kind, Member, Plan
 from elastic.protocol.worker_state import WorkerState
 from tests.membership_step import step

@@ -30,10 +30,11 @@ from elastic.protocol.membership import (
     Stopped,
     Tell,
 )
-from elastic.protocol.membership.group import Stage, Unreached, WorkerView
+from elastic.protocol.membership.group import Unreached
 from elastic.protocol.membership.hangs import holding_up, standing_still
 from elastic.protocol.membership.planned_changes import LEAVING_S
 from elastic.protocol.membership.restore import founders
+from elastic.protocol.membership.roster import Stage, WorkerView
 from elastic.protocol.messages import (
     Announce,
     BuildFailedReport,

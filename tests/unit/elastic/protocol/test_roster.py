@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from elastic.protocol.membership.group import ARCS, Roster, Stage, WorkerView
+from elastic.protocol.membership.roster import ARCS, Roster, Stage, WorkerView
 from elastic.protocol.messages import Member
 
 GENERATIONS = range(4)

@@ -18,7 +18,7 @@ from elastic.config import JobSpec
 from elastic.errors import StoreUnavailable
 from elastic.protocol import membership
 from elastic.protocol.membership import AgentDown, AgentUp, End
-from elastic.protocol.membership.group import WorkerView
+from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.messages import (
     CheckpointComplete,
     Failed,
@@ -34,7 +34,7 @@ from elastic.protocol.messages import (
 )
 from elastic.records.journal import Journal
 from elastic.rendezvous import leader as leader_module
-from elastic.rendezvous.leader import JobLeader, StoreThread
+from elastic.rendezvous.leader import JobLeader, JobOrigin, StoreThread
 from elastic.rendezvous.service import JobEntry, RendezvousService
 from elastic.store.base import Compare, Delete, Item, Lease, Put, TxnResult
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
@@ -222,7 +222,7 @@ def lead_until_pointed(
         thread = StoreThread()
         told = []
         async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            leader = JobLeader(SPEC, tenure, journal, thread, resumed)
+            leader = JobLeader(SPEC, tenure, journal, thread, JobOrigin(resumed))
             session = leader.attach("a")
             leading = asyncio.create_task(leader.lead((record,)))
             while (resumed or known) and not leader.group.checkpoint:

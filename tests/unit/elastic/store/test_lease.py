@@ -14,7 +14,7 @@ from elastic.errors import StoreUnavailable
 from elastic.protocol.messages import Generation, Kind, Plan
 from elastic.records.journal import Journal
 from elastic.rendezvous.job_replica import JobReplica
-from elastic.rendezvous.leader import AgentSession
+from elastic.rendezvous.leader import AgentSession, JobOrigin
 from elastic.rendezvous.service import RendezvousService
 from elastic.store import lease as leases
 from elastic.store.base import Lease, Listing
@@ -120,7 +120,7 @@ def test_a_leader_that_reads_long_records_keeps_its_lease_meanwhile(tmp_path: Pa
     async def run() -> dict[str, object]:
         with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "here") as journal:
             spec = JobSpec(name="job", command=("train",), workers=1)
-            store.part = JobReplica(spec, tmp_path, store, "here", RendezvousService(), journal, "")
+            store.part = JobReplica(spec, tmp_path, store, "here", RendezvousService(), journal, JobOrigin())
             return await store.part.run()
 
     assert asyncio.run(run())["because"] == "done"
@@ -142,7 +142,8 @@ def test_a_leader_that_leaves_gives_up_its_lease_before_it_sends_its_agents_away
         service = RendezvousService()
         with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "here") as journal:
             spec = JobSpec(name="job", command=("train",), workers=1)
-            part = asyncio.create_task(JobReplica(spec, tmp_path, Watched(), "here", service, journal, "").run())
+            replica = JobReplica(spec, tmp_path, Watched(), "here", service, journal, JobOrigin())
+            part = asyncio.create_task(replica.run())
             async with asyncio.timeout(PATIENCE_S):
                 while (leader := service.leads["job"].leader if service.leads else None) is None:
                     await asyncio.sleep(0.01)

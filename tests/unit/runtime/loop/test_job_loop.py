@@ -18,6 +18,7 @@ from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, NoSteps, UsageError
 from elastic.protocol.shard_advice import Worlds
+from elastic.protocol.worker_slot import Spawn
 from runtime.loop.job import Job
 from runtime.loop.passes import PassWork, Place
 from runtime.loop.step import Step
@@ -77,9 +78,8 @@ def test_a_job_on_several_nodes_is_told_once_that_another_number_of_shards_is_be
     told = WorkerEnvironment.of_job(
         spec,
         tmp_path,
-        "a.0.0",
         0,
-        restarted=False,
+        Spawn("a.0.0", restarted=False),
         agent_socket="a.sock",
         address="10.0.0.7",
         certs=None,

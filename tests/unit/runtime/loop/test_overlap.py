@@ -13,7 +13,7 @@ from elastic.config import Compression, Reduction
 from elastic.errors import RingBroken
 from runtime.allreduce.fixed_point.exponents import BlockExponents
 from runtime.allreduce.reduction import early_sums
-from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.early_sums import EarlySums, LastShard
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.leaves import early_leaf
 from runtime.allreduce.reduction.partial_sum import Json, Partial
@@ -75,7 +75,7 @@ class Early(Recorded):
             root.settle()
         units = self._op.units
         merged = self.reduction is not Reduction.EXACT
-        self.sums = EarlySums(self.cuts, held, units - 1, units, out, room, alone, lambda: None, merged=merged)
+        self.sums = EarlySums(self.cuts, LastShard(units - 1, units, held, merged), out, room, alone, lambda: None)
         return self.sums
 
     def unit_done(self, leaf: Partial) -> None:
@@ -98,7 +98,7 @@ def in_its_shard(model: torch.nn.Module) -> tuple[Harvest, EarlySums]:
     harvest.begin_pass(0, 0, 0)
     harvest.before(0)
     out, room = ({"float32": torch.zeros(harvest.groups()["float32"])} for _ in "ab")
-    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=False)
+    sums = EarlySums(harvest.early.cuts, LastShard(0, 1, [], False), out, room, alone, lambda: None)
     harvest.early.expect(sums, lambda: 1.0)
     return harvest, sums
 
@@ -123,7 +123,7 @@ def test_all_gradients_are_on_their_way_when_backward_is_over(fixed: bool, compr
     harvest.before(0)
     groups = harvest.groups()
     out, room = ({group: torch.zeros(size, dtype=DTYPES[group]) for group, size in groups.items()} for _ in "ab")
-    sums = EarlySums(harvest.early.cuts, [], 0, 1, out, room, alone, lambda: None, merged=fixed)
+    sums = EarlySums(harvest.early.cuts, LastShard(0, 1, [], fixed), out, room, alone, lambda: None)
     harvest.early.expect(sums, lambda: 1.0)
     model[1](model[0](torch.randn(5, 40)).double()).sum().backward()
     assert sums.offered == len(sums.cuts) > 3
@@ -188,13 +188,13 @@ def test_roots_that_the_last_shard_does_not_join_are_terms_of_their_own() -> Non
     roots = [held[1], Partial(0, 2, {"float32": torch.full((4,), 1.0)})]
     out, room = ({"float32": torch.zeros(4)} for _ in "ab")
     cuts = ((("float32", 0, 4),),)
-    sums = EarlySums(cuts, roots, 7, 8, out, room, alone, lambda: None, merged=False)
+    sums = EarlySums(cuts, LastShard(7, 8, roots, False), out, room, alone, lambda: None)
     assert sums.nodes == [(0, 2), (6, 8)] and sums.terms == [roots[1].flats, room]
     sums.discard()
-    sums = EarlySums(cuts, roots, 7, 8, out, room, alone, lambda: None, merged=True)
+    sums = EarlySums(cuts, LastShard(7, 8, roots, True), out, room, alone, lambda: None)
     assert sums.nodes == [(0, 2), (6, 8)] and sums.terms == [room]
     sums.discard()
-    sums = EarlySums(cuts, [], None, 8, out, room, alone, lambda: None, merged=True)
+    sums = EarlySums(cuts, LastShard(None, 8, [], True), out, room, alone, lambda: None)
     assert (sums.nodes, sums.terms) == ([], [])
     sums.discard()
 
@@ -222,7 +222,7 @@ def test_a_part_is_read_by_a_stream_that_waits_for_the_stream_that_wrote_it(monk
     held = [Partial(0, 1, {"float32": torch.ones(6)})]
     out, room = ({"float32": torch.zeros(6)} for _ in "ab")
     cuts = tuple((("float32", lo, lo + 2),) for lo in (4, 2, 0))
-    sums = EarlySums(cuts, held, 1, 2, out, room, sum_up, lambda: None, merged=False)
+    sums = EarlySums(cuts, LastShard(1, 2, held, False), out, room, sum_up, lambda: None)
     sums.offer({"float32": torch.ones(2)})
     assert read.wait(60)
     assert sums.flush([{"float32": torch.full((6,), 2.0)}])
@@ -251,6 +251,6 @@ def test_a_gpu_that_hangs_is_told_when_its_sums_are_left(error: Exception, raise
         raise error
 
     out, room = ({"float32": torch.zeros(4)} for _ in "ab")
-    sums = EarlySums(((("float32", 0, 4),),), [], 0, 1, out, room, sum_up, lambda: None, merged=False)
+    sums = EarlySums(((("float32", 0, 4),),), LastShard(0, 1, [], False), out, room, sum_up, lambda: None)
     with pytest.raises(RuntimeError, match="hangs") if raised else nullcontext():
         sums.discard()

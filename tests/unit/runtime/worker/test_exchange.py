@@ -11,15 +11,18 @@ import torch
 
 from elastic.config import Overlap, Reduction
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
-from elastic.protocol.messages import Generation, Kind, Member, Plan, RingState
+from elastic.protocol.messages import Generation, Kind, Member, Plan, Progress, RingState
 from elastic.protocol.worker_state import Phase, WorkerState
 from elastic.records.journal import Journal
 from runtime.allreduce.reduction.early_sums import EarlySums
+from runtime.allreduce.reduction.flat_pool import CPU
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums
 from runtime.allreduce.reduction.partial_sum import Partial
-from runtime.allreduce.ring.ring import Ring
+from runtime.allreduce.ring.ring import PARTS, Ring
 from runtime.allreduce.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.worker.exchange import SILENCES_MAX, OperationSpec, RingExchange
+from runtime.worker.overlap import BackwardOverlap
 from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
@@ -30,6 +33,8 @@ MEMBERS = ("a.0.0", "b.0.0")
 
 class Buffers:
     """Of a SharedWorkerState, its result buffers only."""
+
+    sums_on = CPU
 
     def __init__(self) -> None:
         self.given_back: list[dict[str, torch.Tensor]] = []
@@ -117,31 +122,25 @@ def test_where_gradients_leave_early(
     overlap: Overlap, reduction: Reduction, hosts: tuple[str, ...], device: str, again: bool, wanted: bool
 ) -> None:
     """Not in the operation that a loss has interrupted, and on a GPU only if it was asked for."""
-    shared = cast(SharedWorkerState, SimpleNamespace(sums_on=torch.device(device)))
-    rings, reporter = cast(Rings, None), cast(ProgressReporter, None)
-    turn = RingExchange(shared, rings, reporter, cast(Journal, None), reduction, overlap)
+    early = BackwardOverlap(torch.device(device), cast(Journal, None), reduction, overlap)
     ring = cast(Ring, SimpleNamespace(hosts=hosts, world_size=len(hosts), generation=1))
-    task = replace(TASK, cuts=((("float32", 0, 4),),))
-    assert turn._overlaps(ring, task, again) is wanted
+    assert early.applies(ring, ((("float32", 0, 4),),), again) is wanted
 
 
-@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
-def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
-    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The leader takes that for a part of a pass: it decides how long a ring may stand still, and when the last call
-    of a job comes."""
+def two_steps(overlap: Overlap, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Partial], Progress]:
+    """The results of two operations of a member that sends nothing early, and what its beats say then. All members are
+    there at once, and the tensors of each operation take a minute."""
     now_s = [100.0]
     monkeypatch.setattr("runtime.worker.progress_report.time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
-    def exchange(ring: Ring, *, op: int, **given: Any) -> tuple[Any, Partial]:
-        """All members are there at once; the tensors take a minute."""
-        headers = {MEMBERS[0]: {**given["header"], **given.get("agreed", {})}}
-        given["check"](headers)
-        now_s[0] += 60.0 if given["groups"] else 0.001
-        return headers, Partial(0, 2)
+    def exchange(ring: Ring, request: ReductionRequest, *, sums: Sums | None = None, **_: Any) -> tuple[Any, Partial]:
+        headers = {MEMBERS[0]: {**request.header, **request.agreed}}
+        request.check(headers)
+        now_s[0] += 60.0 if request.groups else 0.001
+        return headers, Partial(0, 2, {} if sums is None else sums.out)
 
     monkeypatch.setattr("runtime.worker.exchange.exchange", exchange)
+    monkeypatch.setattr("runtime.worker.overlap.exchange", exchange)
     ring = SimpleNamespace(
         hosts=("a", "b"), world_size=2, generation=1, members=MEMBERS, transport=None, wake=lambda: None
     )
@@ -151,6 +150,7 @@ def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
     root = Partial(0, 2, {"float32": torch.ones(4)})
     reporter = ProgressReporter(on_host=True, note=lambda event, text="", unit=-1: None)
     turn = RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, overlap)
+    results = []
     for step in range(2):
         task = replace(TASK, op=Op(OpKind.PASS, 2, step=step), cuts=((("float32", 0, 4),),))
         reporter.begin(task.op)
@@ -165,9 +165,29 @@ def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
             entered=1,
             ring=RingState.LIVE,
         )
-        assert turn.exchange(task, 1, lambda event, result: True) is not None
-    told = reporter.progress(shared.position, 0, "", ("", ""))
+        result = turn.exchange(task, 1, lambda event, result: True)
+        assert result is not None
+        results.append(result)
+    return results, reporter.progress(shared.position, 0, "", ("", ""))
+
+
+@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
+def test_what_is_still_to_be_sent_when_all_are_done_counts_as_the_exchange(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader takes that for a part of a pass: it decides how long a ring may stand still, and when the last call
+    of a job comes."""
+    _, told = two_steps(overlap, monkeypatch)
     assert told.exchange_us == pytest.approx(60_000_000, rel=0.01)
+
+
+@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
+def test_the_memory_of_a_result_is_not_used_for_the_next_one_while_it_is_kept(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newcomers and members that lack it copy it from there."""
+    (first, second), _ = two_steps(overlap, monkeypatch)
+    assert first.flats["float32"].data_ptr() != second.flats["float32"].data_ptr()
 
 
 @pytest.mark.parametrize(("nonfinite", "given_up"), [(0, True), (1, False)])
@@ -176,18 +196,16 @@ def test_a_gradient_that_is_not_finite_does_not_end_the_overlap(
 ) -> None:
     """Integers have zeros in its place, so what was sent early is wrong: once, as a GradScaler's first steps are."""
 
-    def exchange(ring: Ring, **given: Any) -> tuple[Any, Partial]:
-        return {MEMBERS[0]: given["header"], MEMBERS[1]: {**given["header"], "early": True}}, Partial(0, 2)
+    def exchange(ring: Ring, request: ReductionRequest) -> tuple[Any, Partial]:
+        return {MEMBERS[0]: request.header, MEMBERS[1]: {**request.header, "early": True}}, Partial(0, 2)
 
-    monkeypatch.setattr("runtime.worker.exchange.exchange", exchange)
-    shared = cast(SharedWorkerState, Buffers())
-    reporter = ProgressReporter(on_host=True, note=lambda event, text="", unit=-1: None)
+    monkeypatch.setattr("runtime.worker.overlap.exchange", exchange)
     journal = cast(Journal, SimpleNamespace(write=lambda event, **fields: None))
-    turn = RingExchange(shared, cast(Rings, None), reporter, journal, Reduction.FIXED, Overlap.ON)
-    turn._early = cast(EarlySums, SimpleNamespace(flush=lambda terms: False))
+    overlap = BackwardOverlap(CPU, journal, Reduction.FIXED, Overlap.ON)
+    overlap._early = cast(EarlySums, SimpleNamespace(flush=lambda terms: False))
     ring = cast(Ring, SimpleNamespace(generation=1, members=MEMBERS))
     root = Partial(0, 2, {"float32": torch.ones(4)}, nonfinite=nonfinite)
-    attempts = turn._begin(TASK, 7, MEMBERS)
-    found = turn._reduce_early(ring, 7, TASK, attempts, [root], [root.flats], {}, {}, lambda headers: None)
+    request = ReductionRequest(op=PARTS * 7 + PARTS - 1, units=2, groups=GROUPS, roots=[root])
+    found = overlap.finish(ring, request, ((("float32", 0, 4),),), {"float32": torch.empty(4)})
     assert found is None, "all tensors are sent again"
-    assert (turn._wrong_in == 1) is given_up
+    assert (overlap._wrong_in == 1) is given_up

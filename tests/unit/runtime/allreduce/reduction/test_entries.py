@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.allreduce.reduction import entries
 from runtime.allreduce.reduction.entries import MAX_HEADER_BYTES, Said, Term, encoded_json
-from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars, fold_meta
 from runtime.allreduce.reduction.schedule import add_metas, along_tree
 from runtime.allreduce.ring.frames import Frame, FrameKind, PeerLink
@@ -67,12 +67,9 @@ def test_over_a_ring_the_json_goes_again_only_after_a_change(monkeypatch: pytest
             mine = Partial(ring.rank, ring.rank + 1, weight=1.0, scalars=scalars)
             headers, total = exchange(
                 ring,
-                op=op,
-                header={"who": ring.rank, "part": op % PARTS},
-                roots=[mine],
-                units=9,
-                groups={},
-                check=lambda headers: None,
+                ReductionRequest(
+                    op=op, header={"who": ring.rank, "part": op % PARTS}, roots=[mine], units=9, groups={}
+                ),
             )
             assert [header["who"] for header in headers.values()] == list(range(9))
             assert total.scalars == {next(iter(scalars)): ("mean", 9.0 * op + 36, 9.0)}

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from elastic.errors import Disagree, NoMemory, RingBroken
 from runtime.allreduce.reduction.dissemination import encode
 from runtime.allreduce.reduction.entries import digest
-from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.reduction.schedule import ALIGN
 from runtime.allreduce.ring import handshake
@@ -210,8 +210,8 @@ def against(data: bytes) -> Iterator[Ring]:
 
 def reduce(ring: Ring, native: bool = False) -> None:
     root = Partial(0, 2, {"float32": torch.ones(ELEMENTS)}, 1, 2.0, {"loss": ("mean", 0.5, 2.0)})
-    common: dict[str, Any] = {"op": 0, "header": {}, "units": 4, "groups": GROUPS, "check": lambda headers: None}
-    exchange(ring, roots=[root], leaves=[0, 1] if native else None, **common)
+    leaves = [0, 1] if native else None
+    exchange(ring, ReductionRequest(op=0, roots=[root], leaves=leaves, units=4, groups=GROUPS))
 
 
 def header(entry: bytes) -> bytes:
@@ -299,5 +299,5 @@ def test_many_terms_for_other_units_get_no_memory() -> None:
     root = Partial(0, 2, {"float32": torch.ones(1 << 19)}, 1, 2.0)
     with against(header(one) + frame(FrameKind.HEADER, encode([agreed]), term=1)) as ring:
         with pytest.raises((RingBroken, Disagree)):
-            exchange(ring, op=0, header={}, roots=[root], units=4, groups=groups, check=lambda headers: None)
+            exchange(ring, ReductionRequest(op=0, roots=[root], units=4, groups=groups))
         assert sum(len(memory) for memory in ring._scratch.values()) < 1 << 26

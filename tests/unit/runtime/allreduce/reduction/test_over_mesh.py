@@ -23,11 +23,11 @@ from runtime.allreduce.reduction import entries, over_mesh
 from runtime.allreduce.reduction.dissemination import encode
 from runtime.allreduce.reduction.entries import Said
 from runtime.allreduce.reduction.headers import Headers
-from runtime.allreduce.reduction.over_mesh import Sums, exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums, exchange
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold, total
 from runtime.allreduce.reduction.schedule import ALIGN, DTYPES, Cut, pieces
 from runtime.allreduce.reduction.topology import topology
-from runtime.allreduce.ring.frames import Frame, FrameKind, Payload, PeerLink
+from runtime.allreduce.ring.frames import Frame, FrameKind, Payload, SendQueue
 from runtime.allreduce.ring.ring import Ring
 from tests.trees import fold_nodes
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
@@ -104,13 +104,15 @@ def run(
         out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
         headers, result = exchange(
             ring,
-            op=op,
-            header={"rank": ring.rank},
-            roots=roots,
-            units=len(owners),
-            groups=groups,
-            check=check,
-            merged=[total(roots).flats for _ in roots[:1]] if merged else None,
+            ReductionRequest(
+                op=op,
+                header={"rank": ring.rank},
+                roots=roots,
+                units=len(owners),
+                groups=groups,
+                check=check,
+                merged=[total(roots).flats for _ in roots[:1]] if merged else None,
+            ),
             sums=Sums(out),
         )
         assert all(
@@ -208,15 +210,15 @@ def test_nothing_is_sent_or_added_before_it_is_there(hosts: list[int], merged: b
         thread.start()
         exchange(
             ring,
-            op=0,
-            header={},
-            roots=[Partial(ring.rank, ring.rank + 1, {} if merged else {group: flat})],
-            merged=[{group: flat}] if merged else None,
-            units=world_size,
-            groups={group: length},
-            check=lambda headers: None,
+            ReductionRequest(
+                op=0,
+                roots=[Partial(ring.rank, ring.rank + 1, {} if merged else {group: flat})],
+                merged=[{group: flat}] if merged else None,
+                units=world_size,
+                groups={group: length},
+                cuts=cuts,
+            ),
             sums=Sums({group: out}),
-            cuts=cuts,
             ready=lambda: come[ring.rank],
         )
         thread.join()
@@ -259,7 +261,7 @@ def test_values_that_are_no_numbers_travel() -> None:
     def member(ring: Ring) -> Partial:
         scalars = {"loss": ("mean", math.nan if ring.rank else math.inf, 1.0)}
         root = Partial(ring.rank, ring.rank + 1, scalars=scalars)
-        _, result = exchange(ring, op=0, header={}, roots=[root], units=2, groups={}, check=lambda headers: None)
+        _, result = exchange(ring, ReductionRequest(op=0, roots=[root], units=2, groups={}))
         return result
 
     with rings(2) as built:
@@ -270,7 +272,7 @@ def test_values_that_are_no_numbers_travel() -> None:
 def test_new_tensors_are_made_when_none_are_given() -> None:
     with rings(1) as (ring,):
         root = leaf(0, LENGTHS)
-        _, result = exchange(ring, op=0, header={}, roots=[root], units=1, groups=LENGTHS, check=lambda headers: None)
+        _, result = exchange(ring, ReductionRequest(op=0, roots=[root], units=1, groups=LENGTHS))
         assert_same(result, root)
         assert all(result.flats[group].data_ptr() != root.flats[group].data_ptr() for group in LENGTHS)
 
@@ -298,7 +300,7 @@ def test_roots_that_do_not_make_up_the_tree_are_never_summed(roots: list[Node]) 
     def member(ring: Ring) -> None:
         mine = [Partial(lo, hi, {"float32": torch.zeros(10)}) for lo, hi in roots[ring.rank :: 2]]
         with pytest.raises(RingBroken, match="do not make up"):
-            exchange(ring, op=0, header={}, roots=mine, units=4, groups={"float32": 10}, check=lambda headers: None)
+            exchange(ring, ReductionRequest(op=0, roots=mine, units=4, groups={"float32": 10}))
 
     with rings(2) as built:
         everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
@@ -308,7 +310,7 @@ def test_members_with_different_groups_or_units_disagree() -> None:
     def member(ring: Ring, groups: dict[str, int], units: int) -> None:
         root = Partial(ring.rank, ring.rank + 1, {name: torch.zeros(length) for name, length in groups.items()})
         with pytest.raises(Disagree, match=r"w0.*w1"):
-            exchange(ring, op=0, header={}, roots=[root], units=units, groups=groups, check=lambda headers: None)
+            exchange(ring, ReductionRequest(op=0, roots=[root], units=units, groups=groups))
 
     with rings(2) as built:
         everyone([lambda: member(built[0], {"float32": 9000}, 2), lambda: member(built[1], {"float32": 9001}, 2)])
@@ -331,12 +333,12 @@ def test_a_root_that_does_not_fit_is_refused_before_anything_is_sent(
 ) -> None:
     with rings(1) as (ring,), pytest.raises(ValueError, match="float32"):
         root = Partial(0, 1, {"float32": flat})
-        exchange(ring, op=0, header={}, roots=[root], units=1, groups=groups, check=lambda headers: None)
+        exchange(ring, ReductionRequest(op=0, roots=[root], units=1, groups=groups))
 
 
 def test_a_header_cannot_replace_the_fields_of_the_exchange() -> None:
     with rings(1) as (ring,), pytest.raises(ValueError, match="terms"):
-        exchange(ring, op=0, header={"terms": 9}, roots=[], units=1, groups={}, check=lambda headers: None)
+        exchange(ring, ReductionRequest(op=0, header={"terms": 9}, roots=[], units=1, groups={}))
 
 
 def test_a_peer_lost_in_the_middle_of_the_data_is_named() -> None:
@@ -411,13 +413,13 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
         try:
             _, result = exchange(
                 ring,
-                op=0,
-                header={},
-                roots=roots,
-                units=len(owners),
-                groups=lengths,
-                check=lambda headers: None,
-                merged=[total(roots).flats for _ in roots[:1]] if merged else None,
+                ReductionRequest(
+                    op=0,
+                    roots=roots,
+                    units=len(owners),
+                    groups=lengths,
+                    merged=[total(roots).flats for _ in roots[:1]] if merged else None,
+                ),
                 sums=sums[ring.rank],
                 again=again,
             )
@@ -426,20 +428,21 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
             return None
         return result
 
-    def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
-        item = make(link)
+    def noted(queue: SendQueue, make: Callable[[SendQueue], tuple[Frame, Payload] | None] = SendQueue._next) -> Any:
+        item = make(queue)
         if item is not None:
-            moved.append((link.peer, item[0].kind, item[0].piece))
+            moved.append((peers[queue], item[0].kind, item[0].piece))
         return item
 
     with listeners([f"w{rank}" for rank in range(world_size)], hosts) as opened, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PeerLink, "_next", noted)
+        patch.setattr(SendQueue, "_next", noted)
         for number in range(1, 4):
             first, last = number == 1, number == 3
             # All of it before there are rings: where too much was drawn, the example ends in the middle of a draw.
             breaks = [0 if last else data.draw(st.integers(0, 12), "pieces until it breaks") for _ in opened]
             owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=8, max_size=8), "owners")
             built = build_all(opened, generation=number)
+            peers = {link._queue: link.peer for ring in built for link in ring.links.values()}
             for ring, after in zip(built, breaks, strict=True):
                 held = Breaking(ring, after)
                 held |= {} if first else sums[ring.rank].held
@@ -478,15 +481,15 @@ def test_of_integers_each_member_sends_one_sum_however_its_leaves_lie(world: int
     groups = {"int32": 70_000}
     nbytes, sent = 4 * groups["int32"], dict.fromkeys(range(world), 0)
 
-    def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
-        item = make(link)
+    def noted(queue: SendQueue, make: Callable[[SendQueue], tuple[Frame, Payload] | None] = SendQueue._next) -> Any:
+        item = make(queue)
         if item is not None and item[0].kind in (FrameKind.GATHER, FrameKind.SCATTER):
-            sent[ranks[link]] += item[0].length
+            sent[ranks[queue]] += item[0].length
         return item
 
     with rings(world) as built, pytest.MonkeyPatch.context() as patch:
-        ranks = {link: ring.rank for ring in built for link in ring.links.values()}
-        patch.setattr(PeerLink, "_next", noted)
+        ranks = {link._queue: ring.rank for ring in built for link in ring.links.values()}
+        patch.setattr(SendQueue, "_next", noted)
         for _, result in run(built, owners, groups, merged=True):
             assert_same(result, sum_of((0, len(owners)), groups))
     for rank, count in sent.items():
@@ -506,15 +509,7 @@ def test_who_has_lost_what_it_held_gets_all_of_it_from_those_who_have_it() -> No
             leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
             roots = [sum_of(node, groups) for node in fold_nodes(leaves, 4)]
             return exchange(
-                ring,
-                op=0,
-                header={},
-                roots=roots,
-                units=4,
-                groups=groups,
-                check=lambda headers: None,
-                sums=sums[ring.rank],
-                again=True,
+                ring, ReductionRequest(op=0, roots=roots, units=4, groups=groups), sums=sums[ring.rank], again=True
             )[1]
 
         for result in everyone([partial(member, ring) for ring in built]):
@@ -530,15 +525,7 @@ def test_a_member_that_holds_what_cannot_be_breaks_the_ring(held: Json) -> None:
             sums = Sums({"float32": torch.empty(10)})
             with pytest.raises(RingBroken, match=r"holds|malformed"):
                 exchange(
-                    alone,
-                    op=0,
-                    header={},
-                    roots=[],
-                    units=2,
-                    groups={"float32": 10},
-                    check=lambda headers: None,
-                    sums=sums,
-                    again=True,
+                    alone, ReductionRequest(op=0, roots=[], units=2, groups={"float32": 10}), sums=sums, again=True
                 )
 
         body = words({"worker_id": "w1", "held": held}, 2, {"float32": 10})
@@ -562,14 +549,7 @@ def test_the_native_variant_adds_in_rank_order(world_size: int) -> None:
 
     def member(ring: Ring) -> Partial:
         _, result = exchange(
-            ring,
-            op=0,
-            header={},
-            roots=[local(ring.rank)],
-            leaves=owned[ring.rank],
-            units=units,
-            groups=LENGTHS,
-            check=lambda headers: None,
+            ring, ReductionRequest(op=0, roots=[local(ring.rank)], leaves=owned[ring.rank], units=units, groups=LENGTHS)
         )
         return result
 
@@ -586,13 +566,13 @@ def test_the_native_variant_lets_a_member_bring_nothing_but_every_leaf_must_come
     def member(ring: Ring, leaves: list[int]) -> Partial:
         _, result = exchange(
             ring,
-            op=0,
-            header={},
-            roots=[Partial(0, 0, {"float32": torch.ones(10)})] if leaves else [],
-            leaves=leaves,
-            units=2,
-            groups={"float32": 10},
-            check=lambda headers: None,
+            ReductionRequest(
+                op=0,
+                roots=[Partial(0, 0, {"float32": torch.ones(10)})] if leaves else [],
+                leaves=leaves,
+                units=2,
+                groups={"float32": 10},
+            ),
         )
         return result
 

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from elastic.errors import Disagree, RingBroken
 from runtime.allreduce.reduction import over_transport
+from runtime.allreduce.reduction.over_mesh import ReductionRequest
 from runtime.allreduce.reduction.over_transport import exchange_over
 from runtime.allreduce.reduction.partial_sum import Partial, total
 from runtime.allreduce.reduction.schedule import ALIGN, DTYPES
@@ -80,15 +81,15 @@ def run(
         out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
         _, result = exchange_over(
             ring,
+            ReductionRequest(
+                op=op,
+                roots=[total(roots)] if native and roots else roots,
+                leaves=[unit for unit, _ in leaves] if native else None,
+                units=len(owners),
+                groups=groups,
+                merged=[total(roots).flats for _ in roots[:1]] if merged else None,
+            ),
             transport=ring.transport,
-            op=op,
-            header={},
-            roots=[total(roots)] if native and roots else roots,
-            leaves=[unit for unit, _ in leaves] if native else None,
-            units=len(owners),
-            groups=groups,
-            check=lambda headers: None,
-            merged=[total(roots).flats for _ in roots[:1]] if merged else None,
             out=out,
         )
         assert all(result.flats[group] is out[group] for group in groups)
@@ -131,15 +132,15 @@ def test_a_part_is_waited_for_before_anything_of_it_is_sent(hosts: list[int], me
 
         _, result = exchange_over(
             ring,
+            ReductionRequest(
+                op=0,
+                roots=[Partial(ring.rank, ring.rank + 1, {} if merged else {group: flat})],
+                merged=[{group: flat}] if merged else None,
+                units=world_size,
+                groups={group: length},
+                cuts=cuts,
+            ),
             transport=ring.transport,
-            op=0,
-            header={},
-            roots=[Partial(ring.rank, ring.rank + 1, {} if merged else {group: flat})],
-            merged=[{group: flat}] if merged else None,
-            units=world_size,
-            groups={group: length},
-            check=lambda headers: None,
-            cuts=cuts,
             wait_for=wait_for,
             out={group: torch.full((length,), math.nan)},
         )
@@ -209,13 +210,8 @@ def run_alone(ring: Ring, elements: int = 4000, *, op: int = 0) -> Partial:
     try:
         return exchange_over(
             ring,
+            ReductionRequest(op=op, roots=[root], units=ring.world_size, groups=groups),
             transport=ring.transport,
-            op=op,
-            header={},
-            roots=[root],
-            units=ring.world_size,
-            groups=groups,
-            check=lambda headers: None,
             out={"float32": torch.empty(elements)},
         )[1]
     finally:
@@ -228,13 +224,10 @@ def test_roots_of_another_shape_are_the_callers_mistake() -> None:
         with pytest.raises(ValueError, match="wanted"):
             exchange_over(
                 ring,
+                ReductionRequest(
+                    op=0, roots=[Partial(0, 1, {"float32": torch.zeros(9)})], units=1, groups={"float32": 10}
+                ),
                 transport=ring.transport,
-                op=0,
-                header={},
-                roots=[Partial(0, 1, {"float32": torch.zeros(9)})],
-                units=1,
-                groups={"float32": 10},
-                check=lambda headers: None,
                 out={"float32": torch.zeros(10)},
             )
 

@@ -143,9 +143,9 @@ def test_what_was_on_its_way_in_the_old_ring_is_dropped(opened: dict[str, Listen
     memory = bytearray(length)
     taken = Takes(memory)
     link.send(Frame(FrameKind.GATHER, 1, 0, length), b"a" * length)
-    link._refill()
-    whole = b"".join(bytes(part) for part in link._sending)
-    link._sending = []
+    link._queue.refill()
+    whole = b"".join(bytes(part) for part in link._queue.sending)
+    link._queue.sending = []
     half = 40 + length // 2
     assert link._sock.send(whole[:half]) == half
     other = built[1].links["w0"]

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 import pytest
 
 from elastic.errors import BuildFailed, GenerationEnded, RingBroken
-from runtime.allreduce.reduction.over_mesh import exchange
+from runtime.allreduce.reduction.over_mesh import ReductionRequest, exchange
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring import listener as listener_module
 from runtime.allreduce.ring import ring as ring_module
-from runtime.allreduce.ring.frames import Frame, FrameKind, LinkError, PeerLink
+from runtime.allreduce.ring.frames import Frame, FrameKind, LinkError, PeerLink, packed
 from runtime.allreduce.ring.handshake import Hello
 from runtime.allreduce.ring.listener import MAX_UNCHECKED_OF_A_HOST
 from runtime.allreduce.ring.ring import GATHER_S, MUCH_BYTES, Peer, Ring
@@ -42,7 +42,7 @@ from tests.unit.rings import (
 def meet(ring: Ring, op: int = 0) -> None:
     """An operation of headers only, with one unit held by rank 0."""
     roots = [Partial(0, 1)] if ring.rank == 0 else []
-    exchange(ring, op=op, header={}, roots=roots, units=1, groups={}, check=lambda headers: None)
+    exchange(ring, ReductionRequest(op=op, roots=roots, units=1, groups={}))
 
 
 def in_thread(call: Callable[[], None]) -> Future[None]:
@@ -409,8 +409,8 @@ def test_bytes_gather_while_nobody_waits_for_an_operation(
     slept: list[float] = []
     monkeypatch.setattr(ring_module, "sleep", slept.append)
     with rings(2) as (ring, other):
-        link, sock = other.links["w0"], other.links["w0"]._sock
-        frame = link._packed(Frame(FrameKind.GATHER, 1, 0, come + 1000)) + bytes(come + 1000)
+        sock = other.links["w0"]._sock
+        frame = packed(Frame(FrameKind.GATHER, 1, 0, come + 1000)) + bytes(come + 1000)
         sock.sendall(frame[:-1000])
         future = in_thread(lambda: ring.run(Taking(may_gather)))
         wait_until(lambda: ring.links["w1"].moved == len(frame) - 1000)
