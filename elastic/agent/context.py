@@ -12,8 +12,8 @@ from elastic.rendezvous.reach import Reach
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """slots: how many members this node offers; spares come besides. reach: how the job's leader is found, and under which
-    address other nodes find this one."""
+    """slots: how many members this node offers; spares come besides. reach: how the job's leader is found, and under
+    which address other nodes find this one."""
 
     spec: JobSpec
     job_dir: Path

@@ -81,7 +81,7 @@ class LeaderSession:
         self._channels = here.reach.channels()
         self._leader_stream = LeaderStream(lambda: here.reach.replicas or (self._address(),))
         self._reader = Reader()
-        self._beats = RareBeats(beats_between(here.spec, slots), standing, random.randrange(BEATS_APART))
+        self._beats = RareBeats(beats_between(here.spec, here.slots), standing, random.randrange(BEATS_APART))
         self._spoke = False
         self._events = events
         self._standing = standing

@@ -461,7 +461,7 @@ class RankScript:
         training = self.training
         if training.examiner is None or training.examiner.whole_epochs:
             return False
-        steps = training.next_step + 1 - training.epoch_start
+        steps = training.at.step + 1 - training.at.epoch_start
         return steps >= EPOCH_STEPS and asked_by_head(self.frames.standing()[::-1])
 
     def _end_epoch(self) -> None:

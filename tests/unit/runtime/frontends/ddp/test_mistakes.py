@@ -1275,7 +1275,7 @@ def test_an_evaluation_behind_a_step_has_the_sum_of_all_batches() -> None:
 def test_a_snapshot_of_a_later_epoch_than_the_checkpoint_is_named(epoch: int) -> None:
     def main() -> None:
         setup = Setup()
-        RankScript.running().training.data_elsewhere = {"sampler_epoch": epoch, "began_with": 0}
+        RankScript.running().training.newcomer.data = {"sampler_epoch": epoch, "began_with": 0}
         setup.sampler.set_epoch(epoch + 1)
         for x, y in setup.loader:
             setup.step(x, y)
