@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
+from elastic.errors import UsageError
 from elastic.protocol.loop_state import Join, PassRepeated, RehearsalOver, ResultHeld, ScriptStage
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
@@ -133,17 +134,65 @@ class RunningPass:
     """The record of the passes so far; None until the first pass is reduced."""
 
 
-class Pass(Iterator[Any]):
-    """One pass over the shards: rehearsals if they are due, this worker's shards, then the result of all shards."""
+class Trials(Protocol):
+    """Which shards of a pass are computed and thrown away."""
+
+    keeps_fingerprint: bool
+    """Whether the script may change in a rehearsal what all workers must have in common."""
+
+    def rehearsals(self) -> int:
+        """How many shards to rehearse, if there are as many."""
+
+    def untried(self) -> int | None:
+        """A shard to try before the result is used; None: none."""
+
+    def told(self, why: UsageError, before: StateMarks | None) -> UsageError:
+        """The error to raise for state that the body has changed. before: what it was like when the pass began."""
+
+
+class LoopTrials:
+    """Trials of `for batch in step`."""
+
+    keeps_fingerprint = False
 
     def __init__(self, training: Training, running: RunningPass) -> None:
         self._training = training
         self._running = running
         self._number = running.passes
+        self.skipped: set[int] = set()
+
+    def rehearsals(self) -> int:
+        """REHEARSALS in the first step of the job, or of this worker; later see there."""
+        training = self._training
+        if self._running.place.index == 0 or training.at.joining:
+            return REHEARSALS
+        owned = training.session.owned(self._running.work.shards)
+        return int(not (self._number in training.scope.passes_tried or owned))
+
+    def untried(self) -> int | None:
+        """One if this worker has computed none of this pass so far: the script may have skipped all it had. None for a
+        stream, which hands out each shard once."""
+        if self._number in self._training.scope.passes_tried or isinstance(self._running.work.loader, Stream):
+            return None
+        return next((shard for shard in range(self._running.work.shards) if shard not in self.skipped), None)
+
+    def told(self, why: UsageError, before: StateMarks | None) -> UsageError:
+        return why
+
+
+class Pass(Iterator[Any]):
+    """One pass over the shards: rehearsals if they are due, this worker's shards, then the result of all shards."""
+
+    def __init__(self, training: Training, running: RunningPass, trials: Trials | None = None) -> None:
+        """trials: default LoopTrials."""
+        self._training = training
+        self._running = running
+        self._loop_trials = LoopTrials(training, running)
+        self._trials: Trials = trials or self._loop_trials
+        self.number = running.passes
         self._begun = False
         self._over = False
         self._rehearsals: list[int] = []
-        self._skipped: set[int] = set()
         self._result: Partial | None = None
         """The reduced result of the pass, held back while a shard runs that is thrown away."""
         self._rehearsed = False
@@ -157,8 +206,21 @@ class Pass(Iterator[Any]):
         """For the parameters that are trained when the pass begins."""
 
     @property
-    def _where(self) -> str:
-        return f"pass {self._number} of step {self._running.place.index}"
+    def where(self) -> str:
+        """In words."""
+        return f"pass {self.number} of step {self._running.place.index}"
+
+    @property
+    def collects(self) -> bool:
+        """Whether shards that are computed now count."""
+        return self._is(ScriptStage.COLLECTING)
+
+    def settle_rates(self, rates: dict[str, Any]) -> None:
+        """The script may have set these learning rates since the pass began. rates: as Carrier.watch_rates has them."""
+        self._snapshot, self._checksums = (
+            None if marks is None else replace(marks, marks={**marks.marks, **rates})
+            for marks in (self._snapshot, self._checksums)
+        )
 
     def __next__(self) -> Any:
         """The next batch. Raises the guards' errors for what the body did with the last one."""
@@ -170,7 +232,7 @@ class Pass(Iterator[Any]):
     def next_shard(self) -> int | None:
         """End the shard that runs, if one does. Returns the next shard to compute; None: the result of all is in place.
         Raises the guards' errors for what the body did."""
-        checks.check_capture(self._where)
+        checks.check_capture(self.where)
         if self._running.shard is not None and self._begun:
             self._end_shard(self._running.shard)
         if not self._begun:
@@ -180,11 +242,11 @@ class Pass(Iterator[Any]):
         if self._is(ScriptStage.REHEARSING):
             if self._rehearsals:
                 return self._rehearsals.pop(0)
-            if self._rehearsed and (shard := self._untried) is not None:
+            if self._rehearsed and (shard := self._trials.untried()) is not None:
                 return shard
             self._end_rehearsal()
         if self._is(ScriptStage.TRYING):
-            if (shard := self._untried) is not None:
+            if (shard := self._trials.untried()) is not None:
                 return shard
             assert self._result is not None
             self._end(self._result)
@@ -196,7 +258,7 @@ class Pass(Iterator[Any]):
             result = self._training.session.finish()
             if result is not None and self._repeated(result):
                 continue
-            if result is not None and (shard := self._untried) is not None:
+            if result is not None and (shard := self._trials.untried()) is not None:
                 self._training.post(ResultHeld())
                 self._result = result
                 return shard
@@ -208,45 +270,30 @@ class Pass(Iterator[Any]):
         """Whether this pass, which has begun and is not over, is so far."""
         return self._training.at.stage is stage
 
-    @property
-    def _untried(self) -> int | None:
-        """A shard to try if this worker has computed none of this pass so far: the script may have skipped all it had.
-        None for a stream, which hands out each shard once."""
-        if self._number in self._training.scope.passes_tried or isinstance(self._running.work.loader, Stream):
-            return None
-        return next((shard for shard in range(self._running.work.shards) if shard not in self._skipped), None)
-
     def _open(self) -> None:
         training, place = self._training, self._running.place
-        self._harvest = training.begin_pass(place.index, self._number, self._running.work.allow)
+        self._harvest = training.begin_pass(place.index, self.number, self._running.work.allow)
         if self._running.work.loader is not None:
             self._running.work.loader.begin_step(place.epoch, place.position)
         first = place.index == 0 or training.at.joining
         self._snapshot = training.carrier.watch()
         if first or place.index % CHECKSUM_STEPS == 0:
             self._checksums = training.carrier.watch(full=True)
-        self._harvest.begin_pass(training.seed, place.index, self._number)
+        self._harvest.begin_pass(training.seed, place.index, self.number)
         self._begun = True
         shards = self._running.work.shards
-        if (rehearsals := self._rehearsals_due(first)) > 0:
+        if self._trials.keeps_fingerprint:
+            self._fingerprint = training.agreement.fingerprint()
+        if (rehearsals := self._trials.rehearsals()) > 0:
             self._rehearsals = list(range(min(rehearsals, shards)))
             self._rehearsed = True
         if first and "LossDivided" not in self._running.work.allow:
             training.registered.watch_losses(lambda loss: checks.check_loss(loss, shards))
 
-    def _rehearsals_due(self, first: bool) -> int:
-        """How many shards to rehearse. first: this is the first step of the job, or of this worker."""
-        if first:
-            return REHEARSALS
-        training = self._training
-        return int(
-            not (self._number in training.scope.passes_tried or training.session.owned(self._running.work.shards))
-        )
-
     def _end_rehearsal(self) -> None:
         training, place = self._training, self._running.place
         training.registered.cleanup.close()
-        if self._number == 0:
+        if self.number == 0:
             self._running.cached.clear()
         if self._rehearsed and self._running.work.loader is not None:
             self._running.work.loader.release()
@@ -258,7 +305,7 @@ class Pass(Iterator[Any]):
             self._running.place = place = self._running.locate(op.step)
             training.joined(place.index, place.epoch, result=result is not None)
             self._harvest = training.registered.harvest()
-            self._harvest.begin_pass(training.seed, place.index, self._number)
+            self._harvest.begin_pass(training.seed, place.index, self.number)
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
             if result is not None:
                 if not self._repeated(result):
@@ -277,8 +324,8 @@ class Pass(Iterator[Any]):
             return False
         self._repeats += 1
         if self._repeats > REPEATS_MAX:
-            raise checks.other_gradients(self._where)
-        self._training.session.note("pass_repeated", step=self._running.place.index, pass_no=self._number)
+            raise checks.other_gradients(self.where)
+        self._training.session.note("pass_repeated", step=self._running.place.index, pass_no=self.number)
         self._training.session.used()
         self._training.post(PassRepeated())
         self._collect(self._running.place, self._fingerprint or self._training.agreement.fingerprint())
@@ -291,7 +338,7 @@ class Pass(Iterator[Any]):
             self._running.work.shards,
             self._training.at.shared_epoch,
             place.index,
-            self._number,
+            self.number,
             label=label,
         )
 
@@ -302,11 +349,11 @@ class Pass(Iterator[Any]):
         loader, place = running.work.loader, running.place
         batch = None
         if loader is not None:
-            wanted = Wanted(place.epoch, place.position, self._number, shard)
+            wanted = Wanted(place.epoch, place.position, self.number, shard)
             try:
                 batch = loader.batch(wanted, training.session.owned(running.work.shards))
             except StopIteration as error:  # it would end the inner loop as if all shards were done
-                raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
+                raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self.where}") from error
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
         if self._is(ScriptStage.COLLECTING) and (early := training.session.send_early()) is not None:
@@ -318,11 +365,11 @@ class Pass(Iterator[Any]):
         training, work, said = self._training, self._running.work, self._running.contribution
         self._running.shard = None
         if not said.skipped and "NoGradient" not in work.allow and not self._harvest.has_gradient():
-            raise checks.no_gradient(f"shard {shard.index} in {self._where}")
+            raise checks.no_gradient(f"shard {shard.index} in {self.where}")
         if said.skipped:
-            self._skipped.add(shard.index)
+            self._loop_trials.skipped.add(shard.index)
         else:
-            training.scope.passes_tried.add(self._number)
+            training.scope.passes_tried.add(self.number)
         if not self._is(ScriptStage.COLLECTING):
             self._check_unchanged()
             self._harvest.drop_shard()
@@ -352,7 +399,7 @@ class Pass(Iterator[Any]):
         watched = [snapshot for snapshot in (self._snapshot, self._checksums) if snapshot is not None]
         changed = next((names for snapshot in watched if (names := carrier.changed(snapshot))), [])
         if changed:
-            raise checks.state_changed(self._where, changed, carrier.fixed())
+            raise self._trials.told(checks.state_changed(self.where, changed, carrier.fixed()), self._snapshot)
 
     def _end(self, result: Partial) -> None:
         training, running = self._training, self._running
@@ -372,7 +419,7 @@ class Pass(Iterator[Any]):
             samples=running.work.samples(running.place),
             data=training.agreement.data,
         )
-        training.end_pass(self._where, running.work.allow)
+        training.end_pass(self.where, running.work.allow)
         self._over = True
 
     def _install(self, result: Partial) -> None:
@@ -382,7 +429,7 @@ class Pass(Iterator[Any]):
 
         def accept(nonfinite: list[str]) -> bool:
             if policy == "stop":
-                raise checks.nonfinite(self._where, nonfinite)
+                raise checks.nonfinite(self.where, nonfinite)
             running.metrics[NONFINITE] = running.metrics.get(NONFINITE, 0.0) + 1.0
             return policy != "skip"
 

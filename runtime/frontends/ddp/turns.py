@@ -7,35 +7,69 @@ others, computes rank 0's for nobody, so that its script comes to its optimizer.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from elastic.errors import BufferChanged, StateChanged
+from elastic.errors import BufferChanged, StateChanged, UsageError
 from elastic.protocol.loop_state import ScriptStage
 from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.rank_source import RankSource
 from runtime.loop.passes import Pass, RunningPass
 from runtime.loop.training import Training
+from runtime.recovery.state.change_detection import StateMarks
 from runtime.script_files import innermost_frame
 
 
-class Turns(Pass):
+class TurnTrials:
+    """Turns of a pass that count for nobody."""
+
+    keeps_fingerprint = True
+
+    def __init__(self, training: Training, running: RunningPass) -> None:
+        self._training = training
+        self._running = running
+        self.turns = 0
+        """How many turns have had their last backward()."""
+        self._joins = training.at.joining
+        """The first turn is a newcomer's, whose script does not know the values of the others yet: it may take more or
+        fewer batches than they, and end the step where they go on. So it has another one."""
+
+    def rehearsals(self) -> int:
+        """One turn if this worker's first one cannot count."""
+        at, owned = self._training.at, self._training.session.owned(self._running.work.shards)
+        return int(at.joining or at.behind or not owned)
+
+    def untried(self) -> int | None:
+        """A turn for nobody, so that each pass costs each worker a turn."""
+        again = self._joins and self._training.at.stage is not ScriptStage.REHEARSING
+        return 0 if self.turns == int(again) else None
+
+    def told(self, why: UsageError, before: StateMarks | None) -> UsageError:
+        """In the words of a script for DistributedDataParallel."""
+        if isinstance(why, BufferChanged):
+            return mistakes.changed_buffer(why)
+        assert isinstance(why, StateChanged)
+        was = {} if before is None else before.marks
+        now = self._training.carrier.watch_rates()
+        rates = {name: (was[name], rate) for name, rate in now.items() if name in was and was[name] != rate}
+        return mistakes.changed_state(why, rates, innermost_frame())
+
+
+class Turns:
     """Used by the user's thread only: `begin`, then `following` and `backward_ended` until it is `over`."""
 
     def __init__(self, training: Training, running: RunningPass, source: RankSource) -> None:
-        super().__init__(training, running)
+        self._training = training
+        self._running = running
+        self._trials = TurnTrials(training, running)
+        self._pass = Pass(training, running, self._trials)
         self._source = source
         self._next: int | None = None
-        self._turns = 0
         self._batches = 0
         """How many batches the turn in progress has handed out."""
-        self._joined = False
-        """The first turn was a newcomer's, whose script did not know the values of the others yet: it may have taken
-        more or fewer batches than they, and have ended the step where they go on. So it has another one."""
         source.before = source.used
         self.fresh = True
         """The turn in progress has had no backward()."""
@@ -47,46 +81,20 @@ class Turns(Pass):
         self.rank: int | None = None
         """Whose turn this is, or was; None of one that counts for nobody."""
 
-    def _rehearsals_due(self, first: bool) -> int:
-        training = self._training
-        self._fingerprint = training.agreement.fingerprint()
-        owns = training.session.owned(self._running.work.shards)
-        return int(training.at.joining or training.at.behind or not owns)
-
-    def _check_unchanged(self) -> None:
-        before = self._snapshot
-        try:
-            super()._check_unchanged()
-        except BufferChanged as why:
-            raise mistakes.changed_buffer(why) from None
-        except StateChanged as why:
-            was = {} if before is None else before.marks
-            now = self._training.carrier.watch_rates()
-            rates = {name: (was[name], rate) for name, rate in now.items() if name in was and was[name] != rate}
-            raise mistakes.changed_state(why, rates, innermost_frame()) from None
-
-    @property
-    def _untried(self) -> int | None:
-        return 0 if self._turns == int(self._joined) else None
-
-    def _end_rehearsal(self) -> None:
-        self._joined = self._training.at.joining
-        super()._end_rehearsal()
-
     def _found_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
         return [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
 
     def begin(self) -> None:
         """Find out whose turn the first one is."""
         self._gradients = self._found_gradients()
-        self._next = self.next_shard()
+        self._next = self._pass.next_shard()
 
     def following(self) -> Any:
         """The batch of the next turn, or, if its script has had another batch, of the same one."""
         assert self._next is not None, "each pass has a turn at least"
         self._batches, self.fresh = 1, True
-        batch = self.begin_shard(self._next)
-        self.rank = self._next if self._is(ScriptStage.COLLECTING) else None
+        batch = self._pass.begin_shard(self._next)
+        self.rank = self._next if self._pass.collects else None
         self._put_back()
         return batch
 
@@ -99,18 +107,14 @@ class Turns(Pass):
             raise IndexError(number)
         own = self._training.session.owned(self._running.work.shards)
         batch = self._source.fetch_ahead(number, rank, own)
-        seed_shard(self._training.seed, self._running.place.index, self._number, rank, self._batches)
+        seed_shard(self._training.seed, self._running.place.index, self._pass.number, rank, self._batches)
         self._batches += 1
         return batch
 
     def settle_rates(self) -> None:
         """The script may set a learning rate at the top of a turn, the same in all turns of the pass."""
-        if self._turns == 0:
-            rates = self._training.carrier.watch_rates()
-            self._snapshot, self._checksums = (
-                None if marks is None else replace(marks, marks={**marks.marks, **rates})
-                for marks in (self._snapshot, self._checksums)
-            )
+        if self._trials.turns == 0:
+            self._pass.settle_rates(self._training.carrier.watch_rates())
 
     @property
     def number(self) -> int:
@@ -124,10 +128,10 @@ class Turns(Pass):
         for parameter, _ in self._gradients:
             parameter.grad = None
         self.fresh = False
-        if self._number == 0:
+        if self._pass.number == 0:
             for (name, _), (_, gradient) in zip(self._training.carrier.parameters(), self._gradients, strict=True):
                 if gradient is not None and bool(gradient.any()):
-                    raise mistakes.left_gradient(name, self._where)
+                    raise mistakes.left_gradient(name, self._pass.where)
             # Zeros would turn -0.0 into 0.0, and a newcomer has none.
             self._gradients = [(parameter, None) for parameter, _ in self._gradients]
 
@@ -142,9 +146,9 @@ class Turns(Pass):
 
     def backward_ended(self) -> None:
         """The turn's gradients are complete. Computes nothing, but may wait for the others' turns."""
-        self._turns += 1
+        self._trials.turns += 1
         self._source.used = self._source.before + self._batches
-        self._next = self.next_shard()
+        self._next = self._pass.next_shard()
         if self._next is not None:
             return
         for parameter, before in self._gradients:
