@@ -180,11 +180,8 @@ class ScriptLoop:
         return move
 
 
-class Session(Protocol):
-    """See the module's docstring. Called by the user's thread only."""
-
-    script: ScriptLoop
-    """Where the script is. Who calls the session tells it of the loop; the session itself, of copies and results."""
+class WorkerPlace(Protocol):
+    """Which worker this is, and in which world. Properties may be read between two steps, and change there."""
 
     @property
     def worker_id(self) -> str: ...
@@ -198,9 +195,17 @@ class Session(Protocol):
     def home(self) -> HomeRank: ...
     @property
     def generation(self) -> int: ...
+
     @property
     def alone(self) -> bool:
         """Whether there never is another worker: fingerprints are compared with nobody's."""
+
+    @property
+    def restarted(self) -> bool:
+        """Whether this process replaces an earlier incarnation of its slot."""
+
+    def place(self) -> LoopPlace:
+        """Generation, rank and members at one moment. Any thread."""
 
     def owned(self, units: int) -> tuple[int, ...] | None:
         """The units of so many that this member computes while no member is lost; None: not a member."""
@@ -222,6 +227,14 @@ class Session(Protocol):
         """Whether a generation without members is planned: all stop after a step, as soon as each of them may."""
 
     @property
+    def going(self) -> DrainNotice | None:
+        """The last notice that this worker's node has to go, or None."""
+
+
+class Operations(Protocol):
+    """One operation after another, as the module's docstring describes; what they carry, and what becomes of it."""
+
+    @property
     def reduction(self) -> Reduction:
         """How gradients are summed."""
 
@@ -229,43 +242,43 @@ class Session(Protocol):
     def compression(self) -> Compression:
         """What gradients are rounded to."""
 
-    may_part: bool
-    """Whether all may stop after the next operation; set before it begins."""
-
-    @property
-    def going(self) -> DrainNotice | None:
-        """The last notice that this worker's node has to go, or None."""
-
-    def before_leaving(self, call: Callable[[], None]) -> None:
-        """Have `call` called when a generation without this worker took effect, before others may forget it."""
-
-    def place(self) -> LoopPlace:
-        """Generation, rank and members at one moment. Any thread."""
-
-    def note(self, event: str, **fields: object) -> None:
-        """Write a line of the journal. Any thread; never waits."""
-
-    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
-        """A checkpoint of that series is complete: ask to move the pointer to it. Any thread; never waits.
-
-        answer: called, on any thread, with whether it is the newest that the job knows, so that this worker may remove
-        older ones; never called if the job has no leader now.
-        """
-
-    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
-        """The entry that the job was to go on from cannot be read here. This process ends and is replaced; the new one
-        copies the state from a worker that could read it, or goes on from another entry. Returns only in a job of one.
-
-        memory, instead: as in messages.Unreadable.
-        """
-
-    @property
-    def restarted(self) -> bool:
-        """Whether this process replaces an earlier incarnation of its slot."""
-
     @property
     def sums_on(self) -> torch.device:
         """The device of the tensors of leaves and results."""
+
+    may_part: bool
+    """Whether all may stop after the next operation; set before it begins."""
+
+    def begin(
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        groups: dict[str, int] | None = None,
+        own: Json = None,
+        cuts: Sequence[Cut] = (),
+    ) -> None:
+        """Start the next operation. fingerprint: name -> short value; all members must carry the same.
+
+        groups: elements of a leaf's tensor by dtype group (see Partial.flats); none for scalar operations. own: for
+        ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members. cuts: parts of
+        these tensors that may be summed one by one, while the last unit is computed.
+        """
+
+    def next_unit(self) -> int | None: ...
+
+    def send_early(self) -> EarlySums | None:
+        """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.
+        Returns what takes its values as they come; None: nothing is sent early. Called at most once a unit."""
+
+    def unit_done(self, leaf: Partial) -> None: ...
+    def finish(self) -> Partial | None: ...
+
+    def used(self) -> None:
+        """The tensors of the last result are no longer read here."""
+
+
+class JoinCalls(Protocol):
+    """How a newcomer becomes a member, and what members do for that."""
 
     def attach(self, carrier: Carrier) -> None:
         """Set the registered state, once, before the first operation; newcomers copy it, SYNC compares it."""
@@ -300,35 +313,29 @@ class Session(Protocol):
         Raises JoinMissed if there is no such pass in this epoch.
         """
 
-    def begin(
-        self,
-        op: Op,
-        fingerprint: dict[str, str],
-        groups: dict[str, int] | None = None,
-        own: Json = None,
-        cuts: Sequence[Cut] = (),
-    ) -> None:
-        """Start the next operation. fingerprint: name -> short value; all members must carry the same.
 
-        groups: elements of a leaf's tensor by dtype group (see Partial.flats); none for scalar operations. own: for
-        ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members. cuts: parts of
-        these tensors that may be summed one by one, while the last unit is computed.
+class Reports(Protocol):
+    """What this worker tells its agent, its leader and the operator; and its end."""
+
+    def note(self, event: str, **fields: object) -> None:
+        """Write a line of the journal. Any thread; never waits."""
+
+    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        """A checkpoint of that series is complete: ask to move the pointer to it. Any thread; never waits.
+
+        answer: called, on any thread, with whether it is the newest that the job knows, so that this worker may remove
+        older ones; never called if the job has no leader now.
         """
 
-    def next_unit(self) -> int | None: ...
+    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
+        """The entry that the job was to go on from cannot be read here. This process ends and is replaced; the new one
+        copies the state from a worker that could read it, or goes on from another entry. Returns only in a job of one.
 
-    def send_early(self) -> EarlySums | None:
-        """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.
-        Returns what takes its values as they come; None: nothing is sent early. Called at most once a unit."""
-
-    def unit_done(self, leaf: Partial) -> None: ...
-    def finish(self) -> Partial | None: ...
+        memory, instead: as in messages.Unreadable.
+        """
 
     def loop_over(self) -> None:
         """The script's loop is over: what follows may take any time."""
-
-    def used(self) -> None:
-        """The tensors of the last result are no longer read here."""
 
     def applied(self, record: StepRecord) -> None:
         """A step is applied: its user asked for the next one or left the loop. Queue it for the ledger; never waits."""
@@ -339,5 +346,15 @@ class Session(Protocol):
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
         """The script raised: tell the agent where, so that a replacement that fails alike ends the job."""
 
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        """Have `call` called when a generation without this worker took effect, before others may forget it."""
+
     def close(self, digest: str) -> None:
         """After the LEAVE operation: say goodbye and stop the session's threads."""
+
+
+class Session(WorkerPlace, Operations, JoinCalls, Reports, Protocol):
+    """All of a worker that its script uses. Called by the user's thread only."""
+
+    script: ScriptLoop
+    """Where the script is. Who calls the session tells it of the loop; the session itself, of copies and results."""
