@@ -87,12 +87,13 @@ class SendQueue:
         """What is left of the current batch."""
         self._sending_urgent = False
         self._urgent: deque[tuple[Frame, Payload]] = deque()
-        self._queued = 0
-        """How many urgent frames there were so far."""
+        self.tickets = 0
+        """How many urgent frames there were so far; the last one has this ticket."""
         self._bulk: Iterator[tuple[Frame, Payload] | None] | None = None
         self._paused = False
 
-    def __bool__(self) -> bool:
+    @property
+    def has_any(self) -> bool:
         """Whether something can be sent."""
         return bool(self.sending or self._urgent or (self._bulk is not None and not self._paused))
 
@@ -100,14 +101,9 @@ class SendQueue:
     def has_urgent(self) -> bool:
         return bool(self._urgent or (self.sending and self._sending_urgent))
 
-    @property
-    def tickets(self) -> int:
-        """The ticket of the last urgent frame."""
-        return self._queued
-
     def put(self, frame: Frame, payload: Payload) -> None:
         self._urgent.append((frame, payload))
-        self._queued += 1
+        self.tickets += 1
 
     def put_bulk(self, frames: Iterator[tuple[Frame, Payload] | None]) -> None:
         self._bulk, self._paused = frames, False
@@ -121,7 +117,7 @@ class SendQueue:
 
     def has_sent(self, ticket: int) -> bool:
         waiting = len(self._urgent) + (len(self.sending) if self._sending_urgent else 0)
-        return ticket <= self._queued - waiting
+        return ticket <= self.tickets - waiting
 
     def refill(self) -> None:
         """Take one batch of urgent or of bulk frames, so that `has_urgent` can tell them apart."""
@@ -239,7 +235,7 @@ class PeerLink:
 
     @property
     def unsent(self) -> bool:
-        return bool(self._queue)
+        return self._queue.has_any
 
     @property
     def unsent_urgent(self) -> bool:

@@ -27,7 +27,7 @@ class LinkPoller:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
         for link in self._links.values():
-            self._watch(link)
+            self._watch(link, unsent=False)
 
     def wake(self) -> None:
         """End the `poll` that is under way, or the next one."""
@@ -48,18 +48,19 @@ class LinkPoller:
 
     def note(self, link: PeerLink) -> None:
         """Note what has become of a link that was used."""
-        for links, belongs in ((self.unsent, link.unsent), (self.holding, link.holds), (self.ended, link.ended)):
+        unsent = link.unsent
+        for links, belongs in ((self.unsent, unsent), (self.holding, link.holds), (self.ended, link.ended)):
             if belongs:
                 links.add(link)
             else:
                 links.discard(link)
-        self._watch(link)
+        self._watch(link, unsent)
 
-    def _watch(self, link: PeerLink) -> None:
+    def _watch(self, link: PeerLink, unsent: bool) -> None:
         """Let the poller report what the link can do. It does not know a link that is idle: it would report the hang-up
         of that again and again."""
         fd = link.fileno()
-        mask = 0 if link.ended else (0 if link.stalled else select.POLLIN) | (select.POLLOUT if link.unsent else 0)
+        mask = 0 if link.ended else (0 if link.stalled else select.POLLIN) | (select.POLLOUT if unsent else 0)
         if mask == self._watched.get(fd, 0):
             return
         self._watched[fd] = mask
