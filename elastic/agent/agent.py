@@ -62,8 +62,9 @@ class Agent:
         self._journal = journal
         slot_file = SlotFile(job_dir / f"{node}.slots.json")
         slot_file.end_leftovers()
-        kept = newest_in_memory(read_settings(job_dir))
-        self._standing = StandingWords.after_a_killed_agent(node, slot_file.incarnations, kept)
+        self._standing = StandingWords()
+        for dead in slot_file.deaths(node, newest_in_memory(read_settings(job_dir))):
+            self._standing.heard(dead)
         here = AgentContext(spec, job_dir, node, slots, given.reach, journal)
         self._leader = LeaderSession(here, self, self._standing)
         self._workers = WorkerManager(here, ledger, slot_file, self._standing, self._leader, self, fork_server, refused)

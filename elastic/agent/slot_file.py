@@ -11,15 +11,21 @@ import json
 import os
 import select
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from elastic.agent.process import worker_process
 from elastic.errors import ConfigError
+from elastic.protocol.messages import WorkerDead
 from elastic.records.files import write_atomically
 
 DEATH_S = 5.0
 """Seconds after which a process that was sent SIGKILL is gone, unless the kernel holds it."""
 
+
+DEAD_OF_A_SLOT = 64
+"""A new agent says that so many of the newest workers of each slot are gone. Older workers are in no generation any
+more."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -48,6 +54,14 @@ class SlotFile:
     @property
     def incarnations(self) -> dict[int, int]:
         return {slot: incarnation for slot, (incarnation, _, _) in self._slots.items()}
+
+    def deaths(self, node: str, snapshot: str) -> Iterator[WorkerDead]:
+        """What an agent that begins says of the workers of earlier agents, the newest one of each slot last. snapshot:
+        the newest one in this machine's memory, or ""."""
+        for age in reversed(range(DEAD_OF_A_SLOT)):
+            for slot, newest in self.incarnations.items():
+                if age <= newest:
+                    yield WorkerDead(f"{node}.{slot}.{newest - age}", "its agent ended", snapshot)
 
     def spawned(self, slot: int, incarnation: int, pid: int) -> None:
         """Note that a worker has been started."""

@@ -11,9 +11,8 @@ Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from elastic.errors import ExitCode
 from elastic.protocol import messages
@@ -22,10 +21,6 @@ DEAD_KEPT = 1024
 """How many deaths a new leader is told. It asks about members of its last few generations only."""
 
 RECORDS_KEPT = 16
-
-DEAD_OF_A_SLOT = 64
-"""A new agent says that so many of the newest workers of each slot are gone. Older workers are in no generation any
-more."""
 
 
 class StandingWords:
@@ -41,17 +36,6 @@ class StandingWords:
         self._given_up: dict[int, messages.SlotGivenUp] = {}
         self._records: dict[int, messages.Generation] = {}
         self._entered = 0
-
-    @classmethod
-    def after_a_killed_agent(cls, node: str, incarnations: Mapping[int, int], snapshot: str) -> Self:
-        """Those of an agent that begins: the workers of earlier agents are gone. incarnations: slot -> the newest
-        incarnation that it has had. snapshot: the newest one in this machine's memory, or ""."""
-        self = cls()
-        for age in reversed(range(DEAD_OF_A_SLOT)):  # the newest ones of all slots come last: only so many are kept
-            for slot, newest in incarnations.items():
-                if age <= newest:
-                    self.heard(messages.WorkerDead(f"{node}.{slot}.{newest - age}", "its agent ended", snapshot))
-        return self
 
     def heard(self, word: messages.Word) -> None:
         """Take a word of a worker, or of the agent about a worker."""

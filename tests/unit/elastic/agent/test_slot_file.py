@@ -31,7 +31,10 @@ def test_a_leader_hears_of_the_newest_worker_of_every_slot_that_a_killed_agent_l
     slots = SlotFile(tmp_path / "a.slots.json")
     for slot in range(40):
         slots.spawned(slot, 100 + slot, 2**22 + slot)
-    words = StandingWords.after_a_killed_agent("a", slots.incarnations, "").words()
+    standing = StandingWords()
+    for death in slots.deaths("a", ""):
+        standing.heard(death)
+    words = standing.words()
     dead = {word.worker_id for word in words if isinstance(word, WorkerDead)}
     assert dead >= {f"a.{slot}.{100 + slot - age}" for slot in range(40) for age in range(20)}
 
