@@ -56,6 +56,22 @@ RUNTIME_MAY_USE = (
 )
 """Of the control plane. What else there is would take memory and time of each worker."""
 
+FRONTENDS_MAY_USE = (
+    *("runtime.frontends", "runtime.loop", "runtime.session", "runtime.guards", "runtime.data"),
+    *("runtime.script_files", "runtime.torch_names"),
+)
+"""Of the runtime: ways to write a loop stand on it, and not on what carries it out."""
+
+BESIDE_THE_LOOP = {
+    "runtime.frontends.ddp": {
+        "runtime.allreduce.reduction.partial_sum",
+        "runtime.recovery.state.change_detection",
+        "runtime.recovery.state.small_values",
+    },
+}
+"""A front end -> what else it uses. These sets only become smaller. --restart and the rendezvous of torchrun have no
+loop of ours, so they are no front ends in this sense."""
+
 STUBS_ARE_READ_BY = (
     "elastic.wire",
     "elastic.store",
@@ -311,6 +327,17 @@ def test_a_worker_starts_without_the_table_of_events() -> None:
     program = f"import sys, {', '.join(sorted(used))}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert [name for name in done.stdout.split() if below(name, ["elastic.records.events"])] == []
+
+
+def test_a_front_end_stands_on_the_loop() -> None:
+    apart = ("runtime.frontends.restart", "runtime.frontends.torchrun")
+    fronts = {module for module in PRODUCT if below(module, ["runtime.frontends"]) and not below(module, apart)}
+    found: dict[str, set[str]] = {}
+    for module in fronts:
+        used = {name for name in IMPORTS[module] & PRODUCT.keys() if below(name, ["runtime"])}
+        front = ".".join(module.split(".")[:3])
+        found.setdefault(front, set()).update(name for name in used if not below(name, FRONTENDS_MAY_USE))
+    assert {front: names for front, names in found.items() if names} == BESIDE_THE_LOOP
 
 
 def test_etcd3_is_imported_in_one_place() -> None:
