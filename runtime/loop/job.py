@@ -97,8 +97,11 @@ def latest() -> Job | None:
 class Job(Collectives):
     """One worker's view of the job. Made by `elastic.join()`."""
 
-    def __init__(self, session: Session, *, seed: int, threads: int, device: torch.device) -> None:
-        checkpoints = Settings.from_environment(os.environ)
+    def __init__(
+        self, session: Session, *, seed: int, threads: int, device: torch.device, checkpoints: Settings | None = None
+    ) -> None:
+        """checkpoints: None means those of the environment, as the agent gives them."""
+        checkpoints = checkpoints or Settings.from_environment(os.environ)
         super().__init__(session, Training(session, seed=seed, threads=threads, device=device, checkpoints=checkpoints))
         self._sources: list[Source] = []
         self._epochs = 0

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from elastic.checkpoints.settings import Settings
 from elastic.config import Compression, Reduction
 from runtime.loop.job import Job
 from runtime.session import Session, StepRecord
@@ -41,10 +42,18 @@ class Recorded(SingleSession):
         self.closed_with = digest
 
 
-def make_job(session: Session | None = None, seed: int = 0, device: str = "cpu") -> Job:
+def make_job(
+    session: Session | None = None, seed: int = 0, device: str = "cpu", checkpoints: Settings | None = None
+) -> Job:
     """A job on this session, as elastic.join() would make it, without its hooks into the interpreter."""
     torch.manual_seed(seed)
-    return Job(session or Recorded(), seed=seed, threads=torch.get_num_threads(), device=torch.device(device))
+    return Job(
+        session or Recorded(),
+        seed=seed,
+        threads=torch.get_num_threads(),
+        device=torch.device(device),
+        checkpoints=checkpoints,
+    )
 
 
 def cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> Any:

@@ -29,10 +29,8 @@ from elastic.errors import ConfigError
 from elastic.protocol import shard_assignment
 from elastic.protocol.reduction_tree import leaves
 from elastic.records import host_memory, job_directory, resume
-from runtime.loop.control_scalars import ControlScalars
 from runtime.loop.job import Job
 from runtime.recovery.checkpoint import memory_snapshots
-from runtime.recovery.checkpoint.memory_snapshots import Snapshots
 from runtime.recovery.checkpoint.stager import Stager
 from runtime.recovery.state.available_memory import available_bytes
 from runtime.session import LoopPlace, Session
@@ -71,12 +69,8 @@ class Noting(Recorded):
 
 
 def job_with(memory: Path, session: Session, every: str = "1 step") -> Job:
-    job = make_job(session)
     settings = Settings(memory=str(memory), snapshot_every=every, job="train", job_id="feed")
-    training = job._training
-    training.snapshots = Snapshots(session, training.carrier, settings)
-    training.riders = ControlScalars((training.checkpoints, training.snapshots))
-    return job
+    return make_job(session, checkpoints=settings)
 
 
 def series_in(memory: Path) -> Series:
