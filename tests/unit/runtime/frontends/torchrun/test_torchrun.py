@@ -163,7 +163,8 @@ def test_torch_finds_it_and_starts_of_torchrun_that_do_not_ask_import_nothing_of
         "_register_out_of_tree_handlers()\n"
         "assert 'elastic' in handler_registry._registry, handler_registry._registry\n"
         "ours = [name for name in sys.modules if name.startswith(('elastic', 'runtime.'))]\n"
-        "assert ours == ['runtime.frontends', 'runtime.frontends.torchrun', 'runtime.frontends.torchrun.handler'], ours\n"
+        "front = 'runtime.frontends'\n"
+        "assert ours == [front, f'{front}.torchrun', f'{front}.torchrun.handler'], ours\n"
         f"assert {handler.OWN_STORE!r} not in os.environ\n"
     )
     done: Callable[..., Any] = subprocess.run
