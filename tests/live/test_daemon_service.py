@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,18 +32,24 @@ log_format = "json"
 
 
 class Manager:
-    """The socket of a service manager. environment: for the process that it starts."""
+    """The socket of a service manager. It is read all the time: the kernel holds only ten messages, and a daemon does
+    not wait for a manager that does not read. environment: for the process that it starts."""
 
     def __init__(self, bound: socket.socket, **more: str) -> None:
         bound.bind("")
-        bound.settimeout(DEADLINE_S)
         self._socket = bound
+        self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.environment = {notify.SOCKET: "@" + bound.getsockname()[1:].decode(), **more}
+
+    def read(self) -> None:
+        """Until the socket is shut down."""
+        while message := self._socket.recv(4096):
+            self._heard.put(message)
 
     def hears(self, first: str) -> dict[str, str]:
         """The next message that begins with this, without those of the watchdog and of the status alone before it."""
         while True:
-            lines = self._socket.recv(4096).decode().splitlines()
+            lines = self._heard.get(timeout=DEADLINE_S).decode().splitlines()
             if lines[0] == first:
                 return dict(line.split("=", 1) for line in lines)
             assert lines[0].startswith(("STATUS=", "WATCHDOG=")), lines
@@ -50,7 +58,14 @@ class Manager:
 @contextmanager
 def manager(**more: str) -> Iterator[Manager]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
-        yield Manager(bound, **more)
+        made = Manager(bound, **more)
+        reader = threading.Thread(target=made.read)
+        reader.start()
+        try:
+            yield made
+        finally:
+            bound.shutdown(socket.SHUT_RDWR)
+            reader.join()
 
 
 def start_agent(fleet: Fleet, of: Manager, *words: str, text: str = FILE) -> tuple[subprocess.Popen[bytes], Path]:
