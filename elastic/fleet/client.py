@@ -30,6 +30,11 @@ gone."""
 
 PAUSE_S = 0.2
 
+ASKED_AT_ONCE = 16
+
+RUNNING = ("placed", "stopping")
+"""States in which a job has a leader of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Log(LogPiece):
@@ -116,6 +121,16 @@ class FleetClient:
         except ElasticError as error:
             return {**told, "state": "unknown", "because": str(error)}
         return {**told, **own, "fleet": {"state": job["state"], "because": job["because"]}}
+
+    def look(self) -> dict[str, Any]:
+        """The overview, with "statuses": job -> its status, of each job that has begun."""
+        from concurrent.futures import ThreadPoolExecutor  # which plain questions do not need
+
+        overview = self.overview()
+        begun = [job for job in overview["jobs"] if job["state"] in RUNNING]
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+            statuses = dict(zip((job["job"] for job in begun), threads.map(self.status_of, begun), strict=True))
+        return {**overview, "statuses": statuses}
 
     def log(self, job: str, node: str, log: str, offset: int) -> Log:
         """A piece of a node's log, from the byte at `offset`; offset < 0: from so many bytes before its end."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from chaos_tests.cluster import Cluster, Hosts
 from elastic.agent.process.worker_process import facts
-from elastic.cli.job.top import look, with_members
+from elastic.cli.job.top import with_members
 from elastic.errors import ElasticError
 from elastic.records import ledger
 from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
@@ -93,7 +93,7 @@ class Fleet(Cluster):
         def compare() -> None:
             while not over.wait(POLL_S):
                 with suppress(ElasticError):  # nobody leads just now
-                    (entry,) = (one for one in with_members(look(self.client))["jobs"] if one["job"] == job)
+                    (entry,) = (one for one in with_members(self.client.look())["jobs"] if one["job"] == job)
                     status = self.client.status(job)
                     if status["state"] == "unknown" or entry["members"] is None:
                         continue

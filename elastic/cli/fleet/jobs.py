@@ -62,7 +62,7 @@ def _jobs(options: argparse.Namespace) -> int:
         return wait_for(options, client_of(options), options.wait)
     from elastic.cli.job import top
 
-    overview = top.with_members(top.look(client_of(options)))
+    overview = top.with_members(client_of(options).look())
     return answer(options, overview, overview_text(overview, long=options.long))
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 UPGRADE_POLL_S = 0.2
 
-ASKED_AT_ONCE = 16
-
 PATIENCE_S = 600.0
 
 EXAMPLES = """\
@@ -87,6 +85,8 @@ def _upgrade(options: argparse.Namespace) -> int:
 
     if not 0 < options.patience < float("inf"):
         raise ConfigError(f"--patience {options.patience:g} must be a positive number of seconds")
+    from elastic.fleet.client import ASKED_AT_ONCE
+
     client, told = client_of(options), UpgradeReport(as_json=options.json)
     fleet = _look(client)
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
@@ -270,10 +270,9 @@ class UpgradeReport:
 
 
 def _look(client: FleetClient) -> FleetView:
-    from elastic.cli.job import top
     from elastic.fleet.rolling_upgrade import FleetView
 
-    seen = top.look(client)
+    seen = client.look()
     return FleetView.of(seen, seen["statuses"])
 
 

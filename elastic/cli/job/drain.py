@@ -88,11 +88,10 @@ def _leaves(node: str) -> str:
 
 def _still_on(client: FleetClient, node: str) -> list[str]:
     """Jobs and workers that are on that node, as far as the jobs' leaders know."""
-    from elastic.cli.job import top
     from elastic.fleet.rolling_upgrade import FleetView
 
     try:
-        seen = top.look(client)
+        seen = client.look()
     except ConfigError:
         raise
     except ElasticError:

@@ -8,10 +8,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dirs_here
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -19,34 +18,16 @@ from elastic.records.events import problems
 from elastic.records.job_directory import read_json
 from elastic.rendezvous.job_status import job_status
 
-if TYPE_CHECKING:
-    from elastic.fleet.client import FleetClient
-
-
 Document = dict[str, Any]
-
-ASKED_AT_ONCE = 16
 
 HERE_WAIT_S = 1.0
 """For the leader of a job of this machine: there is another look."""
 
-RUNNING = ("placed", "stopping")
-"""States in which a job has a leader of its own."""
-
-
-def look(client: FleetClient) -> Document:
-    """The fleet's overview, with the status of each job that has begun. Raises ElasticError if nobody leads."""
-    overview = client.overview()
-    begun = [job for job in overview["jobs"] if job["state"] in RUNNING]
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-        statuses = dict(zip((job["job"] for job in begun), threads.map(client.status_of, begun), strict=True))
-    return {**overview, "statuses": statuses}
-
 
 def with_members(seen: Document) -> Document:
-    """What `look` has brought as `elastic jobs` shows it: the overview, and in the entry of each job its generation and
-    "members", by the word of the job's own leader, which is all that `elastic status` knows of them too. None: nobody
-    can say now."""
+    """What FleetClient.look() has brought, as `elastic jobs` shows it: the overview, and in the entry of each job its
+    generation and "members", by the word of the job's own leader, which is all that `elastic status` knows of them too.
+    None: nobody can say now."""
     jobs = []
     for job in seen["jobs"]:
         status = seen["statuses"].get(job["job"], {"members": []})
@@ -205,7 +186,7 @@ def _look_of(options: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     if not options.rendezvous:
         return lambda: look_here(_dirs_here())
     client = client_of(options)
-    return lambda: look(client)
+    return client.look
 
 
 def _dirs_here() -> list[Path]:
