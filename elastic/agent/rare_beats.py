@@ -40,11 +40,6 @@ class RareBeats:
         held = (self._rings.pop(worker_id, None), self._progress.pop(worker_id, None))
         return [*(one for one in held if one is not None), word]
 
-    @property
-    def is_next(self) -> bool:
-        """Whether the next call of `due` is a beat."""
-        return (self._count + 1) % self.every == 0
-
     def due(self) -> list[Word] | None:
         """To be called every beat_s. The words that have waited for this beat; None: it is none."""
         self._count += 1

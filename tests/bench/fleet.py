@@ -129,7 +129,7 @@ class Lodger:
     def beat(self) -> None:
         """A worker's progress is said with each beat_s; what its session would drop again is not even made here."""
         session = self.attendance
-        if self.entered and self.alive and session._beats.is_next:
+        if self.entered and self.alive and (session._beats._count + 1) % session._beats.every == 0:
             self.attendance.say(
                 Progress(self.worker, self.entered, self._steps, self._steps, "a shard", doing=Doing.SHARD)
             )

@@ -84,6 +84,8 @@ STUBS_ARE_READ_BY = (
 PURE_PACKAGES = ("elastic.protocol", "chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report")
 
 PURE_MODULES = (
+    "elastic.agent.rare_beats",
+    "elastic.agent.standing_words",
     "elastic.agent.worker.examination",
     "elastic.agent.worker.import_scan",
     "elastic.checkpoints.description",
