@@ -113,6 +113,8 @@ PURE_MODULES = (
     ),
     "elastic.platforms.k8s.yaml_text",
     "elastic.metrics.catalogue",
+    "elastic.platforms.local.rank_findings",
+    "elastic.platforms.local.run_differences",
     "elastic.preemption.kubernetes_notices",
     "elastic.preemption.notice",
     "elastic.preemption.policy",

@@ -8,7 +8,8 @@ live.py             the live table, or a line now and then
 exactness_check.py  `elastic doctor --exact`: whether a script's bits depend on anything but its seed
 ranks_check.py      `elastic doctor --ranks`: whether a script for torchrun may run with `elastic run --ranks`
 rank_findings.py    what is said of it, from what its runs have noted; pure
-examined_runs.py    the processes of both, and what they note
+examined_runs.py    the processes of both
+run_differences.py  what they note, and the first difference between two of them; pure
 outer_launcher.py   what torchrun, mpirun or srun have told this process
 one_of_many.py      several processes of one command, of which one acts
 launcher.py         elastic.launch(): `elastic run` as a child, what it says, and what becomes of the function

@@ -9,7 +9,6 @@ interruptions, or on who joins.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,29 +16,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from elastic.errors import ConfigError
-from elastic.platforms.local.examined_runs import Line, ScriptRuns
+from elastic.platforms.local.examined_runs import ScriptRuns, failure
+from elastic.platforms.local.run_differences import (
+    Check,
+    Difference,
+    Line,
+    first_difference,
+    indented,
+    late_difference,
+    moved_names,
+)
 
 _HOW = {"resumed": " when it went on from a checkpoint", "joins": " when it entered as a newcomer"}
 _KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first one between two runs. what: in words, the parameter first of those that differ."""
-
-    step: int | None
-    """In which it came about; None: before the first one."""
-    what: str
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    name: str
-    difference: Difference | None
-    """None: the same bits."""
-    tried: bool = True
-    """False: the script has too few steps for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +53,6 @@ class ExactnessReport:
                 yield f"  DIFFERENT  {check.name}"
                 yield from indented(check.difference)
         yield "exact" if self.exact else "not exact"
-
-
-def indented(difference: Difference) -> Iterator[str]:
-    """The lines of a report that tell of it."""
-    where = "before the first step" if difference.step is None else f"first in step {difference.step}"
-    for text in (f"{where}: {difference.what}", difference.because):
-        yield textwrap.fill(text, 100, initial_indent=" " * 13, subsequent_indent=" " * 13)
 
 
 def examine(command: Sequence[str], steps: int) -> ExactnessReport:
@@ -103,7 +85,7 @@ class _Runs(ScriptRuns):
         """
         ended = self.run(name, self.examination(name, apart=name == "apart"))
         if ended.exit_code != 0:
-            raise ended.failure(_HOW.get(name, ""))
+            raise failure(ended, _HOW.get(name, ""))
         if not ended.lines:
             raise ConfigError("the script ended without a step; it has to call elastic.join() and job.steps()")
         return ended.lines
@@ -115,8 +97,7 @@ class _Runs(ScriptRuns):
 
 
 def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int, how: str) -> Difference | None:
-    """Between a run and another that has entered it before step `at`. What a newcomer has in that step is overwritten,
-    and nobody who enters knows what was logged before. how: as in _Runs.lines."""
+    """As `late_difference`, with the likely reason. again: a second run from the first step on."""
     found = late_difference(once, late, at, how)
     if found is None:
         return None
@@ -126,7 +107,7 @@ def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], 
             "the checkpoint holds: do it behind the steps of the epoch before, or only if job.state does not know of it"
         )
         return Difference(at, found.what, because)
-    generators, variables = (moved(field, once, again, late, at) for field in ("generators", "variables"))
+    generators, variables = (moved_names(field, once, again, late, at) for field in ("generators", "variables"))
     if generators:
         because = (
             f"the generator `{generators[0]}` begins anew in each process: use those of torch, numpy and random, which "
@@ -143,43 +124,6 @@ def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], 
             "of an epoch: a counter, a copy of the weights, an iterator; or it depends on job.rank or job.restarted"
         )
     return Difference(found.step, found.what, because)
-
-
-def late_difference(once: Sequence[Line], late: Sequence[Line], at: int, how: str) -> Difference | None:
-    """As `_entered`, without a reason."""
-    first = at if how == "resumed" else at + 1
-    one, other = ([line for line in lines if line["step"] >= first] for lines in (once, late))
-    if how == "resumed":
-        nothing: Line = {"scalars": {}, "samples": []}
-        one[:1], other[:1] = ([{**line, **nothing} for line in lines[:1]] for lines in (one, other))
-    return first_difference(one, other)
-
-
-def moved(field: str, once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int) -> list[str]:
-    """Names that two runs have alike when that step begins, and a third one has not."""
-    a, b, c = (next(line for line in lines if line["step"] == at)[field] for lines in (once, again, late))
-    return [name for name, value in a.items() if b.get(name) == value and c.get(name, value) != value]
-
-
-def first_difference(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
-    """A line is of the moment in which its step begins, so what differs there has differed since the step before."""
-    for a, b in zip(one, other, strict=False):
-        step = a["step"] - 1 if a["step"] else None
-        for field, say in (("samples", "its samples"), ("state", "{}"), ("scalars", "the logged {}")):
-            if a[field] != b[field]:
-                return Difference(step, say.format(_first_key(a[field], b[field])), "")
-    if len(one) != len(other):
-        return Difference(min(len(one), len(other)), "one run has fewer steps", "")
-    return None
-
-
-def _first_key(one: Any, other: Any) -> str:
-    """Parameters come first among the state, in the order in which they were registered."""
-    if not isinstance(one, dict):
-        return ""
-    names: list[str] = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    more = len(names) - 1
-    return names[0] + (f", and {more} more" if more else "")
 
 
 def _explained_alike(found: Difference, one: Sequence[Line], other: Sequence[Line], runs: _Runs) -> Difference:

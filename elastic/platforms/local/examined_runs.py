@@ -21,30 +21,18 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
+from elastic.platforms.local.run_differences import EndedRun, Line
 from elastic.process import children
-
-Line = dict[str, Any]
-"""What a process notes, see elastic/agent/worker/examination.py."""
 
 OUTPUT_SHOWN_CHARACTERS = 2000
 PROGRESS_S = 10.0
 """How often a run that takes long says how far it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRun:
-    """A run that is over. raised: the note of the exception that ended it. errors: what it has written to stderr."""
-
-    exit_code: int
-    lines: list[Line]
-    raised: Line | None
-    errors: str
-
-    def failure(self, how: str = "") -> ConfigError:
-        """The error for a script that has failed; the end of its output is shown. how: a clause that says in which
-        run."""
-        sys.stderr.write(self.errors[-OUTPUT_SHOWN_CHARACTERS:])
-        return ConfigError(f"the script failed with exit code {self.exit_code}{how}; the end of its output is above")
+def failure(ended: EndedRun, how: str = "") -> ConfigError:
+    """The error for a script that has failed; the end of its output is shown. how: a clause that says in which run."""
+    sys.stderr.write(ended.errors[-OUTPUT_SHOWN_CHARACTERS:])
+    return ConfigError(f"the script failed with exit code {ended.exit_code}{how}; the end of its output is above")
 
 
 @dataclass(frozen=True)
@@ -63,7 +51,7 @@ class ScriptRuns:
         return min(MIDDLE, self.steps - 1)
 
     def examination(self, name: str, **more: Any) -> Examination:
-        """Of the run with this name: `once` leaves what `resumed` goes on from and `joins` enters."""
+        """The examination of the run with this name: `once` leaves what `resumed` and `joins` begin with."""
         recording = str(self.directory / "recording")
         made = Examination(path=str(self.directory / f"{name}.jsonl"), steps=self.steps, **more)
         if name == "once" and self.at:

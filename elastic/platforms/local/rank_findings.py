@@ -1,4 +1,4 @@
-"""What `elastic doctor --ranks` says of a script, from what its runs have noted. Nothing here runs anything.
+"""What `elastic doctor --ranks` says of a script, from what its runs have noted. Pure.
 
 The guards that stop a script under `elastic run --ranks` are the rules: a run is refused by the error that it raised.
 """
@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.platforms.local.exactness_check import (
+from elastic.platforms.local.run_differences import (
     Check,
     Difference,
+    EndedRun,
+    Line,
     first_difference,
     indented,
     late_difference,
-    moved,
+    moved_names,
 )
-from elastic.platforms.local.examined_runs import EndedRun, Line
 
 RULES: Mapping[str, str] = {
     "ConfigError": "samplers are for N ranks; what is trained is made before the loop",
@@ -51,7 +52,7 @@ _SIZES = {
     "array": "a numpy array of {size:,} elements: arrays are not followed; use a number or a tensor",
     "set": "a set of {size:,} entries: sets are not followed; use a list or a dict",
 }
-"""Kind of a size, as runtime/frontends/ddp/frames/limits.py names it -> what is said of it."""
+"""Kind of a size, as runtime/frontends/ddp/limits.py names it -> what is said of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def refusal_of(ended: EndedRun, run: str, directory: str) -> RankRefusal | None:
 
 
 def failed(ended: EndedRun) -> Difference:
-    """Of a run in which the script has failed by itself, while the first run did not."""
+    """The difference to a run in which the script has failed by itself, while it did not in the first run."""
     raised = ended.raised
     what = f"its process ended with exit code {ended.exit_code}"
     if raised is not None:
@@ -223,7 +224,7 @@ def of_late(once: Sequence[Line], other: Sequence[Line], late: Sequence[Line], a
     found = late_difference(once, late, at, how)
     if found is None:
         return None
-    names = moved("variables", once, other, late, at + 1) if at < once[-1]["step"] else []
+    names = moved_names("variables", once, other, late, at + 1) if at < once[-1]["step"] else []
     if named := _beyond(once):
         because = f"a newcomer does not get {named}, see below"
     elif names:

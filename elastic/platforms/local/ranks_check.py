@@ -18,9 +18,9 @@ from elastic.agent.process.process_start import COLD, worker_environment
 from elastic.agent.worker.environment import RANKS
 from elastic.errors import ConfigError
 from elastic.platforms.local import rank_findings
-from elastic.platforms.local.exactness_check import Check
-from elastic.platforms.local.examined_runs import EndedRun, ScriptRuns
+from elastic.platforms.local.examined_runs import ScriptRuns, failure
 from elastic.platforms.local.rank_findings import RankRefusal, RanksReport
+from elastic.platforms.local.run_differences import Check, EndedRun
 
 ONCE = "one worker with all ranks"
 RUNS = 4
@@ -63,7 +63,7 @@ class _Examined:
             once = self._run("once", f"{ONCE}, with whole epochs")
         self._refused(once, ONCE)
         if once.exit_code != 0 and not self._refusals:
-            raise once.failure()
+            raise failure(once)
         if not once.lines and not self._refusals:
             raise ConfigError("the script ended without a step")
         return once

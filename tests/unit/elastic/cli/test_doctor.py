@@ -20,8 +20,8 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, ExitCode
 from elastic.platforms.local import exactness_check
-from elastic.platforms.local.exactness_check import Check, Difference, ExactnessReport
-from elastic.platforms.local.examined_runs import EndedRun, Line
+from elastic.platforms.local.exactness_check import ExactnessReport
+from elastic.platforms.local.run_differences import Check, Difference, EndedRun, Line
 from runtime.loop.job import Job
 from runtime.loop.sinks.json_lines import JsonLines
 from runtime.session import Session

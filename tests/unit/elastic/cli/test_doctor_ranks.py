@@ -15,8 +15,9 @@ from elastic.agent.worker.environment import RANKS
 from elastic.agent.worker.examination import Examination
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.platforms.local import examined_runs, rank_findings, ranks_check
-from elastic.platforms.local.examined_runs import EndedRun, Line, ScriptRuns
+from elastic.platforms.local.examined_runs import ScriptRuns
 from elastic.platforms.local.rank_findings import RULES, Limit, RanksReport
+from elastic.platforms.local.run_differences import EndedRun, Line
 from runtime.frontends.ddp import mistakes
 
 
