@@ -27,7 +27,6 @@ from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues, total
-from runtime.frontends.ddp.frames.limits import SizeWatch
 from runtime.frontends.ddp.frames.loop_shape import (
     CountingLoop,
     asked_by_head,
@@ -41,6 +40,7 @@ from runtime.frontends.ddp.frames.loop_shape import Loop as LoopText
 from runtime.frontends.ddp.frames.model_copies import ModelCopies
 from runtime.frontends.ddp.frames.places import ScriptFrames
 from runtime.frontends.ddp.frames.plain_values import FrameCounters, FrameValues
+from runtime.frontends.ddp.limits import SizeWatch
 from runtime.frontends.ddp.rank_source import Position, RankSource
 from runtime.frontends.ddp.rank_values import RankValue
 from runtime.frontends.ddp.sampler_source import SamplerSource
