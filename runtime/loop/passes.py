@@ -5,7 +5,7 @@ The iterator is a class, because a generator that is left by `break` closes unno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -143,8 +143,8 @@ class Trials(Protocol):
     def rehearsals(self) -> int:
         """How many shards to rehearse, if there are as many."""
 
-    def untried(self) -> int | None:
-        """A shard to try before the result is used; None: none."""
+    def untried(self, skipped: Set[int]) -> int | None:
+        """A shard to try before the result is used; None: none. skipped: those that the script has left out."""
 
     def told(self, why: UsageError, before: StateMarks | None) -> UsageError:
         """The error to raise for state that the body has changed. before: what it was like when the pass began."""
@@ -159,7 +159,6 @@ class LoopTrials:
         self._training = training
         self._running = running
         self._number = running.passes
-        self.skipped: set[int] = set()
 
     def rehearsals(self) -> int:
         """REHEARSALS in the first step of the job, or of this worker; later see there."""
@@ -169,12 +168,12 @@ class LoopTrials:
         owned = training.session.owned(self._running.work.shards)
         return int(not (self._number in training.scope.passes_tried or owned))
 
-    def untried(self) -> int | None:
+    def untried(self, skipped: Set[int]) -> int | None:
         """One if this worker has computed none of this pass so far: the script may have skipped all it had. None for a
         stream, which hands out each shard once."""
         if self._number in self._training.scope.passes_tried or isinstance(self._running.work.loader, Stream):
             return None
-        return next((shard for shard in range(self._running.work.shards) if shard not in self.skipped), None)
+        return next((shard for shard in range(self._running.work.shards) if shard not in skipped), None)
 
     def told(self, why: UsageError, before: StateMarks | None) -> UsageError:
         return why
@@ -187,8 +186,8 @@ class Pass(Iterator[Any]):
         """trials: default LoopTrials."""
         self._training = training
         self._running = running
-        self._loop_trials = LoopTrials(training, running)
-        self._trials: Trials = trials or self._loop_trials
+        self._trials: Trials = trials or LoopTrials(training, running)
+        self._skipped: set[int] = set()
         self.number = running.passes
         self._begun = False
         self._over = False
@@ -242,11 +241,11 @@ class Pass(Iterator[Any]):
         if self._is(ScriptStage.REHEARSING):
             if self._rehearsals:
                 return self._rehearsals.pop(0)
-            if self._rehearsed and (shard := self._trials.untried()) is not None:
+            if self._rehearsed and (shard := self._trials.untried(self._skipped)) is not None:
                 return shard
             self._end_rehearsal()
         if self._is(ScriptStage.TRYING):
-            if (shard := self._trials.untried()) is not None:
+            if (shard := self._trials.untried(self._skipped)) is not None:
                 return shard
             assert self._result is not None
             self._end(self._result)
@@ -258,7 +257,7 @@ class Pass(Iterator[Any]):
             result = self._training.session.finish()
             if result is not None and self._repeated(result):
                 continue
-            if result is not None and (shard := self._trials.untried()) is not None:
+            if result is not None and (shard := self._trials.untried(self._skipped)) is not None:
                 self._training.post(ResultHeld())
                 self._result = result
                 return shard
@@ -367,7 +366,7 @@ class Pass(Iterator[Any]):
         if not said.skipped and "NoGradient" not in work.allow and not self._harvest.has_gradient():
             raise checks.no_gradient(f"shard {shard.index} in {self.where}")
         if said.skipped:
-            self._loop_trials.skipped.add(shard.index)
+            self._skipped.add(shard.index)
         else:
             training.scope.passes_tried.add(self.number)
         if not self._is(ScriptStage.COLLECTING):

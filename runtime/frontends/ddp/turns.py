@@ -7,6 +7,7 @@ others, computes rank 0's for nobody, so that its script comes to its optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class TurnTrials:
         at, owned = self._training.at, self._training.session.owned(self._running.work.shards)
         return int(at.joining or at.behind or not owned)
 
-    def untried(self) -> int | None:
+    def untried(self, skipped: Set[int]) -> int | None:
         """A turn for nobody, so that each pass costs each worker a turn."""
         again = self._joins and self._training.at.stage is not ScriptStage.REHEARSING
         return 0 if self.turns == int(again) else None
