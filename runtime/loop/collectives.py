@@ -61,7 +61,7 @@ class Collectives:
     @property
     def device(self) -> torch.device:
         """The device on which the loader puts batches and to which the model belongs."""
-        return self._training.device
+        return self._training.registered.device
 
     @property
     def is_leader(self) -> bool:

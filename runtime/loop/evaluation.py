@@ -47,7 +47,7 @@ def evaluate(
         samples = 0
         for batch in range(part * batches // parts, (part + 1) * batches // parts):
             indices = range(batch * batch_size, min((batch + 1) * batch_size, len(dataset)))
-            inputs = to_device(default_collate([dataset[index] for index in indices]), training.device)
+            inputs = to_device(default_collate([dataset[index] for index in indices]), training.registered.device)
             for key, value in _scores(fn(*unpack(inputs)), name).items():
                 _, total, weight = scalars.get(key, ("mean", 0.0, 0.0))
                 scalars[key] = ("mean", total + value * len(indices), weight + len(indices))

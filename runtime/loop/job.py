@@ -83,7 +83,9 @@ def begin(
     check_seed(seed)
     chosen = process_start.device(device)
     torch.set_num_threads(threads)
-    job = Job(process_start.session(threads, chosen), seed=seed, threads=threads, device=chosen)
+    checkpoints = Settings.from_environment(os.environ)
+    session = process_start.session(threads, chosen)
+    job = Job(session, seed=seed, threads=threads, device=chosen, checkpoints=checkpoints)
     job._script_end = ScriptEnd(close or job.close, job._fail)
     _current = _latest = job
     return job
@@ -98,10 +100,8 @@ class Job(Collectives):
     """One worker's view of the job. Made by `elastic.join()`."""
 
     def __init__(
-        self, session: Session, *, seed: int, threads: int, device: torch.device, checkpoints: Settings | None = None
+        self, session: Session, *, seed: int, threads: int, device: torch.device, checkpoints: Settings
     ) -> None:
-        """checkpoints: None means those of the environment, as the agent gives them."""
-        checkpoints = checkpoints or Settings.from_environment(os.environ)
         super().__init__(session, Training(session, seed=seed, threads=threads, device=device, checkpoints=checkpoints))
         self._sources: list[Source] = []
         self._epochs = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ def make_job(
         seed=seed,
         threads=torch.get_num_threads(),
         device=torch.device(device),
-        checkpoints=checkpoints,
+        checkpoints=checkpoints or Settings.from_environment(os.environ),
     )
 
 

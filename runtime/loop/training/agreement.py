@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import torch
-
 from elastic.checkpoints.manifest import Moment
 from elastic.errors import ConfigError
 from runtime.allreduce.reduction.partial_sum import Json
@@ -19,14 +17,11 @@ from runtime.session import Session
 class Agreement:
     """Used by the user's thread only."""
 
-    def __init__(
-        self, session: Session, registered: Registered, scope: StepScope, seed: int, device: torch.device
-    ) -> None:
+    def __init__(self, session: Session, registered: Registered, scope: StepScope, seed: int) -> None:
         self._session = session
         self._registered = registered
         self._scope = scope
         self.seed = seed
-        self._device = device
         self.shards: int | None = None
         self.data: dict[str, Json] | None = None
         """How the samples of this epoch are planned; None: the script draws its own."""
@@ -83,7 +78,7 @@ class Agreement:
             "reduction": str(session.reduction),
             "compression": str(session.compression),
             **self.where(),
-            **numerics_fingerprint.settings(self._device),
+            **numerics_fingerprint.settings(self._registered.device),
             "learning rates": ", ".join(map(repr, carrier.learning_rates())),
             "job.state": shown(json.dumps(self._registered.values.to_json(), sort_keys=True)),
             "weights, rates and job.state": carrier.fingerprint(step),

@@ -31,7 +31,7 @@ class Registered:
     def __init__(self, session: Session, threads: int, device: torch.device) -> None:
         self._session = session
         self._threads = threads
-        self._device = device
+        self.device = device
         self.values = Values()
         self.carrier = Carrier(self.values, device)
         self.exponents = _exponents(session.reduction)
@@ -69,7 +69,7 @@ class Registered:
         """Check what a pass finds. Returns its Harvest. Raises the guards' errors."""
         checks.check_threads(self._threads)
         if self._session.reduction.stable and not self._session.alone:
-            checks.check_timed_kernels(self._device)
+            checks.check_timed_kernels(self.device)
         self.carrier.check_kinds()
         harvest = self.harvest()
         self._guard.begin_pass(where, harvest.parameters, allow)

@@ -62,7 +62,6 @@ class Training:
     ) -> None:
         self.session = session
         self.seed = seed
-        self.device = device
         self.registered = Registered(session, threads, device)
         self.carrier = self.registered.carrier
         self.checkpoints = Taking(session, self.carrier, checkpoints)
@@ -71,7 +70,7 @@ class Training:
         self.leading = LeaderHooks(session)
         self.changes = WorldHooks(session)
         self.scope = StepScope(session)
-        self.agreement = Agreement(session, self.registered, self.scope, seed, device)
+        self.agreement = Agreement(session, self.registered, self.scope, seed)
         self.replies = CallReplies()
         self.newcomer = Newcomer(session, self.registered, self.replies)
         self.calls = Calls(

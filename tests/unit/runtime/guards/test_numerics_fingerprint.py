@@ -85,8 +85,7 @@ assert {name!r} in {{part for part in after if after[part] != before[part]}}, af
 
 def onto_a_gpu(setup: Setup) -> None:
     """Behind the first epoch, so that no tensor is ever there."""
-    training, device = setup.job._training, torch.device("cuda", setup.job.rank)
-    training.agreement._device = training.registered._device = device
+    setup.job._training.registered.device = torch.device("cuda", setup.job.rank)
 
 
 def test_members_with_other_settings_disagree_before_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
