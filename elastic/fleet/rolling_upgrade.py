@@ -74,7 +74,7 @@ class PlacedJob:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """One look at a fleet. stopping: jobs that are about to end, of which some workers are still there."""
+    """What is seen of a fleet at one moment. stopping: jobs that are about to end and of which workers are left."""
 
     nodes: Mapping[str, FleetNode]
     jobs: tuple[PlacedJob, ...]

@@ -1,4 +1,4 @@
-"""One replica of the rendezvous service of a fleet: what `elastic rendezvous` runs.
+"""A replica of the rendezvous service of a fleet: the program that `elastic rendezvous` runs.
 
 server.py     the replica: its tasks, and its elections for the fleet and for each job
 leader.py     the duties of a replica while it leads the fleet

@@ -61,7 +61,7 @@ def _worker_failed(line: Line) -> str:
 
 
 def _slot_given_up(line: Line) -> str | None:
-    """Of the leader's line alone: an agent's has the number of the slot within its node."""
+    """Only the leader's line is shown: an agent's line has the number of the slot within its node."""
     if not isinstance(line["slot"], str):
         return None
     return f"slot {line['slot']} gets no worker any more: {line['because'].splitlines()[0]}; see its log in logs/"

@@ -52,12 +52,12 @@ class PieceRoutes:
         return self.aggregator(of_slice, self.node) if self.is_shared(self.node) else self.owner(of_slice)
 
     def source(self, of_slice: int) -> str:
-        """Who sends the sum of a slice to this member; "" if it owns it."""
+        """The member that sends the sum of a slice to this one; "" if this member owns the slice."""
         cut = self._topology.slices[of_slice]
         return "" if cut.owner == self._rank else self._members[self._topology.source(cut, self._rank)]
 
     def recipients(self, of_slice: int) -> list[str]:
-        """To whom this member sends the sum of a slice when it has it."""
+        """The members to which this one sends the sum of a slice when it is here."""
         return [self._members[rank] for rank in self._topology.recipients(self._topology.slices[of_slice], self._rank)]
 
     def divide(self, folds: Sequence[Fold], workers: Sequence[str]) -> Division:
