@@ -69,8 +69,8 @@ BESIDE_THE_LOOP = {
         "runtime.recovery.state.small_values",
     },
 }
-"""A front end -> what else it uses. These sets only become smaller. --restart and the rendezvous of torchrun have no
-loop of ours, so they are no front ends in this sense."""
+"""A front end -> what else it uses. These sets only become smaller. --restart drives its session itself, and the
+rendezvous of torchrun runs in no worker: neither is a front end in this sense."""
 
 STUBS_ARE_READ_BY = (
     "elastic.wire",
