@@ -664,16 +664,25 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> N
         fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
         fleet_service.fleet_leader = leading.fleet_leader
 
+        speaking = asyncio.Event()
+
         async def words() -> AsyncIterator[pb.NodeWord]:
             yield pb.NodeWord(hello=pb.NodeHello(node="a", slots=1))
+            await speaking.wait()
 
         async def write(order: pb.NodeOrder) -> None:
+            if not written:
+                written.append(order)
+                leading.fleet_leader.sessions["a"].outbox.put_nowait(pb.NodeOrder())
+                return
             try:
+                speaking.set()
                 await asyncio.Event().wait()
             finally:  # nobody speaks any more: the call is ending
                 call.cancel()
                 await asyncio.sleep(0)
 
+        written: list[pb.NodeOrder] = []
         call = asyncio.create_task(
             fleet_service.Attend(words(), SimpleNamespace(write=write, send_initial_metadata=AsyncMock()))
         )
