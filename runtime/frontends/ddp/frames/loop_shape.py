@@ -110,11 +110,15 @@ class _End:
     names: frozenset[str]
 
 
-def _around(frame: FrameType) -> list[Loop]:
+def _around(frame: FrameType) -> tuple[Loop, ...]:
     """The loops of the frame's function around its current line, innermost first."""
-    line, first = frame.f_lineno, frame.f_code.co_firstlineno
-    around = [loop for loop in _loops(frame.f_code.co_filename) if first <= loop.lineno and _around_line(loop, line)]
-    return sorted(around, key=lambda loop: -loop.lineno)
+    return _loops_around(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno)
+
+
+@functools.lru_cache(maxsize=1024)
+def _loops_around(filename: str, first: int, line: int) -> tuple[Loop, ...]:
+    around = [loop for loop in _loops(filename) if first <= loop.lineno and _around_line(loop, line)]
+    return tuple(sorted(around, key=lambda loop: -loop.lineno))
 
 
 def _asks(loop: Loop, frame: FrameType) -> bool:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elastic.errors import ConfigError
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.frames.places import DEPTH_MAX, ScriptFrames, ValuePlace, is_dict
+from runtime.frontends.ddp.frames.places import CODE, DEPTH_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.recovery.state.change_detection import version_of
 
 KEPT_MAX = 1 << 20
@@ -29,6 +29,8 @@ KEPT_MAX = 1 << 20
 COLLECTION_MAX = 4096
 """Entries of a dict, list or tuple that is looked into."""
 _CLOSED = (type, ModuleType, FunctionType, DataLoader, Dataset, Sampler, str, bytes)
+_WITHOUT_TENSORS = CODE | {bool, bytes, float, int, str, type, type(None)}
+"""Types of most names of a script."""
 
 
 @dataclass(slots=True)
@@ -205,7 +207,7 @@ class ModelCopies:
         # An average keeps its place, whichever other name refers to it since, as a checkpoint that the script saves. A
         # checkpoint is a dict, and may be gone soon: averages have their places elsewhere if they can.
         known = {(place.frame, place.function, place.name) for place in self._names}
-        names = list(self._frames.names())
+        names = [(place, value) for place, value in self._frames.names() if type(value) not in _WITHOUT_TENSORS]
         names.sort(key=lambda at: ((at[0].frame, at[0].function, at[0].name) not in known, is_dict(at[1])))
         for place, value in names:
             yield from self._inside(place, (value,), storages, seen)

@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import copyreg
 import ctypes
+import functools
 import inspect
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from types import FrameType, SimpleNamespace
-from typing import Any, TypeGuard
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -28,11 +28,13 @@ OBJECTS_MAX = 64
 """Objects that are looked into, for each frame, and entries of a dict that is looked into."""
 _COLLECTIONS: Any = (dict, list, tuple)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
+CODE = frozenset({BuiltinFunctionType, FunctionType, ModuleType})
+"""Types of most globals of a script: such a value counts nothing, and is not looked into."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValuePlace:
-    """The place of a value: a local name of a frame, or an attribute, a key or an index of what that name holds."""
+class ValuePlace(NamedTuple):
+    """The place of a value: a local name of a frame, or an attribute, a key or an index of what that name holds. A
+    tuple, because each turn makes one for every name."""
 
     frame: int
     """0: the outermost frame of the script. MODELS, GLOBALS: none."""
@@ -117,7 +119,8 @@ class ScriptFrames:
         for place, value in self.names():
             yield place, value
             functions[place.frame] = place.function
-            yield from self._inside(place, value, seen, objects)
+            if type(value) not in CODE:
+                yield from self._inside(place, value, seen, objects)
         self.looked_into = {functions[frame]: number for frame, number in objects.items()}
 
     def _inside(
@@ -161,7 +164,7 @@ class ScriptFrames:
                 _put(imported[place.function], place, value)
         for place, value in values.items():
             if place.frame == MODELS:
-                setattr(self._modules[replace(place, path=())], str(place.path[0]), value)
+                setattr(self._modules[place._replace(path=())], str(place.path[0]), value)
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
@@ -169,6 +172,7 @@ def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
     return type(value) in _DICTS
 
 
+@functools.lru_cache(maxsize=256)
 def is_defined_by_script(cls: type) -> bool:
     """Whether a class stands in a file of the script."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)

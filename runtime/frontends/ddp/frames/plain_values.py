@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.frames.places import OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
+from runtime.frontends.ddp.frames.places import CODE, OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.recovery.state.change_detection import version_of
 
 Plain: TypeAlias = int | float | bool | str | None
@@ -98,7 +98,9 @@ class FrameValues:
         """The plain values in the frames that stand around this call."""
         found = cls(frames)
         for place, value in frames.values():
-            if not _looked_at(value, cls.tensor_max):
+            if type(value) in CODE:
+                found._other.add(place)
+            elif not _looked_at(value, cls.tensor_max):
                 found._other.add(place)
                 if (progress := _progress(value)) is not None:
                     found._iterators[place] = (value, progress)
