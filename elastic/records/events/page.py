@@ -148,7 +148,7 @@ in all lines.
 | bad, warn, good, info | among the events of the [dashboard](dashboard.md), in this colour |
 | time axis | as an instant of [`elastic trace`](timeline.md) |
 | console | by `elastic run` |
-| warning | as a warning in [a daemon's log](operating.md#the-log-of-a-daemon), which has all events of its journal |
+| warning | as a warning in [a daemon's log](status.md#the-log-of-a-daemon), which has all events of its journal |
 | `elastic_...` | in this [metric](metrics.md) |
 
 `elastic story` has all events but those that are *hidden*.
