@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 15)
-"""Releases of torch, (major, minor), that the tests were run with; docs/operating.md has what was run."""
+"""Releases of torch, (major, minor), that the tests were run with; docs/gpus.md has what was run."""
 
 
 def torch_releases() -> str:

@@ -118,8 +118,8 @@ def _pack(nodes: Sequence[Node], room: Sequence[int]) -> list[list[Node]]:
 
 
 def _at_least_one(ranks: Sequence[int], dealt: list[list[Node]], each: Sequence[int], room: Sequence[int]) -> None:
-    """Each of these ranks that has nothing, in order, gets a part of what the one has that would be done last of those
-    with two units or more, if there is such a rank."""
+    """Give units to each of these ranks that has none, in order, as long as a rank has two units or more. The donor is,
+    among the ranks with two units or more, the rank that would be done last."""
     for empty in ranks:
         if dealt[empty]:
             continue

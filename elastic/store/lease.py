@@ -1,11 +1,12 @@
-"""A term that a replica holds: a thread of its own renews the lease, whatever else the replica is at.
+"""A term that a replica holds: a thread of its own renews the lease, whatever else the replica does.
 
-What a leader has to read when it begins, and what it has to write, may take longer than a lease lasts, and with
-thousands of agents so may a turn of its event loop. Neither means that it is dead. An event loop that stands still for
-long does: then the thread gives the term up, and another replica leads.
+A leader may be busy for longer than its lease lasts: it reads records when it begins, and writes new ones. With
+thousands of agents one turn of its event loop may take as long. A busy leader is not dead, so the thread renews the
+lease. If the event loop stands still for HUNG_S, the thread gives the term up, and another replica leads.
 
-Until when the lease is relied on stands in the Candidate, by this process's own clock, counted from before the question
-was sent: the leader looks there before each thing it does to others, and steps down in time if no renewal gets through.
+The Candidate says until when the leader may rely on its lease, by this process's own clock, counted from before the
+renewal was sent. The leader reads this time before each order and each write, and steps down in time if no renewal
+succeeds.
 """
 
 from __future__ import annotations

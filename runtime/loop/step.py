@@ -102,9 +102,10 @@ class Step:
         """The value of `fn()` for this shard, kept until the step ends: its later passes get the same value.
 
         A worker that takes over the shard calls fn again. So fn may only use values that do not change between the
-        passes of a step: the data, registered state (the policy that PPO copies at the end of each step, not the one
-        that it trains), and random numbers, which inside fn depend on (seed, step, shard), also those of `step.shard`.
-        fn runs without gradients. Raises UsageError outside a pass, and for two functions with the same name.
+        passes of a step: the data, registered state that changes only at the end of a step (with PPO the copy of the
+        policy, not the trained policy), and random numbers. Inside fn, random numbers depend on (seed, step, shard),
+        also those of `step.shard`. fn runs without gradients. Raises UsageError outside a pass, and for two functions
+        with the same name.
         """
         shard = self.shard
         running = self._running

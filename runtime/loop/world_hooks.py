@@ -73,8 +73,8 @@ class WorldHooks:
     def may_part(self, taken: bool) -> bool:
         """Whether all may stop for good after the step that begins. taken: its state is on its way to the storage.
 
-        They may also stop if an earlier state was taken for this end, or if there is no time for one more step with
-        another one behind it, which is as long as the step before.
+        They may also stop in two other cases: an earlier state was taken for this end, or there is no time for two more
+        steps. Steps are assumed to take as long as the last one.
         """
         now_s = time.monotonic()
         step_s, self._handed_out_s = now_s - self._handed_out_s, now_s

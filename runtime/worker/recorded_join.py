@@ -1,8 +1,8 @@
-"""Jobs of one for `elastic doctor`: one that keeps a pass for a newcomer, a newcomer that enters it, and one that
-computes shards in another order.
+"""Sessions of jobs with one worker, for `elastic doctor`: a job that keeps a pass for a newcomer, a newcomer that
+enters this pass, and a job that computes shards in another order.
 
-A script whose bits then differ from those of a plain job of one has values that no newcomer gets, or that go on from
-shard to shard.
+If the bits differ from those of a plain job with one worker, the script has values that no newcomer gets, or that go on
+from shard to shard.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from runtime.worker.single import SingleSession
 
 
 class Recording(SingleSession):
-    """Session (see runtime/session.py). Writes what a newcomer gets that enters in the first pass of step `at`, and, to
-    `said_file`, what this member brings to calls of all workers from then until the first pass of the next step."""
+    """Session (see runtime/session.py). Writes to `path` what a newcomer gets if it enters in the first pass of step
+    `at`. Writes to `said_file` what this member brings to calls of all workers, from this pass to the first pass of the
+    next step."""
 
     def __init__(self, path: Path, at: int, device: torch.device) -> None:
         super().__init__(device)

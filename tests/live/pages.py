@@ -43,7 +43,7 @@ class Block:
 def section(page: Path, heading: str) -> list[Block]:
     """The blocks below that heading, up to the next one."""
     text = page.read_text(encoding="utf-8")
-    begin = text.index(f"\n### {heading}\n") + 1
+    begin = text.index(f"\n## {heading}\n") + 1
     text = text[begin : text.index("\n#", begin)]
     found = []
     for fence in _FENCE.finditer(text):

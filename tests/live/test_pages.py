@@ -1,4 +1,4 @@
-"""What docs/operating.md tells a reader to do, done word by word: from nothing to three nodes with TLS.
+"""What docs/fleet.md tells a reader to do, done word by word: from nothing to three nodes with TLS.
 
 Each of its machines is a network namespace with a home directory of its own. What is not as on the page: the first
 three numbers of the addresses, the place of /srv and /mnt, that `scp` copies from one home to the other, as there is no
@@ -26,7 +26,7 @@ from tests.live.pages import Block, alike
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why := why_not()), reason=why)]
 
-PAGE = ROOT / "docs" / "operating.md"
+PAGE = ROOT / "docs" / "fleet.md"
 MACHINES = ("gpu-1", "gpu-2", "gpu-3")
 OWN = "own"
 

@@ -52,3 +52,11 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
         "# A `name` of it\n[here](#a-name-of-it) [there](#nowhere) [a file](gone.txt) [web](https://x.org/#y)\n"
     )
     assert broken(page) == ["#nowhere", "gone.txt"]
+
+
+def test_the_glossary_is_alphabetical_and_names_a_page_for_each_word() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    words = [row[0].casefold() for row in rows]
+    assert words == sorted(set(words))
+    assert [row for row in rows if len(row) != 3 or not re.fullmatch(r"\[[^\]]+\]\([^)]+\)", row[2])] == []

@@ -60,9 +60,9 @@ def first_difference(one: Sequence[Line], other: Sequence[Line]) -> Difference |
 
 
 def late_difference(once: Sequence[Line], late: Sequence[Line], at: int, how: str) -> Difference | None:
-    """The difference between a run and another one that has entered it before step `at`, without a reason. What a
-    newcomer has in that step is overwritten, and nobody who enters knows what was logged before. how: "resumed" or
-    "joins"."""
+    """The difference between a run (`once`) and a run that has entered it before step `at` (`late`), without a reason.
+    A newcomer's values in step `at` do not count: the copy of the state replaces them. A resumed run has no scalars
+    and samples from before step `at`. how: "resumed" or "joins"."""
     first = at if how == "resumed" else at + 1
     one, other = ([line for line in lines if line["step"] >= first] for lines in (once, late))
     if how == "resumed":

@@ -26,19 +26,19 @@ SPARE and COPYING are a newcomer's only. BEFORE_STEPS and AFTER_STEPS are in a l
 
 A script that begins with the job, or goes on from a checkpoint, is a MEMBER before its loop.
 
-A newcomer's life. It runs the script as every worker does. Before its loop it asks for nothing but shared values. At
-its loop it waits for a place (SPARE), and then learns from any member in which epoch and step the others are. It is
-handed out that step: what it gets from calls before the steps of the epoch, and from *early calls* between the hand-out
-of the step and its first pass, is what the members got. The first pass begins with a rehearsal: shards whose gradients
-are thrown away. Then it copies the state (COPYING), whatever the script has done so far: the copy replaces all of it.
-The members have gone on meanwhile, so the step of the copy is mostly a later one, and becomes the script's step.
+A newcomer's life. It runs the script as every worker does. Before its loop it asks for shared values only. At its loop
+it waits for a place (SPARE), and then learns from any member in which epoch and step the members are. Its script gets
+this step. The script's calls before the steps of the epoch, and its *early calls* between the hand-out of the step and
+the first pass, get the replies that the members got. The first pass begins with a rehearsal: shards whose gradients are
+thrown away. Then the newcomer copies the state (COPYING), and the copy replaces all that the script has done so far.
+The members have gone on meanwhile, so the copy is mostly of a later step, which becomes the script's step.
 
-That is wrong for a script that has used its step before the first pass. It is *bound* to that step if it has drawn
-random numbers, has read its place or `job.state`, or has made an early call. If the copy is of another step, the script
-goes through that step with the results of the members, so that it comes to its end, and nothing of what it does there
-counts: it is ASTRAY. Between two steps it *copies anew*, before it does anything for the step of that copy. It then
-does all of it with that step's number, values and replies, and in the first pass loads the same copy once more, since
-the copy has already what the members' scripts have changed there.
+This change of the step is wrong for a script that has used its step before the first pass. Such a script is *bound* to
+its step: it has drawn random numbers, has read its place or `job.state`, or has made an early call. If the copy is of
+another step, the script is ASTRAY. It goes through its own step to the end, with the results of the members, and
+nothing that it does there counts. Between two steps it *copies anew*, before it does anything for the step of the new
+copy. It then begins that step with the step's number, values and replies. In the first pass it loads the same copy once
+more, because the copy already has the changes that the members' scripts have made before the pass.
 
 A newcomer is MISSED if it cannot become a member any more: the epoch that it has learned of is over. The process ends,
 and another one takes its place.

@@ -40,8 +40,8 @@ def joins(s: LoopState, event: events.ScriptEvent) -> events.Answer:
 
 
 def _copy_arrived(s: LoopState, event: events.CopyArrived) -> events.Answer:
-    """What a copy counts for. The members' early calls in its step have given what no script gets that begins that step
-    elsewhere, so they bind it like calls of its own."""
+    """What a copy counts for. If the members have made early calls in the step of the copy, a script that began
+    another step lacks their replies. So these calls bind the script to its step like calls of its own."""
     if event.step == s.step or not (s.bound or event.called):
         return s, events.CountAsHolder()
     if event.waited_for:

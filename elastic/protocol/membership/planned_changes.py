@@ -24,8 +24,8 @@ MISSES = 2
 LAST_CALL_S = 15.0
 """Seconds before the last node goes in which a job stops, at least: for its last passes, and LEAVING_S."""
 LAST_PASSES = 3
-"""Those of the last call: the one that is under way, the one in which all learn that a checkpoint is wished for, and
-the one that begins with it."""
+"""Passes of the last call: the pass that is under way, the pass in which all members learn that a checkpoint is wished
+for, and the pass that begins with the checkpoint."""
 LEAVING_S = 10.0
 """Seconds for passes that are longer than usual, to write the checkpoint (runtime/loop/world_hooks.py leaves half of
 them for that), and for what the script does when it is drained."""

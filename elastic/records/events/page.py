@@ -69,7 +69,7 @@ FIELDS: Mapping[str, str] = {
     "order": "kind of the order",
     "outdated": "how many copies in a row were out of date",
     "over": "of `ring_up` what carries gradients, as in --ring; else whether the wish is taken back",
-    "owner": "whose jobs the quota limits",
+    "owner": "whose quota it is",
     "pass_no": "number of the pass in its step",
     "peer": "network address of the caller",
     "place": "of `script_failed` where the exception was raised; of a fault the point at which it strikes; of "
@@ -148,7 +148,7 @@ in all lines.
 | bad, warn, good, info | among the events of the [dashboard](dashboard.md), in this colour |
 | time axis | as an instant of [`elastic trace`](timeline.md) |
 | console | by `elastic run` |
-| warning | as a warning in [a daemon's log](operating.md#the-log-of-a-daemon), which has all events of its journal |
+| warning | as a warning in [a daemon's log](status.md#the-log-of-a-daemon), which has all events of its journal |
 | `elastic_...` | in this [metric](metrics.md) |
 
 `elastic story` has all events but those that are *hidden*.

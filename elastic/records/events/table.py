@@ -152,7 +152,7 @@ ROWS = (
     _worker("checkpoint_failed", "series entry because", "", "There is no such checkpoint; training goes on, and the "
         "next checkpoint is tried", BAD, feeds=(SAVES,), console="{who} could not make the checkpoint {entry}; "
         "training goes on: {because}"),
-    _worker("checkpoints_pruned", "series entries", "", "Older checkpoints are removed, as `--checkpoint-keep` says"),
+    _worker("checkpoints_pruned", "series entries", "", "Older checkpoints are removed, as `--keep` says"),
     _worker("checkpoints_not_pruned", "series because", "", "Older checkpoints could not be removed; it is tried again "
         "after the next one"),
     _worker("checkpoint_set_aside", "entry because instead", "", "A checkpoint cannot be read. It stays for you to "
@@ -350,7 +350,8 @@ ROWS = (
         "One line for each job on the node", WARN),
     _replica("agent_end_asked", "caller peer", "", "The daemon of the node shall end and be started again, as "
         "another version"),
-    _replica("quota_changed", "owner slots caller peer", "", "The owner's jobs get at most so many slots"),
+    _replica("quota_changed", "owner slots caller peer", "", "The owner's jobs get so many slots before the jobs "
+        "of others"),
     _replica("placed", "began slots", "the fleet gives it {slots}", "", INFO),
     _replica("preempted", "because", "it has to leave, with a checkpoint: {because}"),
     _replica("waits_again", "goes_on_as", "it goes on as {goes_on_as}, from where it was"),
@@ -393,10 +394,10 @@ ROWS = (
     _daemon("job_agent_ended", "because", "its agent on node {node} ends"),
     _daemon("job_agent_trouble", "because", "", "The job's agent does not start, or ends again and again; `elastic "
         "jobs` shows it", warns=True),
-    _daemon("standby_started", "", "", "An interpreter waits, so that a later agent of the job begins at once"),
-    _daemon("standby_begins", "", "", "The interpreter that waited becomes the agent of the job"),
-    _daemon("standby_ended", "", "", "The job has not come back, so the interpreter that waited is ended"),
-    _daemon("standby_refused", "because", "", "No interpreter can wait for the job, whose later agent starts more "
+    _daemon("standby_started", "", "", "A standby waits, so that a later agent of the job begins at once"),
+    _daemon("standby_begins", "", "", "The standby becomes the agent of the job"),
+    _daemon("standby_ended", "", "", "The job has not come back, so its standby is ended"),
+    _daemon("standby_refused", "because", "", "No standby can be started for the job, whose later agent starts more "
         "slowly", warns=True),
     _daemon("token_unwritten", "because", "", "The token that admits the agent to the job could not be written",
         warns=True),

@@ -6,9 +6,9 @@ sum goes back on the same way (gather). Slices are sent in pieces, and a piece i
 arrived, while it is still in the processor's cache: receiving, adding and sending overlap. With one term per member and
 one node this moves 2 * (P - 1) / P bytes per byte and member, which is the optimum (Patarasuk & Yuan 2009).
 
-All members treat pieces in the same order (schedule.pieces). So the first piece that is not complete everywhere waits
-for nothing but its own terms, whatever stream of frames has come to a stand behind it, and members cannot wait for each
-other in a circle.
+All members treat pieces in the same order (schedule.pieces). So the first piece that is not complete on all members
+waits only for its own terms, even if other frames wait behind it in a stream. So members cannot wait for each other in
+a circle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One pass over the logical ranks of which the script's own loop computes this worker's part, a turn for each rank.
 
-A pass ends inside the script's backward(), where DistributedDataParallel would reduce: that of the last turn leaves the
-gradients of all ranks in place. Each pass costs each worker a turn: one that has no rank, or has got the result from
-others, computes rank 0's for nobody, so that its script comes to its optimizer.
+A pass ends inside the script's backward(), where DistributedDataParallel would reduce: the backward() of the last turn
+leaves the gradients of all ranks in place. Each worker runs at least one turn in each pass, so that its script comes to
+its optimizer. A worker that has no rank, or has got the result from other members, computes the turn of rank 0, and its
+gradients are dropped.
 """
 
 from __future__ import annotations

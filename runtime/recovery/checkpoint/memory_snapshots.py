@@ -1,10 +1,10 @@
 """Snapshots: frequent checkpoints in this machine's memory, which survive if all workers die but the machine does not.
 
-Each machine that runs workers keeps a whole copy of its own, so that it needs no other machine to go on: its workers
-divide the state among themselves, whatever other members there are. A snapshot is written beside the last one, which is
-removed when the new one is complete, so after the first there is always a whole one. Snapshots are taken as checkpoints
-are (coordinator.py): at one step boundary, on a wish of rank 0 that a reduction carries. Without enough memory on the
-machine, none are taken.
+Each machine that runs workers keeps a complete copy of the state, and needs no other machine to go on. The workers of
+the machine divide the state among themselves, whatever members other machines have. A new snapshot is written beside
+the last snapshot, which is removed only when the new one is complete. So after the first snapshot the machine always
+has a complete one. Snapshots are taken like checkpoints (coordinator.py): at one step boundary, on a wish of rank 0
+that a reduction carries. A machine without enough memory takes no snapshots.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The leaves of --compression: gradients of a narrower dtype.
 
-A leaf has, in place of the gradients of its "float32" group, a flat tensor of the narrow dtype. All sums of two leaves
-or sums are of this dtype too (partial_sum.add_into), so each is rounded at its place in the tree, whoever computes it,
-and everything that is sent is as narrow. Buffers and gradients of float64 stay as they are.
+A leaf has, in place of the gradients of its "float32" group, a flat tensor of the narrow dtype. Each sum of two leaves
+or sums has this dtype too (partial_sum.add_into). So a sum is rounded at its place in the tree, on any member, and all
+tensors that members send are narrow. Buffers and gradients of float64 stay as they are.
 
-In a block of int8 an infinity or a NaN would be one for its neighbours too. So such a leaf has zeros in its place, and
-a bit for the parameter in Partial.nonfinite. In the result all of such a parameter is NaN.
+In a block of int8 an infinity or a NaN would spoil the other values of the block. So the leaf has zero in place of such
+a value, and sets the bit of its parameter in Partial.nonfinite. In the result all elements of this parameter are NaN.
 """
 
 from __future__ import annotations

@@ -40,13 +40,15 @@ class EvaluationValues(FrameValues):
         """Addresses of the tensors to which the evaluation has added something."""
 
     def added(self, rank: int, batches: int) -> dict[str, float]:
-        """What a rank has added in this many batches to the numbers and to the elements of the tensors: place ->
-        difference; what numbers have become that were infinite, under the same with `lowest` or `highest` and the rank
-        before it, as all that has one name is added up on its way; and the entries of lists that have got a number for
-        each batch, under index, kind and place.
+        """What a rank has changed in this many batches, by name. Values with the same name are added up over the ranks.
 
-        A number may have become a tensor. What is true or false is no sum. Raises NotInPlace for what cannot be added
-        up so: other lists, and tensors that are too long.
+        - place -> what was added to a number, or to an element of a tensor;
+        - `lowest` or `highest`, rank and place -> the new value of a number that was infinite. The name has the rank,
+          so that it is not added to the values of other ranks;
+        - index, kind and place -> an entry of a list that has got a number for each batch.
+
+        A number may have become a tensor. Bools are not added up. Raises NotInPlace for values that cannot be added up
+        in this way: other lists, and tensors that are too long.
         """
         now = FrameValues.read(self._frames)
         self._bear_anew()

@@ -1,9 +1,9 @@
 """The plain values in the frames of a script: counters, running sums, the best accuracy so far.
 
-A script counts turns where it means steps. So what a silent turn has done to plain values is undone before the next
-turn of the same pass, and a newcomer gets those that change from a member. Plain values are numbers, strings, None,
-short tensors, and the entries of lists and deques. A newcomer gets short tensors, and lists of plain values and of
-tensors of one element, too.
+A script counts turns where it means steps. So the changes that a silent turn has made to plain values are undone before
+the next turn of the same pass. A newcomer gets the values that change from a member. Plain values are numbers, strings,
+None, short tensors, and the entries of lists and deques. A newcomer gets short tensors, and lists of plain values and
+of tensors of one element, too.
 """
 
 from __future__ import annotations

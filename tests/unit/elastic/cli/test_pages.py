@@ -13,7 +13,7 @@ from tests.live import pages
 from tests.live.jobs import ROOT
 from tests.live.pages import Block, alike
 
-GUIDE = pages.section(ROOT / "docs" / "operating.md", "From nothing to three nodes")
+GUIDE = pages.section(ROOT / "docs" / "fleet.md", "From nothing to three nodes")
 
 
 def commands(block: Block) -> Iterator[list[str]]:
