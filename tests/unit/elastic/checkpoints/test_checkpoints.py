@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ def dying_at(step: int) -> Callable[[Setup], None]:
     return body
 
 
-def run_and_die(series: Series, step: int, epochs: int = 4) -> None:
+def run_and_die(step: int, epochs: int = 4) -> None:
     """Run until that step; whatever is being written gets finished."""
     job = make_job()
     with pytest.raises(Dies):
@@ -245,7 +246,7 @@ def test_a_resumed_run_ends_in_the_same_bits(configure: Configure) -> None:
     quiet_session = Recorded()
     quiet = train(set_up(make_job(quiet_session)), epochs=4)
     series = configure(every="4 steps")
-    run_and_die(series, 9)
+    run_and_die(9)
     found, skipped = series.newest("feed")
     assert found is not None and found.name.step == 8 and skipped == []
     assert [entry.name.step for entry in series.all()] == [8, 4]
@@ -285,10 +286,8 @@ def test_calls_before_the_steps_of_an_epoch_are_not_made_again(configure: Config
     assert (calls, resumed) == ([0, 1, 2], [2])
 
 
-def test_a_run_with_another_seed_or_other_shards_does_not_go_on(configure: Configure) -> None:
-    series = configure(every="4 steps")
-    run_and_die(series, 9)
-    name = str(series.names()[-1])
+def test_a_run_with_another_seed_or_other_shards_does_not_go_on(two: Series, configure: Configure) -> None:
+    name = str(two.names()[-1])
     configure(resume=name)
     with pytest.raises(ConfigError, match="begun with seed=0"):
         train(set_up(make_job(seed=1)))
@@ -299,10 +298,8 @@ def test_a_run_with_another_seed_or_other_shards_does_not_go_on(configure: Confi
         next(iter(job.steps(shards=3, total=3)))
 
 
-def test_what_the_script_rebuilds_is_rebuilt_before_tensors_are_copied(configure: Configure) -> None:
-    series = configure(every="4 steps")
-    run_and_die(series, 9)
-    configure(resume=str(series.names()[-1]))
+def test_what_the_script_rebuilds_is_rebuilt_before_tensors_are_copied(two: Series, configure: Configure) -> None:
+    configure(resume=str(two.names()[-1]))
     setup = set_up(make_job())
     seen: list[dict[str, Any]] = []
     setup.job.on_restore(seen.append)
@@ -445,11 +442,22 @@ def test_what_a_dead_member_did_not_write_of_a_save_a_survivor_writes(configure:
 # Faults on the storage
 
 
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with two complete checkpoints, of steps 4 and 8, which stays as it is."""
+    root = tmp_path_factory.mktemp("taken")
+    with pytest.MonkeyPatch.context() as patch, one_thread():
+        for name, value in Settings(root=str(root), job="train", job_id="feed", every="4 steps").to_environment().items():
+            patch.setenv(name, value)
+        run_and_die(9)
+    return root
+
+
 @pytest.fixture
-def two(configure: Configure) -> Series:
-    """Two complete checkpoints, of steps 4 and 8."""
+def two(configure: Configure, taken: Path, tmp_path: Path) -> Series:
+    """A copy of the two."""
+    shutil.copytree(taken, tmp_path / "checkpoints")
     series = configure(every="4 steps")
-    run_and_die(series, 9)
     assert [entry.name.step for entry in series.all("feed")] == [8, 4]
     return series
 
@@ -592,10 +600,10 @@ def test_a_full_disk_costs_the_checkpoint_and_leaves_the_one_before(
     configure: Configure, capfd: pytest.CaptureFixture[str]
 ) -> None:
     series = configure(every="4 steps")
-    run_and_die(series, 6)
+    run_and_die(6)
     with disk_of(4096):
         configure(every="4 steps", resume=str(series.names()[0]))
-        run_and_die(series, 9)
+        run_and_die(9)
     assert "checkpoint_failed: OSError: [Errno 27]" in capfd.readouterr().err
     found, skipped = series.newest("feed")
     assert found is not None and found.name.step == 4
@@ -715,7 +723,7 @@ def test_a_save_that_cannot_be_written_is_heard_of_at_the_end(configure: Configu
 def test_memory_and_other_file_systems_serve_too(configure: Configure) -> None:
     quiet = resumable(make_job())
     series = configure(root="memory://run/checkpoints", every="4 steps")
-    run_and_die(series, 9)
+    run_and_die(9)
     found, skipped = series.newest("feed")
     assert found is not None and found.name.step == 8 and skipped == []
     configure(root="memory://run/checkpoints", resume=str(found.name))
