@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A machine that is busy for a moment is not what is tested, and what is found can be found again. The same examples
-# each time, because a change is to be told what it broke; `make fuzz` looks for new ones.
+# each time, because a change is to be told what it broke; `make fuzz` looks for new ones, and for many.
 settings.register_profile(
     "patient",
+    max_examples=int(os.environ.get("FUZZ", "30")),
     deadline=None,
     derandomize="FUZZ" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow],
