@@ -18,6 +18,7 @@ from elastic.config import JobSpec
 from elastic.errors import ElasticError
 from elastic.fleet.findings import Finding
 from elastic.observability.dashboard import app as app_module
+from elastic.observability.dashboard import directory_source, feeds
 from elastic.observability.dashboard.access import HEADERS, Access, hosts_at
 from elastic.observability.dashboard.app import FILES, STATIC, Dashboard
 from elastic.observability.dashboard.directory_source import DirectorySource
@@ -374,7 +375,10 @@ def test_text_that_is_no_unicode_does_not_keep_the_page_away(browser: Browser) -
     assert asyncio.run(main())["moments"][-1]["because"] == "no such file: '\udcff'"
 
 
-def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(browser: Browser) -> None:
+def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "UNSEEN_S", 0.05)
     head = {"t_mono_ns": 1, "t_wall": 1.0, "job": "j", "generation": 1, "worker_id": "", "node": "n", "who": "x"}
     strange = [
         {**head, "event": "committed", "members": 5},
@@ -420,7 +424,10 @@ def test_a_job_of_before_a_reboot_or_of_another_machine_is_shown(browser: Browse
     assert len(browser.feed.history.document()["generations"]) == 1
 
 
-def test_the_time_of_a_job_that_was_killed_with_its_command_does_not_go_on(browser: Browser) -> None:
+def test_the_time_of_a_job_that_was_killed_with_its_command_does_not_go_on(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_source, "STATUS_S", 0.05)
     (browser.dir / "result.json").unlink()
 
     async def main() -> float:
