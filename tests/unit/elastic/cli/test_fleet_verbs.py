@@ -17,8 +17,8 @@ from elastic.cli.fleet.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet import client as client_module
-from elastic.fleet.client import FleetClient, Log
 from elastic.fleet import remote_logs
+from elastic.fleet.client import FleetClient, Log
 from elastic.fleet.remote_logs import DirectoryLogs, FleetLogs, is_worker, show
 from elastic.rendezvous import endpoint
 from elastic.wire import elastic_pb2 as pb

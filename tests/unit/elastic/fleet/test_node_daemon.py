@@ -588,27 +588,24 @@ class Leader:
             self.heard.append(word)
 
 
-def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
-    async def story() -> None:
-        leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Fleet", leader, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        node = Node(tmp_path, f"127.0.0.1:{port}")
-        node.daemon._board.notices.heard("cloud", Notice(NoticeKind.RECLAIM, 30.0, "taken back"))
-        node.daemon._signalled(signal.SIGTERM)
-        attending = asyncio.create_task(node.daemon._attendance.always())
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await node.until(lambda: [word for word in leader.heard if word.HasField("troubles")])
-        finally:
-            attending.cancel()
-            await server.stop(None)
-            node.journal.close()
-        told = [(word.leaves.because, word.leaves.notice) for word in leader.heard if word.HasField("leaves")]
-        assert told == [("its daemon was asked to end", False), ("taken back", True)]
-
-    asyncio.run(story())
+async def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
+    leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Fleet", leader, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    node = Node(tmp_path, f"127.0.0.1:{port}")
+    node.daemon._board.notices.heard("cloud", Notice(NoticeKind.RECLAIM, 30.0, "taken back"))
+    node.daemon._signalled(signal.SIGTERM)
+    attending = asyncio.create_task(node.daemon._attendance.always())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await node.until(lambda: [word for word in leader.heard if word.HasField("troubles")])
+    finally:
+        attending.cancel()
+        await server.stop(None)
+        node.journal.close()
+    told = [(word.leaves.because, word.leaves.notice) for word in leader.heard if word.HasField("leaves")]
+    assert told == [("its daemon was asked to end", False), ("taken back", True)]
 
 
 class Recruiter:
@@ -629,36 +626,32 @@ class Recruiter:
                 return
 
 
-def test_a_node_that_offers_something_else_says_so_on_a_new_stream(tmp_path: Path) -> None:
+async def test_a_node_that_offers_something_else_says_so_on_a_new_stream(tmp_path: Path) -> None:
     """Also where the leader had not welcomed it yet: it has only heard the offer before."""
-
-    async def story() -> None:
-        leader, server = Recruiter(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Fleet", leader, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        node = Node(tmp_path, f"127.0.0.1:{port}")
-        session = node.daemon._attendance
-        session._outbox = None
-        session.offer(3, ("a=b",))  # nobody has to be told yet
-        attending = asyncio.create_task(session.always())
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await node.until(lambda: len(leader.offers) == 1)
-                session.offer(4, ())
-                leader.admits.set()
-                await node.until(lambda: len(leader.offers) == 2 and session._outbox)
-                session.offer(5, ("c=d",))
-                await node.until(lambda: len(leader.offers) == 3 and session._outbox)
-        finally:
-            attending.cancel()
-            await server.stop(None)
-            node.journal.close()
-        assert leader.offers == [(3, ["a=b"]), (4, []), (5, ["c=d"])]
-        events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-        assert events == ["attending_fleet"] * 3, "it has never been without a leader"
-
-    asyncio.run(story())
+    leader, server = Recruiter(), grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Fleet", leader, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    node = Node(tmp_path, f"127.0.0.1:{port}")
+    session = node.daemon._attendance
+    session._outbox = None
+    session.offer(3, ("a=b",))  # nobody has to be told yet
+    attending = asyncio.create_task(session.always())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await node.until(lambda: len(leader.offers) == 1)
+            session.offer(4, ())
+            leader.admits.set()
+            await node.until(lambda: len(leader.offers) == 2 and session._outbox)
+            session.offer(5, ("c=d",))
+            await node.until(lambda: len(leader.offers) == 3 and session._outbox)
+    finally:
+        attending.cancel()
+        await server.stop(None)
+        node.journal.close()
+    assert leader.offers == [(3, ["a=b"]), (4, []), (5, ["c=d"])]
+    events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert events == ["attending_fleet"] * 3, "it has never been without a leader"
 
 
 def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Path) -> None:
@@ -718,32 +711,28 @@ class Upgrader(Leader):
                 yield pb.NodeOrder(end=pb.EndAgent(node="a", process=process))
 
 
-def test_a_daemon_that_is_told_to_end_leaves_in_order_and_that_once(
+async def test_a_daemon_that_is_told_to_end_leaves_in_order_and_that_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "@nobody")
-
-    async def story() -> None:
-        leader, server = Upgrader(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Fleet", leader, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        node = Node(tmp_path, f"127.0.0.1:{port}")
-        node.site.jobs_dir.mkdir()
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                assert await node.daemon.run() == 128 + signal.SIGTERM
-        finally:
-            await server.stop(None)
-            node.journal.close()
-        told = [json.loads(word.examined.document) for word in leader.heard if word.HasField("examined")]
-        assert [document["agent"]["is_service"] for document in told] == [True, True]
-        leaves = [word.leaves.because for word in leader.heard if word.HasField("leaves")]
-        assert leaves == ["its daemon was told to end"]
-        events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-        assert events == ["attending_fleet", "daemon_told_to_end"]
-
-    asyncio.run(story())
+    leader, server = Upgrader(), grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Fleet", leader, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    node = Node(tmp_path, f"127.0.0.1:{port}")
+    node.site.jobs_dir.mkdir()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert await node.daemon.run() == 128 + signal.SIGTERM
+    finally:
+        await server.stop(None)
+        node.journal.close()
+    told = [json.loads(word.examined.document) for word in leader.heard if word.HasField("examined")]
+    assert [document["agent"]["is_service"] for document in told] == [True, True]
+    leaves = [word.leaves.because for word in leader.heard if word.HasField("leaves")]
+    assert leaves == ["its daemon was told to end"]
+    events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert events == ["attending_fleet", "daemon_told_to_end"]
 
 
 def test_a_daemon_reads_nothing_that_only_a_leader_needs() -> None:

@@ -258,30 +258,24 @@ def test_whoever_completes_a_newer_checkpoint_is_told_that_the_pointer_is_there(
     assert told == [f"_periodic {NEW} True", "_periodic step-000000000100.0.g0-0123abcd False", NEW]
 
 
-def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_to_do(journal: Journal) -> None:
+async def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_to_do(journal: Journal) -> None:
     """The store was restored from a backup: nobody can decide anything after what is lost."""
     members = (Member("a.0.0", "a", "127.0.0.1", 1, 0),)
     record = Generation(4, Kind.FORM, 4, members, Plan(), "1 of 1 workers are here")
     candidate = Candidate(MemoryStore(), "job", "first", time.monotonic)
     won = candidate.stand()
     assert isinstance(won, Won)
-
-    async def lead() -> None:
-        thread = StoreThread()
-        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            leader = JobLeader(SPEC, tenure, journal, thread)
-            leading = asyncio.create_task(leader.lead((record,)))
-            await asyncio.sleep(0)
-            assert leader.is_older("a", {3: "any", 4: record.digest()}) == ""
-            assert "generation 5, and the newest in etcd is 4" in leader.is_older("a", {4: record.digest(), 5: "x"})
-            assert "another generation 4, and the newest in etcd is 4" in leader.is_older(
-                "a", {4: "of another history"}
-            )
-            leading.cancel()
-            await asyncio.gather(leading, return_exceptions=True)
-        thread.close()
-
-    asyncio.run(lead())
+    thread = StoreThread()
+    async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
+        leader = JobLeader(SPEC, tenure, journal, thread)
+        leading = asyncio.create_task(leader.lead((record,)))
+        await asyncio.sleep(0)
+        assert leader.is_older("a", {3: "any", 4: record.digest()}) == ""
+        assert "generation 5, and the newest in etcd is 4" in leader.is_older("a", {4: record.digest(), 5: "x"})
+        assert "another generation 4, and the newest in etcd is 4" in leader.is_older("a", {4: "of another history"})
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+    thread.close()
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["closed", "goodbye"])

@@ -192,22 +192,18 @@ def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeyp
     play(certs, tmp_path, story)
 
 
-def test_only_a_replica_is_believed_to_be_one(certs: Path, tmp_path: Path) -> None:
+async def test_only_a_replica_is_believed_to_be_one(certs: Path, tmp_path: Path) -> None:
     """A node that has taken the address of a replica shows a certificate of the fleet, but not of that role."""
-
-    async def story() -> None:
-        worker = of_role(certs / "a", Role.WORKER).current()
-        server = grpc.aio.server()
-        pair = [(worker.key, worker.chain)]
-        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
-        await server.start()
-        channels = ChannelFactory(of_role(certs / "ann", Role.OPERATOR))
-        async with channels.aio_channel(f"127.0.0.1:{port}", PATIENT) as channel:
-            with pytest.raises(grpc.aio.AioRpcError, match="verif"):
-                await FleetStub(channel).Ask(LOOK, timeout=CALL_S)
-        await server.stop(grace=None)
-
-    asyncio.run(story())
+    worker = of_role(certs / "a", Role.WORKER).current()
+    server = grpc.aio.server()
+    pair = [(worker.key, worker.chain)]
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
+    await server.start()
+    channels = ChannelFactory(of_role(certs / "ann", Role.OPERATOR))
+    async with channels.aio_channel(f"127.0.0.1:{port}", PATIENT) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="verif"):
+            await FleetStub(channel).Ask(LOOK, timeout=CALL_S)
+    await server.stop(grace=None)
 
 
 def test_certificates_are_replaced_while_a_replica_runs(tmp_path: Path) -> None:
