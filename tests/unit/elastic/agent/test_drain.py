@@ -123,9 +123,7 @@ def test_a_notice_that_is_taken_back_is_taken_back_for_each_worker(play: Play) -
 
 
 @pytest.mark.parametrize(("others", "ended"), [(True, ["a.0.0", "a.1.0"]), (False, [])])
-async def test_members_are_ended_in_the_end_only_if_others_go_on(
-    tmp_path: Path, others: bool, ended: list[str]
-) -> None:
+async def test_members_are_ended_only_if_others_go_on(tmp_path: Path, others: bool, ended: list[str]) -> None:
     host = Host()
     host.has_others = others
     with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
