@@ -24,7 +24,8 @@ import pytest
 
 from elastic.checkpoints import storage
 from elastic.checkpoints.naming import MANIFEST, EntryName, part_note
-from elastic.checkpoints.series import Found, Series
+from elastic.checkpoints.select import Found
+from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import LocalStorage
 from tests.unit.elastic.checkpoints.test_checkpoints import Configure, configure, settle, single_threaded
 from tests.unit.jobs import Setup, make_job, set_up, train
