@@ -90,8 +90,8 @@ live-%: setup etcd $(PROMETHEUS)
 live: setup etcd $(PROMETHEUS) ## live tests alone: real processes, real etcd
 	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live
 
-test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run; torchrun scripts in larger worlds
-	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/loop/test_random_worlds.py tests/unit/runtime/frontends/ddp/test_worlds.py
+test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run; every world, death and join of the exactness tests
+	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/loop tests/unit/runtime/frontends/ddp
 
 fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, other ones each time
 	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/allreduce/reduction/test_fuzz_data.py tests/unit/elastic/wire/test_fuzz_control.py tests/unit/chaos_tests/scenario/test_fuzz_chaos.py
