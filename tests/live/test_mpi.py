@@ -180,6 +180,7 @@ def test_a_rank_that_hangs_in_mpi_init_ends_with_all_others_and_the_job_goes_on_
         check_end(job, quiet)
 
 
+@pytest.mark.long
 def test_one_of_the_processes_that_mpirun_starts_runs_the_job(tmp_path: Path) -> None:
     """And the others end as it does."""
     command = [find(), "--oversubscribe", "-n", "3", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
