@@ -163,7 +163,7 @@ class ScriptFrames:
                 _put(imported[place.function], place, value)
         for place, value in values.items():
             if place.frame == MODELS:
-                setattr(self._modules[place._replace(path=())], str(place.path[0]), value)
+                setattr(self._modules[ValuePlace(*place[:3])], str(place.path[0]), value)
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
