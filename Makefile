@@ -69,7 +69,7 @@ $(CLOUD_INIT): | $(VENV)/.stamp
 # Three parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended. With another torch there is no lint.
 test: setup etcd $(PROMETHEUS) ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target unit-runtime live-f-q live-a-e live-r-z unit-others $(if $(TORCH),,lint) sim-short
+	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target unit-runtime live-a-g live-h-z unit-others $(if $(TORCH),,lint) sim-short
 
 unit: setup ## unit tests
 	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-runtime unit-others

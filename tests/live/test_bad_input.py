@@ -157,6 +157,7 @@ def test_a_worker_that_leaves_the_loop_alone_is_named(tmp_path: Path) -> None:
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_different_numerics_at_formation_are_an_error(tmp_path: Path) -> None:
     with run(tmp_path, "threads differ") as job:
         assert job.wait() == ExitCode.BAD_INPUT
@@ -200,13 +201,10 @@ def test_the_loss_of_every_copy_ends_the_job_and_names_the_step(tmp_path: Path) 
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how",
-    [
-        "all are killed",
-        pytest.param("one is killed", marks=pytest.mark.long),
-        pytest.param("nobody is", marks=pytest.mark.long),
-    ],
+    ["all are killed", "one is killed", "nobody is"],
 )
 def test_a_job_whose_directory_is_removed_ends_and_says_so(how: str, tmp_path: Path) -> None:
     with run(tmp_path, "nothing", "--snapshot-every", "off") as job:

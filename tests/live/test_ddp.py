@@ -73,18 +73,19 @@ def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
         assert digest(job) == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "workers", "every"),
     [
-        pytest.param("endless.py", "1", "6 steps", marks=pytest.mark.long),  # from the beginning of an epoch
+        ("endless.py", "1", "6 steps"),  # from the beginning of an epoch
         ("endless.py", "3", "4 steps"),
-        pytest.param("endless.py", "4", "6 steps", marks=pytest.mark.long),
-        pytest.param("trainer.py", "2", "5 steps", marks=pytest.mark.long),
-        pytest.param("evaluated.py", "2", "5 steps", marks=pytest.mark.long),
-        pytest.param("evaluated.py", "1", "4 steps", marks=pytest.mark.long),  # behind an evaluation
-        pytest.param("accumulation.py", "2", "5 steps", marks=pytest.mark.long),
-        pytest.param("early.py", "1", "3 steps", marks=pytest.mark.long),
-        pytest.param("early.py", "3", "5 steps", marks=pytest.mark.long),
+        ("endless.py", "4", "6 steps"),
+        ("trainer.py", "2", "5 steps"),
+        ("evaluated.py", "2", "5 steps"),
+        ("evaluated.py", "1", "4 steps"),  # behind an evaluation
+        ("accumulation.py", "2", "5 steps"),
+        ("early.py", "1", "3 steps"),
+        ("early.py", "3", "5 steps"),
     ],
 )
 def test_a_script_goes_on_from_a_checkpoint(script: str, workers: str, every: str, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_leaves_neither_a_process_nor_a_file(tmp_path: Path) -> None:
     script = tmp_path / "hangs.py"

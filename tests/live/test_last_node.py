@@ -104,6 +104,7 @@ def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, mon
         assert "node local stays: the notice was taken back" in job.output
 
 
+@pytest.mark.long
 def test_slurm_signals_the_command_and_takes_the_job_back_when_the_workers_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
