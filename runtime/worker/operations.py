@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from elastic.agent.worker.client import AgentClient
-from elastic.config import Compression, Overlap, Reduction, Timing
+from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.config import Compression, Reduction
 from elastic.errors import DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Ready
@@ -41,9 +42,7 @@ class OperationLoop:
 
     alone = False
     script: ScriptLoop
-    worker_id: str
-    reduction: Reduction
-    compression: Compression
+    _told: WorkerEnvironment
     _shared: SharedWorkerState
     _rings: Rings
     _orders: LeaderOrders
@@ -53,13 +52,11 @@ class OperationLoop:
     _client: AgentClient
     _reporter: ProgressReporter
     _journal: Journal
-    _timing: Timing
-    _retains: bool
-    """Whether the last result is kept for a member that may have missed it."""
 
-    def __init__(self, overlap: Overlap) -> None:
+    def __init__(self) -> None:
         """To be called when the subclass has made the parts."""
-        self._turn = RingExchange(self._shared, self._rings, self._reporter, self._journal, self.reduction, overlap)
+        how = self._told.reduction, self._told.overlap
+        self._turn = RingExchange(self._shared, self._rings, self._reporter, self._journal, *how)
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0
@@ -68,6 +65,18 @@ class OperationLoop:
 
     def _say_progress(self) -> None:
         raise NotImplementedError
+
+    @property
+    def worker_id(self) -> str:
+        return self._told.worker_id
+
+    @property
+    def reduction(self) -> Reduction:
+        return self._told.reduction
+
+    @property
+    def compression(self) -> Compression:
+        return self._told.compression
 
     @property
     def generation(self) -> int:
@@ -175,7 +184,7 @@ class OperationLoop:
         self._orders.give_way(str(hung))
 
     def used(self) -> None:
-        if not self._retains and not self.script.at.behind:
+        if not self._told.retain_results and not self.script.at.behind:
             with self._shared.changed:
                 self._shared.post(worker_state.Used(self._shared.position.reduced - 1))
 
@@ -257,7 +266,7 @@ class OperationLoop:
     @property
     def _grace_s(self) -> float:
         """Seconds for which the end of a copy is waited for."""
-        return max(self._timing.join_grace_s, self._pace.step_s / 4)
+        return max(self._told.timing.join_grace_s, self._pace.step_s / 4)
 
     def _complete(self, event: worker_state.Event, result: Partial) -> bool:
         """Post the event that completes the operation; False if a quiesce came first."""

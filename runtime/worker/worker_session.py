@@ -59,21 +59,16 @@ from runtime.worker.state_owner import SharedWorkerState
 class WorkerSession(OperationLoop):
     """Session (see runtime/session.py) of a worker that an agent started."""
 
-    local_rank: int
-
     def __init__(self, environ: Mapping[str, str], threads: int, device: torch.device) -> None:
         """Raises ConfigError for a broken environment, and for a ring that cannot work here. Blocks for MPI only."""
-        told = WorkerEnvironment.from_environ(environ)
+        self._told = told = WorkerEnvironment.from_environ(environ)
         kind = told.ring
         if kind is RingKind.NCCL:
             nccl.check_device(device)
         self.sums_on = device if kind is RingKind.NCCL else CPU
-        self.worker_id, self.job, self._job_dir, self._timing = told.worker_id, told.job, told.job_dir, told.timing
-        self.local_rank, self.restarted = told.slot, told.restarted
-        self.reduction, self.compression = told.reduction, told.compression
         self._journal = Journal(
-            self._job_dir / "journal" / f"{self.worker_id}.jsonl",
-            job=self.job,
+            told.job_dir / "journal" / f"{self.worker_id}.jsonl",
+            job=told.job,
             who=self.worker_id,
             node=told.node,
             worker_id=self.worker_id,
@@ -84,7 +79,7 @@ class WorkerSession(OperationLoop):
         refusals = RejectionLog(self._journal)
         self._listener = Listener(
             told.address,
-            job=self.job,
+            job=told.job,
             me=self.worker_id,
             token_of=lambda generation: self._orders.token_of(generation),
             serve_copy=self._serve_copy,
@@ -96,20 +91,19 @@ class WorkerSession(OperationLoop):
         meet = meeting(nccl.make_group, host, device, sums=sums) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
             meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
-        self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
-        self._client = AgentClient(told.agent_socket, job=self.job, worker_id=self.worker_id, job_dir=self._job_dir)
+        self._rings = Rings(self._listener, told.job, self.worker_id, told.timing.build_s, kind, meet)
+        self._client = AgentClient(told.agent_socket, job=told.job, worker_id=self.worker_id, job_dir=told.job_dir)
         self._shared = SharedWorkerState(self.worker_id, self._rings, self._client.send, self._journal, self.sums_on)
         self._shared.position = replace(self._shared.position, phase=Phase.FRESH)
         self._donor = CopyServer(self._shared, self._journal)
-        self._asker = CopyClient(self.job, self.worker_id, seal)
+        self._asker = CopyClient(told.job, self.worker_id, seal)
         self._orders = LeaderOrders(self._shared, self._asker, self._client, self._journal)
         self._rings.on_hung = self._give_way
         self.script = ScriptLoop(newcomer=True)
         self._admission = JoinProtocol(self._shared, self._orders, self._asker, self._journal, self.script)
         self._applied = 0
         self._reporter = ProgressReporter(on_host=self.sums_on.type == "cpu", note=self._flight_note())
-        self._retains = told.retain_results
-        super().__init__(told.overlap)
+        super().__init__()
         self._stopping = threading.Event()
         bits = numerics_fingerprint.fingerprint(threads, device)
         kept = newest_in_memory(Settings.from_environment(environ))
@@ -128,7 +122,7 @@ class WorkerSession(OperationLoop):
 
     def _flight_note(self) -> FlightNoter:
         try:
-            return FlightRecorder(self._job_dir, self.worker_id, self._at_operation).note
+            return FlightRecorder(self._told.job_dir, self.worker_id, self._at_operation).note
         except OSError as error:  # a full disk costs the notes and not the worker
             self._journal.write("flight_not_recorded", because=str(error))
             return lambda moment, text="", unit=-1: None
@@ -148,6 +142,14 @@ class WorkerSession(OperationLoop):
             self.script.post(Admitted())
 
     # ------------------------------------------------------------------------------------------ attributes
+
+    @property
+    def local_rank(self) -> int:
+        return self._told.slot
+
+    @property
+    def restarted(self) -> bool:
+        return self._told.restarted
 
     @property
     def _record(self) -> messages.Generation:
@@ -242,7 +244,7 @@ class WorkerSession(OperationLoop):
         self._journal.write("agent_lost", because=because)
 
     def _beat(self) -> None:
-        while not self._stopping.wait(self._timing.beat_s):
+        while not self._stopping.wait(self._told.timing.beat_s):
             self._say_progress()
 
     def _say_progress(self) -> None:
@@ -293,7 +295,7 @@ class WorkerSession(OperationLoop):
 
     def history(self, first: int, end: int) -> list[StepRecord]:
         try:
-            lines = ledger.between(self._job_dir / "steps.jsonl", first, end)
+            lines = ledger.between(self._told.job_dir / "steps.jsonl", first, end)
         except FileNotFoundError:
             return []
         return [StepRecord.from_line(line) for line in lines]
@@ -322,7 +324,7 @@ class WorkerSession(OperationLoop):
         """Every member is at the end: stay until the leader has said goodbye, so that no member misses a result."""
         self._client.send(messages.Finished(self.worker_id, self.generation, digest))
         with self._shared.changed:
-            self._shared.changed.wait_for(lambda: self._orders.over, self._timing.fence_grace_s)
+            self._shared.changed.wait_for(lambda: self._orders.over, self._told.timing.fence_grace_s)
         self._stopping.set()
         self._journal.write("exit", code=0)
         self._client.close()

@@ -27,7 +27,7 @@ def said(job: Job) -> str:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("no shards", "ConfigError: shards=0"),
+        pytest.param("no shards", "ConfigError: shards=0", marks=pytest.mark.long),
         ("one shard is poison", "ValueError: poison"),
         pytest.param("an exit with words behind the loop", "SystemExit: no data", marks=pytest.mark.long),
     ],
@@ -35,7 +35,7 @@ def said(job: Job) -> str:
 def test_the_same_exception_at_the_same_place_ends_the_job_with_its_traceback_first(
     what: str, words: str, tmp_path: Path
 ) -> None:
-    with run(tmp_path, what) as job:
+    with run(tmp_path, what, "--min-workers", "2") as job:  # a worker that comes later is not both
         assert job.wait() == ExitCode.SCRIPT_FAILED
         assert job.output.count("Traceback (most recent call last):") == job.output.count(words) == 1
         assert job.output.index(words) < job.output.rindex("elastic: ")
@@ -44,6 +44,7 @@ def test_the_same_exception_at_the_same_place_ends_the_job_with_its_traceback_fi
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_cuda_errors_of_several_workers_in_the_same_step_do_not_end_the_job(tmp_path: Path) -> None:
     """As when a link between GPUs fails."""
     with run(tmp_path, "two devices fail", "--workers", "3") as job:
@@ -57,6 +58,7 @@ def test_cuda_errors_of_several_workers_in_the_same_step_do_not_end_the_job(tmp_
         assert job.output.count("CUDA error: unspecified launch failure") >= 1, "the operator is told"
 
 
+@pytest.mark.long
 def test_a_loader_process_that_is_killed_costs_its_worker_and_nobody_else(tmp_path: Path) -> None:
     """As by the kernel when memory runs out."""
     with run(tmp_path, "a loader process is killed") as job:
@@ -77,6 +79,7 @@ def test_a_loader_process_that_is_killed_costs_its_worker_and_nobody_else(tmp_pa
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_script_that_fails_before_join_is_tried_once_more(tmp_path: Path) -> None:
     (tmp_path / "typo.py").write_text("import no_such_module\n")
     with Job(tmp_path, "--quiet", "typo.py") as job:
@@ -88,6 +91,7 @@ def test_a_script_that_fails_before_join_is_tried_once_more(tmp_path: Path) -> N
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_several_workers_that_train_each_for_itself_end_the_job(tmp_path: Path) -> None:
     """As the loop of a library does, which knows of no job."""
     (tmp_path / "fit.py").write_text("import elastic\njob = elastic.join()\nrun = job.shared('run', lambda: 'a')\n")
@@ -98,6 +102,7 @@ def test_several_workers_that_train_each_for_itself_end_the_job(tmp_path: Path) 
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_exits_by_the_script_are_counted_and_end_the_slot_while_the_others_go_on(tmp_path: Path) -> None:
     with run(tmp_path, "each time another mistake", "--max-restarts", "0") as job:
         job.shut("end")
@@ -125,6 +130,7 @@ def test_newcomers_that_raise_beside_members_are_not_the_scripts_fault(tmp_path:
         assert "before its first step; members train on with this script, so the next one is tried in 2 s" in job.output
 
 
+@pytest.mark.long
 def test_initial_parameters_that_differ_are_copied_from_rank_0_and_said(tmp_path: Path) -> None:
     with run(tmp_path, "initial parameters differ") as job:
         assert job.wait() == ExitCode.DONE
@@ -141,6 +147,7 @@ def test_workers_that_disagree_are_named_with_their_values(tmp_path: Path) -> No
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_worker_that_leaves_the_loop_alone_is_named(tmp_path: Path) -> None:
     with run(tmp_path, "one leaves the loop") as job:
         assert job.wait() == ExitCode.DISAGREE
@@ -150,6 +157,7 @@ def test_a_worker_that_leaves_the_loop_alone_is_named(tmp_path: Path) -> None:
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_different_numerics_at_formation_are_an_error(tmp_path: Path) -> None:
     with run(tmp_path, "threads differ") as job:
         assert job.wait() == ExitCode.BAD_INPUT
@@ -193,13 +201,10 @@ def test_the_loss_of_every_copy_ends_the_job_and_names_the_step(tmp_path: Path) 
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how",
-    [
-        "all are killed",
-        pytest.param("one is killed", marks=pytest.mark.long),
-        pytest.param("nobody is", marks=pytest.mark.long),
-    ],
+    ["all are killed", "one is killed", "nobody is"],
 )
 def test_a_job_whose_directory_is_removed_ends_and_says_so(how: str, tmp_path: Path) -> None:
     with run(tmp_path, "nothing", "--snapshot-every", "off") as job:
@@ -221,6 +226,7 @@ def test_a_job_whose_directory_is_removed_ends_and_says_so(how: str, tmp_path: P
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_world_below_its_quorum_that_is_not_replaced_ends_the_job(tmp_path: Path) -> None:
     with run(tmp_path, "nothing", "--min-workers", "2", "--no-replace") as job:
         job.shut("end")

@@ -26,6 +26,7 @@ def cli(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
+@pytest.mark.long
 def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job:
         job.shut("end")

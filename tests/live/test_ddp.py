@@ -73,18 +73,19 @@ def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
         assert digest(job) == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "workers", "every"),
     [
         ("endless.py", "1", "6 steps"),  # from the beginning of an epoch
         ("endless.py", "3", "4 steps"),
-        pytest.param("endless.py", "4", "6 steps", marks=pytest.mark.long),
-        pytest.param("trainer.py", "2", "5 steps", marks=pytest.mark.long),
-        pytest.param("evaluated.py", "2", "5 steps", marks=pytest.mark.long),
-        pytest.param("evaluated.py", "1", "4 steps", marks=pytest.mark.long),  # behind an evaluation
-        pytest.param("accumulation.py", "2", "5 steps", marks=pytest.mark.long),
-        pytest.param("early.py", "1", "3 steps", marks=pytest.mark.long),
-        pytest.param("early.py", "3", "5 steps", marks=pytest.mark.long),
+        ("endless.py", "4", "6 steps"),
+        ("trainer.py", "2", "5 steps"),
+        ("evaluated.py", "2", "5 steps"),
+        ("evaluated.py", "1", "4 steps"),  # behind an evaluation
+        ("accumulation.py", "2", "5 steps"),
+        ("early.py", "1", "3 steps"),
+        ("early.py", "3", "5 steps"),
     ],
 )
 def test_a_script_goes_on_from_a_checkpoint(script: str, workers: str, every: str, tmp_path: Path) -> None:
@@ -158,6 +159,7 @@ def test_losses_are_those_of_torchrun_but_for_the_last_bits(tmp_path: Path) -> N
     assert here[:50] == pytest.approx(there[:50], rel=1e-5)
 
 
+@pytest.mark.long
 def test_with_the_diff_of_the_page_the_losses_are_those_of_torchrun_in_the_same_order(tmp_path: Path) -> None:
     before, after = tmp_path / "before.py", with_job_steps(tmp_path)
     in_order(EXAMPLE, "rank=rank)", "rank=rank, shuffle=False)", before)
@@ -169,6 +171,7 @@ def test_with_the_diff_of_the_page_the_losses_are_those_of_torchrun_in_the_same_
     assert here == pytest.approx(there, rel=1e-5)
 
 
+@pytest.mark.long
 def test_with_the_diff_of_the_page_the_example_survives_a_death(tmp_path: Path) -> None:
     script = str(with_job_steps(tmp_path))
     with Job(tmp_path, "--workers", "1", script, name="quiet") as job:

@@ -38,14 +38,10 @@ def examined(home: Path, *words: str, environment: dict[str, str] | None = None)
         return code, json.loads(next(line for line in command.output.splitlines() if line.startswith("{")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
-    [
-        "accumulation.py",
-        *(pytest.param(f"{name}.py", marks=pytest.mark.long) for name in ("plain", "early", "endless", "evaluated")),
-        pytest.param("drawn.py", marks=pytest.mark.long),
-        pytest.param("trainer.py", marks=pytest.mark.long),
-    ],
+    [f"{name}.py" for name in ("accumulation", "plain", "early", "endless", "evaluated", "drawn", "trainer")],
 )
 @pytest.mark.timeout(int(RUNS * DEADLINE_S) + 60)
 def test_a_script_that_keeps_the_rules_qualifies(script: str, tmp_path: Path) -> None:
@@ -76,11 +72,12 @@ LOOP = "        for bx, by in loader:\n"
 @pytest.mark.parametrize(
     ("changes", "rule", "further", "words"),
     [
-        (
+        pytest.param(
             [(BACKWARD, f"            dist.all_reduce(loss.detach())\n{BACKWARD}")],
             "MidShardCollective",
             0,
             "Call it behind",
+            marks=pytest.mark.long,
         ),
         (
             [(LOOP, "        it = iter(loader)\n        for _ in range(7):\n            bx, by = next(it)\n")],
@@ -88,11 +85,12 @@ LOOP = "        for bx, by in loader:\n"
             2,
             "for _ in range(...) counts the turns",
         ),
-        (
+        pytest.param(
             [("            loss = ", '            optimizer.param_groups[0]["lr"] *= 0.9\n            loss = ')],
             "StateChanged",
             2,
             "before, 0.006",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -133,6 +131,7 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_leaves_neither_a_process_nor_a_file(tmp_path: Path) -> None:
     script = tmp_path / "hangs.py"

@@ -97,6 +97,7 @@ def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(s
     assert losses(job) == []
 
 
+@pytest.mark.long
 def test_an_operator_drains_a_node_and_takes_it_back(
     spread: Make, quiet: Quiet, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def check_end(job: Job, alone: Alone) -> None:
     assert ledger.compare(alone.steps, job.steps()) is None
 
 
+@pytest.mark.long
 def test_a_member_and_rank_0_die_while_gradients_leave_and_no_bit_changes(alone: Alone, tmp_path: Path) -> None:
     """With --overlap on, which test_overlap.py tries in more ways."""
     with Job(tmp_path, "--workers", "3", "--overlap", "on", *FIXED, str(TRAINER)) as job:

@@ -98,7 +98,10 @@ def test_the_end_of_a_forked_worker_is_seen_exactly(node: Node, do: Do[Any], way
     assert worker.log.read_text().endswith(words)
 
 
-@pytest.mark.parametrize(("way", "line"), [("spawn", b"8\n"), ("load", b"[0, 3, 6, 9, 12, 15, 18, 21]\n")])
+@pytest.mark.parametrize(
+    ("way", "line"),
+    [pytest.param("spawn", b"8\n", marks=pytest.mark.long), ("load", b"[0, 3, 6, 9, 12, 15, 18, 21]\n")],
+)
 def test_a_forked_worker_can_start_processes_of_its_own(node: Node, do: Do[Any], way: str, line: bytes) -> None:
     worker = do(node.ended(MIRROR=way))
     assert (worker.cold, worker.lines, worker.status.result()) == ("", [line], 0), worker.log.read_text()
@@ -130,6 +133,7 @@ def test_a_killed_fork_server_takes_no_worker_along_and_is_made_anew(node: Node,
     do(scenario())
 
 
+@pytest.mark.long
 def test_a_frozen_fork_server_delays_a_worker_but_does_not_lose_it(node: Node, do: Do[Any]) -> None:
     async def scenario() -> None:
         before = len(node.events("fork_server_ready"))
@@ -162,6 +166,7 @@ def test_what_cannot_be_forked_starts_cold_and_says_why(
     assert (worker.cold, worker.status.result()) == (because, 3)
 
 
+@pytest.mark.long
 def test_what_is_no_script_of_this_interpreter_is_refused_with_ranks(tmp_path: Path, do: Do[Any]) -> None:
     """It would begin without its ranks, and fail for want of RANK or train alone."""
     (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
@@ -175,6 +180,7 @@ def test_what_is_no_script_of_this_interpreter_is_refused_with_ranks(tmp_path: P
         assert do(node.ended()).cold == ""
 
 
+@pytest.mark.long
 def test_a_module_that_starts_a_thread_when_it_is_imported_is_left_to_the_workers(
     tmp_path: Path, do: Do[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def _has_applied(job: Job, steps: int) -> bool:
     return len(job.steps()) >= steps
 
 
+@pytest.mark.long
 def test_a_replacement_whose_copy_takes_many_steps_catches_up_and_has_the_same_bits(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--checkpoint-every", "off", str(HEAVY)) as job:
         job.pace(0.005)

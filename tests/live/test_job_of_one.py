@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 
@@ -68,6 +70,7 @@ for step in job.steps(shards=4, total=3):
     assert "KeyError: 'nothing here'" in done.stderr
 
 
+@pytest.mark.long
 def test_a_mistake_that_only_the_end_reveals_exits_with_1(tmp_path: Path) -> None:
     """The script breaks out of both loops and then has no error of its own."""
     script = """

@@ -35,6 +35,7 @@ def start(home: Path, *words: str) -> Job:
     return Job(home, "--workers", "2", "--notices", f"file:{home / 'notice'}", *words, str(DRAINED))
 
 
+@pytest.mark.long
 def test_all_stop_after_the_same_step(tmp_path: Path) -> None:
     with start(tmp_path) as job:
         job.pace(0.01)
@@ -83,6 +84,7 @@ def test_sigterm_with_a_grace_is_a_notice_and_another_one_stops_at_once(tmp_path
             assert ("every node had to go" in job.output) is not again
 
 
+@pytest.mark.long
 def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "400")
     with start(tmp_path) as job:
@@ -102,6 +104,7 @@ def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, mon
         assert "node local stays: the notice was taken back" in job.output
 
 
+@pytest.mark.long
 def test_slurm_signals_the_command_and_takes_the_job_back_when_the_workers_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +124,7 @@ def test_slurm_signals_the_command_and_takes_the_job_back_when_the_workers_are_g
         assert (tmp_path / "scontrol.said").read_text() == "requeue 77\n"
 
 
+@pytest.mark.long
 def test_the_only_copy_of_the_state_is_not_ended_for_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "400")
     with start(tmp_path) as job:
@@ -137,6 +141,7 @@ def test_the_only_copy_of_the_state_is_not_ended_for_a_notice(tmp_path: Path, mo
         assert job.events("member_lost") == []
 
 
+@pytest.mark.long
 def test_the_script_hears_of_every_size_of_its_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "600")
     with Job(tmp_path, "--workers", "2", "--no-replace", str(DRAINED)) as job:

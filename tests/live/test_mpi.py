@@ -94,7 +94,7 @@ async def _members(home: Path, ids: list[str]) -> list[list[Line]]:
 
 def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
     """A spare has a rank, so MPI carries the gradients to it too; a process that starts later has none."""
-    with Job(tmp_path, "--ring", "mpi", "--workers", "3", "--spares", "1", str(TRAINER)) as job:
+    with Job(tmp_path, "--ring", "mpi", "--workers", "3", "--min-workers", "3", "--spares", "1", str(TRAINER)) as job:
         job.pace(0.03)
         job.shut("end")
         job.await_steps(3)
@@ -180,6 +180,7 @@ def test_a_rank_that_hangs_in_mpi_init_ends_with_all_others_and_the_job_goes_on_
         check_end(job, quiet)
 
 
+@pytest.mark.long
 def test_one_of_the_processes_that_mpirun_starts_runs_the_job(tmp_path: Path) -> None:
     """And the others end as it does."""
     command = [find(), "--oversubscribe", "-n", "3", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]

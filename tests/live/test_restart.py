@@ -62,6 +62,7 @@ def test_a_worker_that_is_killed_costs_a_round_and_its_successor_another_one(tmp
         assert " rounds in " in running.output and "0 steps" not in running.output
 
 
+@pytest.mark.long
 def test_a_script_that_fails_is_named_alone_and_all_start_again(tmp_path: Path) -> None:
     with job(tmp_path) as running:
         first = started(running, tmp_path, 3, set())

@@ -46,6 +46,7 @@ def test_a_script_that_a_signal_stops_is_ended_and_its_worker_is_replaced(tmp_pa
         assert not running.left_behind()
 
 
+@pytest.mark.long
 def test_what_a_script_has_started_ends_with_its_worker(tmp_path: Path) -> None:
     """Also what has left its session, and shared memory that a tracker removes; the script ignores SIGTERM."""
     with job(tmp_path, "deaf") as running:

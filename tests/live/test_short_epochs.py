@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.live.jobs import SCRIPTS, Job
 
 
+@pytest.mark.long
 def test_a_replacement_gets_in_though_epochs_are_shorter_than_its_start(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", str(SCRIPTS / "epochs.py")) as job:
         job.pace(0.05)

@@ -43,14 +43,8 @@ def ended_by_signal(job: Job) -> list[Line]:
     return [line for line in job.events("worker_exited") if line["because"].startswith("killed")]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param((), id="forked"),
-        pytest.param(("--cold-start",), id="cold", marks=pytest.mark.long),
-        pytest.param(("--ring", "mpi"), id="mpi", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("--cold-start",), ("--ring", "mpi")], ids=["forked", "cold", "mpi"])
 def test_sigterm_to_every_process_costs_no_step(options: tuple[str, ...], tmp_path: Path) -> None:
     words = ("--quiet", "--workers", "2", "--grace", "16", *options, SCRIPT)
     with Job(tmp_path, *words) as job:

@@ -10,6 +10,7 @@ from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 
 
+@pytest.mark.long
 def test_a_spare_takes_the_place_of_a_killed_member(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--spares", "1", "--quiet", str(TRAINER)) as job:
         job.pace(0.05)

@@ -54,8 +54,11 @@ def job(tmp_path: Path, temporary: Path) -> Iterator[Job]:
 
 @pytest.mark.parametrize(
     ("number", "to_group", "code"),
-    [(signal.SIGINT, True, 130), (signal.SIGINT, False, 130), (signal.SIGTERM, False, 143)],
-    ids=["Ctrl-C at the terminal", "SIGINT", "SIGTERM"],
+    [
+        pytest.param(signal.SIGINT, True, 130, id="Ctrl-C at the terminal"),
+        pytest.param(signal.SIGINT, False, 130, id="SIGINT", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, False, 143, id="SIGTERM"),
+    ],
 )
 def test_a_stop_ends_stubborn_and_frozen_workers(
     number: signal.Signals, to_group: bool, code: int, job: Job, temporary: Path
@@ -161,6 +164,7 @@ def test_sigterm_does_not_wait_for_a_step_that_does_not_end(tmp_path: Path) -> N
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_job_that_loses_its_workers_while_it_stops_does_not_go_on_from_memory(tmp_path: Path) -> None:
     """A service manager may send SIGTERM to every process at once."""
     with Job(tmp_path, "--quiet", "--workers", "2", "--snapshot-every", "1 step", str(SCRIPTS / "drained.py")) as job:
@@ -177,6 +181,7 @@ def test_a_job_that_loses_its_workers_while_it_stops_does_not_go_on_from_memory(
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_stop_does_not_wait_for_frozen_services(job: Job, temporary: Path) -> None:
     for service in ("elastic.agent", "elastic.rendezvous"):
         os.kill(job.pid_of(service), signal.SIGSTOP)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.live.jobs import SCRIPTS, Job, run_alone
 
 SCRIPT = SCRIPTS / "together.py"
 
 
+@pytest.mark.long
 def test_shared_values_rollouts_and_logs_survive_the_leader(tmp_path: Path) -> None:
     """Killed in the second pass of a step, so its rollouts die with it and others make them again."""
     alone = tmp_path / "alone"

@@ -32,6 +32,7 @@ def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet:
         assert ledger.compare(quiet.steps, job.steps()) is None
 
 
+@pytest.mark.long
 def test_workers_whose_device_hangs_after_an_abort_are_replaced_and_the_script_is_not_blamed(
     quiet: Quiet, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from types import CodeType, ModuleType
 
 MACHINES = (
     "elastic.protocol.failure_detector",
+    "elastic.protocol.loop_state",
     "elastic.protocol.membership",
     "elastic.protocol.recovery_plan",
     "elastic.protocol.worker_state",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from elastic.protocol import worker_state
 from elastic.protocol.worker_state import CopyBegun, CopyEnded, Fetched, FetchFailed, Phase
 from tests.sim.script import Sum
+from tests.sim.training import Copy
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -51,15 +52,18 @@ class Copies:
     def serve(self, newcomer: Worker, follow: bool, reply: Callable[[object], None]) -> None:
         """A donor's window is from the beginning of a joinable operation to the end of its collecting phase.
 
-        follow: the newcomer is told the results from there on also where it could count as a holder of the state."""
+        follow: the newcomer is told the results from there on also where it could count as a holder of the state. So it
+        is if early calls in this step may bind it to another one."""
         w, world = self.w, self.w.world
         if not self._may_copy(newcomer.me):
             reply(None)
             return
-        op, state, held = w.p.reduced, w.state, world.clock.chance(0.5)
-        if world.scene.short_log:
-            assert w.p.record is not None
-            held = not w.p.record.hold
+        assert w.p.record is not None
+        op, state, waited_for = w.p.reduced, w.state, w.p.record.hold
+        held = not waited_for and (world.scene.short_log or world.clock.chance(0.5))
+        operation, meta = w.script.operations[op], w.training.meta
+        early = meta.early_in(operation.step) if meta is not None and meta.step == operation.step else {}
+        follow = follow or bool(early)
         if held or follow:
             self._followers[newcomer.me] = op
         if not held:  # else the window waits until the copy to be held is made
@@ -74,8 +78,7 @@ class Copies:
             if newcomer.alive and (held or in_window) and not world.clock.chance(world.copy_trouble):
                 if follow and not held:
                     w.post(CopyEnded(newcomer.me, op, False))
-                assert w.p.record is not None
-                reply((op, state, w.me, held or follow, w.p.record.hold))
+                reply(Copy(op, state, w.me, held or follow, waited_for, early))
                 return
             world.reach("a state copy failed")
             if not held:

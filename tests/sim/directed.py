@@ -239,7 +239,7 @@ def _newcomer_alone_is_past_k(random: Random, name: str) -> Scene:
 def _waited_for_in_vain(random: Random, name: str) -> Scene:
     """Epochs are shorter than a start, so the ring stands still for the third newcomer; and that one hangs."""
     hang = Fault("hang", "self", hook="invited", nth=3)
-    return _scene(random, name, _early(random), hang, nodes=2, epoch_steps=random.randint(1, 2), steps=100, units=2)
+    return _scene(random, name, _early(random), hang, nodes=2, epoch_steps=random.randint(1, 2), steps=60, units=2)
 
 
 def _copied_result_comes_too_late(random: Random, name: str) -> Scene:

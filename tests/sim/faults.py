@@ -159,7 +159,7 @@ def draw_by_chance(seed: int) -> Scene:
         min_workers=random.choice([1, 1, 1, max(1, workers - 1), workers]) if profile != "stuck" else workers,
         max_workers=workers + random.choice([0, 0, 1, 2]),
         spares=random.choice([0, 0, 1]),
-        steps=100 if profile == "epochs" else steps,
+        steps=65 if profile == "epochs" else steps,
         epoch_steps=random.randint(1, 3) if profile == "epochs" else 1000,
         units=random.choice([1, 2, 3, 4, 6, 8]),
         faults=own,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from elastic.checkpoints.naming import EntryName
 from elastic.errors import ExitCode
+from elastic.protocol.loop_state import Standing
 from elastic.protocol.membership import End, Group, deadline_s
 from elastic.protocol.messages import ANEW, Generation, Kind, RingState
 from elastic.protocol.reduction_tree import Node, leaves
 from elastic.protocol.worker_state import WorkerState
-from tests.sim.script import Sum
+from tests.sim.script import Operation, Sum
 from tests.sim.worker import Worker
 
 if TYPE_CHECKING:
@@ -90,8 +91,24 @@ class Judge:
         require(applied_s < timing.evict_s + timing.suspect_s, f"{applied_s:.2f} s of training are gone in silence")
 
     def applied(self, worker: Worker) -> None:
-        assert worker.p.record is not None
-        self._first_applied_s.setdefault(worker.p.record.began, self.world.clock.now_s)
+        if worker.p.entered and worker.p.record is not None:
+            self._first_applied_s.setdefault(worker.p.record.began, self.world.clock.now_s)
+
+    # -------------------------------------------------------------------------------------------- scripts
+
+    def begins(self, worker: Worker, operation: Operation) -> None:
+        """A member's script: in the operation in which the others are, with their state."""
+        at, number = worker.training.at, worker.p.reduced
+        require(at.standing is Standing.MEMBER, f"{worker.me} is {at.standing}, and begins {operation}")
+        due = worker.script.operations[number]
+        require(due is operation, f"{worker.me} begins {operation}, where the others are in {due}")
+        right = worker.state == worker.script.state(number)
+        require(right, f"{worker.me} begins {operation} with another state than the others")
+
+    def told(self, worker: Worker, operation: Operation, reply: Sum) -> None:
+        """What others have had from this call."""
+        wanted = self.world.script.result(operation.place)
+        require(reply == wanted, f"{worker.me} is told {reply} of {operation}, not {wanted}")
 
     def grouped(self, group: Group) -> None:
         """Whoever is in a record is known, or known dead; only of who is known there is any silence; and no two members

@@ -8,6 +8,7 @@ from elastic.checkpoints.naming import PERIODIC, TOKEN_DIGITS, EntryName
 from elastic.protocol.messages import CheckpointComplete, Pointed
 from elastic.protocol.worker_id import node_of
 from tests.sim.memory import Kept
+from tests.sim.training import Meta
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -17,14 +18,16 @@ class Keeping:
     def __init__(self, worker: Worker) -> None:
         self.w = worker
         self._writing = False
+        self.begun_from: Kept | None = None
+        """What this process of a revived job has begun with."""
 
-    def before_step(self) -> None:
-        """A joinable operation has begun: everybody's state is the same now."""
+    def before_step(self, moment: Meta) -> None:
+        """A step is handed out: everybody's state is the same now."""
         w, clock = self.w, self.w.world.clock
         assert w.p.record is not None
         operation = w.script.operations[w.p.reduced]
         name = EntryName(operation.place, 0, w.p.record.number, w.p.record.token[:TOKEN_DIGITS])
-        kept = Kept(operation.place, w.state)
+        kept = Kept(operation.place, w.state, moment)
         every = w.world.scene.snapshot_every
         if every and operation.place % every == 0 and not self._writing:
             here = tuple(worker for worker in w.p.record.ids if node_of(worker) == w.agent.node)
@@ -54,7 +57,7 @@ class Keeping:
         memory = self.w.agent.memory
         return memory.read(entry) if memory.newest == entry else self.w.world.storage.read(entry)
 
-    def restore(self, entry: str) -> Kept:
-        kept = self.find(entry)
+    def restore(self, entry: str) -> int:
+        kept = self.begun_from = self.find(entry)
         assert kept is not None, f"{self.w.me} is to go on from {entry}, which neither its node nor the storage has"
-        return kept
+        return kept.state

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from elastic.checkpoints.naming import EntryName
+from tests.sim.training import Meta
 
 CHECKPOINTS_KEPT = 2
 """Older ones are removed by whoever holds the pointer."""
@@ -17,6 +18,8 @@ class Kept:
 
     place: int
     state: int
+    moment: Meta
+    """Where its script was."""
 
 
 class Memory:

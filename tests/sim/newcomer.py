@@ -1,4 +1,4 @@
-"""A newcomer's user thread, until it is a member."""
+"""How a worker becomes a member, as in runtime/worker/joining.py. loop_state says what a copy counts for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from elastic.protocol import worker_state
+from elastic.protocol.loop_state import (
+    Admitted,
+    CopiedAnew,
+    CopyArrived,
+    CopyOffered,
+    GoAstray,
+    MembersLost,
+    ResultTaken,
+    WentAstray,
+)
 from elastic.protocol.messages import Generation, Progress, Ready
 from elastic.protocol.worker_state import AskOutcome, Copied, CopyState, Joined, Phase, Wait, WorkerState
-from tests.sim.script import Sum
+from tests.sim.script import Operation, Sum
+from tests.sim.training import Copy, JoinMissed, Meta, Resume
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -26,7 +37,6 @@ class Newcomer:
         """It does nothing any more, and lives."""
         self.hung = False
         """The same before it is ready."""
-        self._epoch = 0
         self._waited_s = 0.0
         """Since when, if there was no place for it."""
         self._said_ready = 0
@@ -39,65 +49,108 @@ class Newcomer:
         self._donor = ""
         """Who has the results from there on."""
         self._counted_in: Generation | None = None
-        self._binds = worker.world.clock.chance(worker.world.scene.binds)
-        """What it did as it was handed a step holds for no other one."""
-        self._step = -1
-        """The operation with which that step begins; -1: that of the next copy."""
-        self._astray = False
-        """It goes through another step, and copies anew at the end of it."""
+        self._copies_anew = False
+        self._over: Resume
+        """Of the join or the copy in progress."""
 
-    def learn(self) -> None:
-        """Which epoch the members are in: this one will take part in it, or in none. A spare has not asked yet."""
-        if not self.invited and self.w.p.phase is Phase.FRESH:
+    # ------------------------------------------------------------------------------ what its script waits for
+
+    def await_invitation(self, over: Resume) -> None:
+        if not self.invited:
             self._waited_s = self._waited_s or self.w.world.clock.now_s
-            self.w.after(0.05, 0.2, self.learn)
+            self.w.after(0.05, 0.2, lambda: self.await_invitation(over))
             return
-        if self.w.p.phase is Phase.FRESH:
-            self.w.world.hook("invited", self.w)
-        self._epoch, self._step = self.w.world.place()
-        self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
+        self.w.world.hook("invited", self.w)
+        over(None)
 
-    def seek(self) -> None:
-        """Inside `join`, or, while it takes over what came between two steps, in any operation."""
+    def ask_meta(self, until: Callable[[Meta], bool], over: Resume) -> None:
+        """Of any member, until its answer will do."""
+
+        def told(reply: object) -> None:
+            if isinstance(reply, Meta) and until(reply):
+                over(reply)
+                return
+            self._candidate += 1
+            self.w.after(0.05, 0.2, lambda: self.ask_meta(until, over))
+
+        of = self.w.p.acquaintances
+        if not of:
+            told(None)
+            return
+        whom = of[self._candidate % len(of)]
+        self.w.ask(whom, lambda other, reply: reply(other.training.meta if other.p.entered else None), told)
+
+    def join(self, over: Resume) -> None:
+        """Hold the state of a step's first pass and, mostly, get its result; `over` gets (step, result or None)."""
+        self._over, self._copies_anew = over, False
+        self._seek()
+
+    def copy_anew(self, over: Resume) -> None:
+        self.w.world.reach("a newcomer went through a step as no holder, and copies anew")
+        self._over, self._copies_anew = over, True
+        self._number, self._donor = -1, ""
+        self._seek()
+
+    def take_over(self, operation: Operation, over: Resume) -> None:
+        """The result of this operation, which the members have completed; between two steps, or in a later pass."""
+        if self._stands_still():
+            self.w.after(0.1, 0.5, lambda: self.take_over(operation, over))
+            return
+        if operation is self.w.script.program.leave:
+            self.w.world.reach("the loop ended before a newcomer had caught up")
+            return  # the order to go will come
+        assert self.w.p.phase is Phase.FRESH, f"{self.w.me} is a member, and takes over {operation}"
+        self._ask_next(lambda reply, whom: self._took_over(reply, whom, operation, over), join=False)
+
+    # -------------------------------------------------------------------------------------------------- seeking
+
+    def _stands_still(self) -> bool:
+        """What the control thread says goes on."""
         p = self.w.p
-        if p.phase is not Phase.FRESH:
-            self.w.wake()
-            return
-        if self.hung and not self._said_ready:
-            return
         if p.record is not None and p.record.member(self.w.me) is None and self._said_ready != p.record.number:
             self._said_ready = p.record.number
             self.w.say(Ready(self.w.me, p.record.number, self._outdated))
             self.w.world.hook("ready", self.w)
-        if self.stuck:  # its control thread goes on
-            self.w.after(0.1, 0.5, self.seek)
+        return self.stuck
+
+    def _seek(self) -> None:
+        p = self.w.p
+        if p.phase is not Phase.FRESH:
+            self._caught_up()
             return
-        if self._number == self.w.script.last:
-            self.w.world.reach("the loop ended before a newcomer had caught up")
-            return  # the order to go will come
-        if self._astray and self._number != self._step and self.w.script.operations[self._number].joinable:
-            self.w.world.reach("a newcomer went through a step as no holder, and copies anew")
-            self._number, self._step, self._donor, self._astray = -1, -1, "", False
-        if self._number >= 0 and (self._astray or not self.w.script.operations[self._number].joinable):
-            of = p.acquaintances
-            self._ask_next(self._donor or of[self._candidate % len(of)], join=False)
+        if self.hung and not self._said_ready:
+            return
+        if self._stands_still():
+            self.w.after(0.1, 0.5, self._seek)
             return
         if p.copied != self._number:
             p = self._post_copied(self._number)
         match worker_state.seek(p):
             case CopyState(of):
                 whom, self.asks = of[self._candidate % len(of)], True
-                self.w.ask(whom, lambda other, reply: other.copies.serve(self.w, self._binds, reply), self._copied)
+                follow = self._copies_anew or self.w.training.at.bound
+                self.w.ask(whom, lambda other, reply: other.copies.serve(self.w, follow, reply), self._copied)
             case AskOutcome(op, of) if self._counted_in is p.record:
                 whom = of[self._candidate % len(of)]
                 self.w.ask(whom, lambda other, reply: reply(other.copies.outcome(op)), self._outcome)
-            case AskOutcome(_, of):
-                self._ask_next(self._donor or of[self._candidate % len(of)], join=True)
+            case AskOutcome():
+                self._ask_next(self._went_on, join=True)
             case Wait():
                 wanted = p.newest_pending is not None
-                self.w.after(0.01 if wanted else 0.05, 0.03 if wanted else 0.15, self.seek)
+                self.w.after(0.01 if wanted else 0.05, 0.03 if wanted else 0.15, self._seek)
 
-    def _ask_next(self, whom: str, *, join: bool) -> None:
+    def _caught_up(self) -> None:
+        """All members were lost, and the copy here is the state now."""
+        if self._copies_anew:
+            self._post(MembersLost())
+            raise AssertionError(f"{self.w.me} goes on without a copy and without members")
+        self.w.training.post(Admitted())
+        operation = self.w.script.operations[self.w.p.reduced]
+        self.w.when_free(lambda: self._over((operation.step, None)))
+
+    def _ask_next(self, then: Callable[[tuple[str, Sum | None] | None, str], None], *, join: bool) -> None:
+        of = self.w.p.acquaintances
+        whom = self._donor or of[self._candidate % len(of)]
         number, donor, base = self._number, self.w.world.workers.get(whom), self._base
         lost = self.w.world.clock.chance(self.w.world.copy_trouble)
 
@@ -105,44 +158,67 @@ class Newcomer:
             answer = other.copies.next_result(self.w.me, number, join, base)
             reply(None if lost else answer)
 
+        def answered(reply: object) -> None:
+            self._answered()
+            then(cast(tuple[str, Sum | None] | None, reply), whom)
+
         if join and donor and donor.alive:
             self._counted_in = self.w.p.record  # until an answer says otherwise
-        self.w.ask(whom, ask, lambda reply: self._went_on(cast(tuple[str, Sum | None] | None, reply), whom, join))
+        self.w.ask(whom, ask, answered)
 
-    def _went_on(self, reply: tuple[str, Sum | None] | None, whom: str, join: bool) -> None:
-        self._answered()
+    def _went_on(self, reply: tuple[str, Sum | None] | None, whom: str) -> None:
         if reply is not None and reply[0] != "now":
             self._counted_in = None
         match reply:
             case ("now", _):
                 self._donor = whom
-            case ("result", result) if result is not None and (not join or self._may_change()):
-                self.w.world.reach("a newcomer took over a result")
-                self._epoch = self.w.script.operations[self._number].epoch
-                self.w.state = self.w.script.next_state(self._number, self.w.state, result)
-                self.w.applied = self._number + 1
-                self._number, self._donor = self._number + 1, whom
-            case ("refused", _) if join:
+            case ("result", result) if result is not None and self._may_change():
+                operation = self.w.script.operations[self._number]
+                self._take(result, whom)
+                self._over((operation.step, result))
+                return
+            case ("refused", _):
                 self.w.world.reach("a newcomer copies anew")
                 self._number, self._donor = -1, ""
                 self._outdated += 1
                 if p := self.w.p.record:
                     self.w.say(Ready(self.w.me, p.number, self._outdated))
-            case ("refused", _):
-                self.w.world.reach("a newcomer had no way back to a copy")
-                self.w.die(75, "it cannot go on")
-                return
             case ("later", _) | None:
                 self._candidate += 1
                 self._donor = ""
-        self.w.after(0.002, 0.02, self.seek)
+        self.w.after(0.002, 0.02, self._seek)
+
+    def _took_over(self, reply: tuple[str, Sum | None] | None, whom: str, operation: Operation, over: Resume) -> None:
+        match reply:
+            case ("result", result) if result is not None:
+                entry = self.w.script.operations[self._number]
+                assert entry is operation, f"{self.w.me} is at {operation}, the members at {entry}"
+                self._take(result, whom)
+                over(result)
+                return
+            case ("refused", _):
+                self.w.world.reach("a newcomer had no way back to a copy")
+                self.w.training.missed("the results that it was taking over ended")
+                return
+            case _:
+                self._candidate += 1
+                self._donor = ""
+        self.w.after(0.002, 0.02, lambda: self.take_over(operation, over))
+
+    def _take(self, result: Sum, whom: str) -> None:
+        self.w.world.reach("a newcomer took over a result")
+        self._post(ResultTaken())
+        self._number, self._donor, self._counted_in = self._number + 1, whom, None
 
     @property
     def _base(self) -> int:
         return self.w.p.record.base if self.w.p.record else 0
 
+    def _post(self, event: CopyArrived | ResultTaken | MembersLost) -> object:
+        return self.w.training.post(event)
+
     def _post_copied(self, op: int) -> WorkerState:
-        return self.w.post(Copied(op, self.w.script.operations[op].place if op >= 0 else -1))
+        return self.w.post(Copied(op, self.w.script.operations[op].handed_out if op >= 0 else -1))
 
     def _may_change(self) -> bool:
         """No report has promised the state held here, and it has not become the job's."""
@@ -160,28 +236,40 @@ class Newcomer:
         if self.w.p.phase is Phase.FRESH:
             self.w.say(Progress(self.w.me, 0, 0, 0, f"joining, {self._answers} answers"))
 
+    # -------------------------------------------------------------------------------------------------- answers
+
     def _copied(self, reply: object) -> None:
         self.asks = False
         self._answered()
-        if isinstance(reply, tuple):
-            op, state, source, held, waited_for = reply
-            if self.w.script.operations[op].epoch != self._epoch:
-                self.w.world.reach("a newcomer was too late for its epoch")
-                self.w.die(75, "it cannot go on")
-                return
-            self._astray = self._binds and self._step not in (op, -1)
-            if self._astray and waited_for:
-                self.w.die(75, "its step is not the one that waits for it")
-                return
-            self._number, self._step, self._donor = op, op, source if held else ""
-            self.w.state, self.w.applied = state, op
-            if not held and self._post_copied(op).copied == op:
-                self._counted_in, base = self.w.p.record, self._base
-                self.w.world.hook("copied", self.w)
-                self.w.ask(source, lambda other, _: other.copies.verified(self.w.me, op, base), lambda _: None)
-        else:
+        if not isinstance(reply, Copy):
             self._candidate += 1
-        self.w.after(0.005, 0.02, self.seek)
+            self.w.after(0.005, 0.02, self._seek)
+            return
+        try:
+            self._load(reply)
+        except JoinMissed as missed:
+            self.w.training.missed(str(missed))
+
+    def _load(self, copy: Copy) -> None:
+        """Raises JoinMissed."""
+        w, training, operation = self.w, self.w.training, self.w.script.operations[copy.op]
+        training.post(CopyOffered(operation.epoch))
+        w.state, w.applied = copy.state, copy.op
+        self._number, self._donor = copy.op, copy.source if copy.follows else ""
+        if self._copies_anew:
+            training.post(CopiedAnew(operation.step))
+            self._over(copy)
+            return
+        move = training.post(CopyArrived(operation.step, bool(copy.early), copy.waited_for))
+        if isinstance(move, GoAstray):
+            training.post(WentAstray())
+            self.take_over(operation, lambda result: self._over((operation.step, result)))
+            return
+        if not copy.follows and self._post_copied(copy.op).copied == copy.op:
+            self._counted_in, base = w.p.record, self._base
+            w.world.hook("copied", w)
+            w.ask(copy.source, lambda other, _: other.copies.verified(w.me, copy.op, base), lambda _: None)
+        w.after(0.005, 0.02, self._seek)
 
     def _outcome(self, reply: object) -> None:
         self._answered()
@@ -196,12 +284,19 @@ class Newcomer:
             elif result is None or self.w.post(Joined(number, op)).phase is not Phase.READY:
                 self._counted_in = None
             else:
-                self.w.results, self.w.gradients = {op: result}, result
-                self.w.world.obtained(self.w, op, result, before)
-                self.w.world.hook("joined", self.w)
-                self.holds = op + 1
-                if self._donor:
-                    self.w.world.reach("a newcomer joined after it had taken over results")
-                waited_s = self.w.world.clock.now_s - self._waited_s if self._waited_s else 0.0
-                self.w.world.paths.joined(self.w, self.w.world.leader, waited_s, self._outdated)
-        self.w.after(0.005, 0.02, self.seek)
+                self._joined(before, op, result)
+                return
+        self.w.after(0.005, 0.02, self._seek)
+
+    def _joined(self, before: WorkerState, op: int, result: Sum) -> None:
+        w = self.w
+        w.results = {op: result}
+        w.world.obtained(w, op, result, before)
+        w.world.hook("joined", w)
+        self.holds = op + 1
+        if self._donor:
+            w.world.reach("a newcomer joined after it had taken over results")
+        waited_s = w.world.clock.now_s - self._waited_s if self._waited_s else 0.0
+        w.world.paths.joined(w, w.world.leader, waited_s, self._outdated)
+        w.training.post(Admitted())
+        w.when_free(lambda: self._over((w.script.operations[op].step, result)))

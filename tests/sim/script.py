@@ -10,12 +10,17 @@ it ends in the state of a job that was never disturbed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 
+from elastic.protocol.loop_state import LoopKind
+
 Value = tuple[int, int, int]
 Sum = tuple[Value, ...]
+
+WITHOUT_EFFECT = ("shared", "sync", "once")
+"""Operations whose result is only read. The last one, LEAVE, has no state after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +29,109 @@ class Operation:
     units: int
     joinable: bool = False
     epoch: int = 0
+    """As newcomers are bound to it: 0 in a loop without epochs."""
+    step: int = 0
     place: int = 0
     """In the whole program."""
+    handed_out: int = 0
+    """The place of the first operation of its step."""
+
+    def changes(self, state: int, result: Sum) -> int:
+        """The parameters after it."""
+        return state if self.name in WITHOUT_EFFECT else hash((state, result))
 
 
-def write_script(random: Random, steps: int, units: int, epoch_steps: int) -> tuple[Operation, ...]:
-    """SYNC, then steps of one or two passes with an evaluation now and then, then LEAVE."""
-    operations = [Operation("sync", 1)]
-    for step in range(steps):
-        epoch = step // epoch_steps
-        operations.append(Operation("pass", units, joinable=True, epoch=epoch))
-        if random.random() < 0.3:
-            operations.append(Operation("pass", units, epoch=epoch))
-        if step % 4 == 3:
-            operations.append(Operation("evaluate", random.randint(1, units), epoch=epoch))
-    operations.append(Operation("leave", 1))
-    return tuple(replace(operation, place=place) for place, operation in enumerate(operations))
+@dataclass(frozen=True, slots=True)
+class Step:
+    epoch: int
+    """Of its data. A loop without epochs may go through its data several times."""
+    early: tuple[Operation, ...]
+    passes: tuple[tuple[Operation, ...], ...]
+    """A pass has a second operation if its first result does not hold."""
+    calls: tuple[Operation, ...]
+    """Between its last pass and its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """between: the operation between this epoch and the next; None: it is the last. end: the step after its last."""
+
+    before: tuple[Operation, ...]
+    end: int
+    after: tuple[Operation, ...]
+    between: Operation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A loop without epochs has one Epoch, of which only `end` is used."""
+
+    loop: LoopKind
+    shared: Operation | None
+    sync: Operation
+    epochs: tuple[Epoch, ...]
+    steps: tuple[Step, ...]
+    behind: tuple[Operation, ...]
+    """After the loop."""
+    leave: Operation
+    operations: tuple[Operation, ...]
+    """All of them, in order."""
+
+
+class _Pen:
+    """Writes one operation after the other."""
+
+    def __init__(self, random: Random, units: int) -> None:
+        self.random = random
+        self.units = units
+        self.written: list[Operation] = []
+        self.epoch = self.step = self.handed_out = 0
+
+    def some(self, probability: float, name: str) -> tuple[Operation, ...]:
+        return (self.write(name),) if self.random.random() < probability else ()
+
+    def write(self, name: str, units: int = 1, *, joinable: bool = False) -> Operation:
+        here = self.epoch, self.step, len(self.written), self.handed_out
+        self.written.append(Operation(name, units, joinable, *here))
+        return self.written[-1]
+
+    def write_pass(self, number: int) -> tuple[Operation, ...]:
+        first = self.write("pass", self.units, joinable=number == 0)
+        return (first, self.write("again", self.units)) if self.random.random() < 0.02 else (first,)
+
+
+def write_script(random: Random, steps: int, units: int, epoch_steps: int) -> Program:
+    """A loop over epochs, or one without; steps of one or two passes, and calls wherever a script may make them."""
+    pen, epochs, written = _Pen(random, units), list[Epoch](), list[Step]()
+    kind = LoopKind.EPOCHS if epoch_steps < steps or random.random() < 0.5 else LoopKind.BARE
+    in_epochs = kind is LoopKind.EPOCHS
+    early, second = random.choice([(0.0, 0.4), (0.0, 0.2), (0.2, 0.0), (0.6, 0.0)])
+    before, after = (random.choice([0.0, 0.5]), random.choice([0.0, 0.2])) if in_epochs else (0.0, 0.0)
+    across = random.choice([5, steps])
+    shared = next(iter(pen.some(0.3, "shared")), None)
+    sync = pen.write("sync")
+    for first in range(0, steps, epoch_steps):
+        pen.epoch, pen.step, end = len(epochs), first, min(first + epoch_steps, steps)
+        calls_before = pen.some(before, "once")
+        for pen.step in range(first, end):
+            pen.handed_out = len(pen.written)
+            calls_early = pen.some(early, "early")
+            passes = tuple(pen.write_pass(number) for number in range(1 + (random.random() < second)))
+            calls = (pen.write("evaluate", random.randint(1, units)),) if pen.step % 5 == 4 else ()
+            written.append(Step(pen.epoch if in_epochs else pen.step // across, calls_early, passes, calls))
+        calls_after = pen.some(after, "after")
+        between = pen.write("epochs") if end < steps else None
+        epochs.append(Epoch(calls_before, end, calls_after, between))
+    behind = pen.some(0.2, "behind")
+    leave = pen.write("leave")
+    return Program(kind, shared, sync, tuple(epochs), tuple(written), behind, leave, tuple(pen.written))
 
 
 class Script:
-    """operations: from SYNC to LEAVE. begins_with: the state of the parameters before them."""
+    """The operations of one run of the job. begins_with: the state of the parameters before them."""
 
-    def __init__(self, operations: tuple[Operation, ...], begins_with: int = 0) -> None:
+    def __init__(self, program: Program, operations: tuple[Operation, ...], begins_with: int = 0) -> None:
+        self.program = program
         self.operations = operations
         self._begins_with = begins_with
         self.result = cache(self._result)
@@ -57,11 +143,7 @@ class Script:
 
     def resumed(self, place: int) -> Script:
         """The rest of the program, from a state taken before the operation at that place."""
-        return Script((self.operations[0], *self.operations[place:]), self.state(place))
-
-    def next_state(self, op: int, state: int, result: Sum) -> int:
-        """The parameters after an operation."""
-        return hash((state, result)) if self.operations[op].place else state
+        return Script(self.program, (self.program.sync, *self.operations[place:]), self.state(place))
 
     def _result(self, op: int) -> Sum:
         """What a run without faults gets."""
@@ -70,4 +152,4 @@ class Script:
 
     def _state(self, op: int) -> int:
         """The parameters before operation op in a run without faults."""
-        return self.next_state(op - 1, self.state(op - 1), self.result(op - 1)) if op else self._begins_with
+        return self.operations[op - 1].changes(self.state(op - 1), self.result(op - 1)) if op else self._begins_with

@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,6 +20,8 @@ from unittest.mock import patch
 import pytest
 
 from elastic.config import Stragglers
+from elastic.protocol.loop_state import CopyArrived, CopyOffered, CountAsHolder, LoopState, ScriptEvent, newcomer
+from elastic.protocol.loop_state.events import PROCEED, Answer
 from tests.sim import arms
 from tests.sim.directed import STORIES
 from tests.sim.faults import Fault, draw_by_chance
@@ -115,6 +118,40 @@ def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     with patch.object(World, "was_struck", lambda self, *kinds: False):
         needed, because = fewest(3, scene)
     assert needed == ["1"] and "nobody has said anything wrong" in because
+
+
+def counts_any_copy(s: LoopState, event: CopyArrived) -> Answer:
+    return s, CountAsHolder()
+
+
+joins = newcomer.joins
+
+
+def takes_any_epoch(s: LoopState, event: ScriptEvent) -> Answer:
+    return (s, PROCEED) if isinstance(event, CopyOffered) else joins(s, event)
+
+
+@pytest.mark.parametrize(
+    ("function", "defect", "epoch_steps", "binds", "told"),
+    [
+        ("_copy_arrived", counts_any_copy, 1000, 1.0, "with another state than the others"),
+        ("joins", takes_any_epoch, 2, 0.0, "where the others are in|, the members at"),
+    ],
+)
+def test_a_newcomer_that_takes_a_wrong_copy_is_seen(
+    function: str, defect: Callable[..., Answer], epoch_steps: int, binds: float, told: str
+) -> None:
+    """Of a step that its script is not bound to; of an epoch that its script is not in."""
+    scene = replace(
+        draw_by_chance(0), name="quiet", nodes=2, slots=1, min_workers=1, steps=60, epoch_steps=epoch_steps,
+        faults=(Fault("crash", at_s=0.5),), store_trouble=0.0, copy_trouble=0.0, link_trouble=0.0, slow_links=0.0,
+        short_log=False, binds=binds,
+    )  # fmt: skip
+    for seed in range(8):
+        World(seed, scene=scene).run()
+    with patch.object(newcomer, function, defect), pytest.raises(AssertionError, match=told):
+        for seed in range(8):
+            World(seed, scene=scene).run()
 
 
 def test_arms_are_marked_where_they_are_taken() -> None:

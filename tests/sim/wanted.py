@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from elastic.protocol.loop_state.state import ARCS as SCRIPT_ARCS
+from elastic.protocol.loop_state.state import STANDINGS, ScriptStage
 from elastic.protocol.membership.roster import ARCS
 
 Change: TypeAlias = tuple[str, str, str, str]
@@ -41,6 +43,7 @@ RARE = (
     "a newcomer joined after it had taken over results",
     "a newcomer that could not be connected was replaced",
     "a newcomer took over a result that was kept for nobody",
+    "a newcomer was told what an early call gave in a later step",
     "a newcomer was too late for its epoch",
     "a newcomer went through a step as no holder, and copies anew",
     "a newcomer whose set-up hung was replaced",
@@ -111,6 +114,7 @@ _AT_ONCE = {
 _LISTED = "a leader names whom a record lists, and listed newcomers were ready; with member -> invited or ready too"
 _COPIED = "the only holders of the state are newcomers whose copy another loss has made anew"
 _ALIKE = "all numerics are alike here (numerics.txt)"
+_ALL_STEPS = "a script here goes through all epochs and steps (left-by-break.txt of the unit scenarios)"
 _NOT_LOST = "orders and words get lost here only with their agent or leader (told-again.txt)"
 
 SELDOM = _AT_ONCE | {
@@ -127,17 +131,34 @@ SELDOM = _AT_ONCE | {
     ("worker", "killed", "expelled"): _NOT_LOST,
     ("membership", "forming", "closing"): "a member of whom nothing was heard comes back in the moment in which it has "
     "finished (finished-after-all.txt of the unit scenarios)",
+    ("script", str(ScriptStage.BEFORE_STEPS), str(ScriptStage.AFTER_STEPS)): _ALL_STEPS,
+    ("script", str(ScriptStage.BEFORE_STEPS), str(ScriptStage.OVER)): _ALL_STEPS,
     ("position", "fresh", "gone"): "a newcomer hears of the loss of all copies only when the job has formed anew "
     "(newcomer-of-before.txt of the unit scenarios)",
 }
 """Changes of state that may be, and are not wanted."""
 
+_MISSED_IN = (ScriptStage.COPYING, ScriptStage.BETWEEN)
+"""Where a newcomer asks for a copy."""
+
+_OF_SCRIPT = (
+    *(("script", str(before), str(after)) for before, stages in SCRIPT_ARCS.items() for after in stages),
+    *(("script", str(before), str(ScriptStage.MISSED)) for before in _MISSED_IN),
+    *(("standing", str(before), str(after)) for before, standings in STANDINGS.items() for after in standings),
+)
+
 CHANGES = tuple(
-    (machine, before, after)
-    for machine, states in _STATES.items()
-    for before, afters in states.items()
-    for after in afters.split()
-    if (machine, before, after) not in SELDOM
+    change
+    for change in (
+        *(
+            (machine, before, after)
+            for machine, states in _STATES.items()
+            for before, afters in states.items()
+            for after in afters.split()
+        ),
+        *_OF_SCRIPT,
+    )
+    if change not in SELDOM
 )
 
 
@@ -170,7 +191,45 @@ _HARDLY = "elastic/protocol/test_agent_silence.py::test_a_few_agents_more_or_les
 _FOLLOWED = "protocol/failure_detector.py AgentMonitor.follow"
 _NEAR = "if self.beat_s / STEADY < timing.beat_s < self.beat_s * STEADY"
 
-EXCLUDED = {
+_LOOPS = "protocol/loop_state/loops.py"
+_LOOP_TESTS = "elastic/protocol/test_loop_state.py"
+_MISTAKE = Excluded(
+    "a mistake of the script, which ends its process",
+    f"{_LOOP_TESTS}::test_a_mistake_of_the_script_is_refused_and_changes_nothing",
+)
+_SECOND = Excluded(_MISTAKE.because, f"{_LOOP_TESTS}::test_scenario")
+_WITHOUT_STEP = Excluded(
+    "a newcomer is told of a step in the epoch, and a script here does not leave its loop before that step",
+    f"{_LOOP_TESTS}::test_scenario",
+)
+
+_OF_LOOPS = {
+    "protocol/loop_state/state_machine.py step: if s.stage is ScriptStage.MISSED": Excluded(
+        "its process ends at once", f"{_LOOP_TESTS}::test_scenario"
+    ),
+    "protocol/loop_state/state_machine.py _told": Excluded(
+        "words an assertion that fails", f"{_LOOP_TESTS}::test_what_cannot_happen_is_asserted"
+    ),
+    f"{_LOOPS} loop_begun: if s.loop is not LoopKind.NONE": _SECOND,
+    f"{_LOOPS} steps_begun: if s.stage is not begins": _SECOND,
+    f"{_LOOPS} next_step: if s.stage is not ScriptStage.BETWEEN": _MISTAKE,
+    f"{_LOOPS} pass_begun: if s.in_pass": _MISTAKE,
+    f"{_LOOPS} pass_begun: if not s.in_step or (event.step, event.pass_no) != (s.step, s.pass_no)": _MISTAKE,
+    f"{_LOOPS} step_left: if s.in_pass": _MISTAKE,
+    f"{_LOOPS} step_left: if s.stage is ScriptStage.HANDED_OUT": _MISTAKE,
+    f"{_LOOPS} called: if s.in_pass": _MISTAKE,
+    f"{_LOOPS} called: if not s.entered": _MISTAKE,
+    f"{_LOOPS} shared: if s.in_pass": _MISTAKE,
+    f"{_LOOPS} shared: if s.entered": _MISTAKE,
+    f"{_LOOPS} epoch_over: if s.joining": _WITHOUT_STEP,
+    f"{_LOOPS} called: if s.joining and (not (before_steps or s.early))": _WITHOUT_STEP,
+    "protocol/loop_state/newcomer.py joins: case events.MembersLost()": Excluded(
+        "when all members are lost, a leader lists newcomers that hold a copy, and one that copies anew holds none",
+        f"{_LOOP_TESTS}::test_scenario",
+    ),
+}
+
+EXCLUDED = _OF_LOOPS | {
     "protocol/failure_detector.py AgentMonitor.beat_s": Excluded(_THOUSANDS, _SHRINKS),
     _FOLLOWED: Excluded(_THOUSANDS, _SHRINKS),
     f"{_FOLLOWED}: for node in self._silent": Excluded(_THOUSANDS, _SHRINKS),

@@ -1,7 +1,8 @@
 """A training process: the real position machine, and models of everything around it.
 
-The user's thread is `_user`: it asks `position.move` and does what it says. The control thread is `order` and the
-service of copies. Frames of a ring are tagged with generation and operation, arrive late, and outlive their sender.
+The user's thread is `_user`: it asks `worker_state.next_move` and does what it says. Between two operations it is the
+script's (training.py). The control thread is `order` and the service of copies. Frames of a ring are tagged with
+generation and operation, arrive late, and outlive their sender.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ from tests.sim.copies import Copies
 from tests.sim.keeping import Keeping
 from tests.sim.mesh import Mesh
 from tests.sim.newcomer import Newcomer
-from tests.sim.script import Sum, Value
+from tests.sim.script import Operation, Sum, Value
+from tests.sim.training import Training
 from tests.trees import fold_nodes
 
 if TYPE_CHECKING:
@@ -105,6 +107,8 @@ class Worker:
         self.results: dict[int, Sum] = {}
         self.gradients: Sum = ()
         """Of the last operation, which the script applies."""
+        self._due: Callable[[], None] | None = None
+        """What the script does as soon as it may go on."""
         self.last_report: Report | None = None
         self.sums: dict[Node, Sum] = {}
         self._asleep: list[Callable[[], None]] = []
@@ -115,6 +119,7 @@ class Worker:
         self._woken = False
         self.mesh = Mesh(self)
         self.newcomer = Newcomer(self)
+        self.training = Training(self)
         self.copies = Copies(self)
         self.keeping = Keeping(self)
         self.script = world.script
@@ -143,7 +148,7 @@ class Worker:
         numerics = self.world.numerics(self.agent)
         kept = self.agent.memory.newest
         self.say(Announce(self.me, self.agent.node, self.slot, 1, "host", 1, numerics, snapshot=kept))
-        self.after(0.02, 0.2, self.newcomer.learn)
+        self.training.go_on()
 
     def die(self, status: int, because: str, last_words: str = "") -> None:
         """Everything it has sent may still arrive, or not."""
@@ -282,7 +287,7 @@ class Worker:
         if record.began.startswith(ANEW) and record.kind is Kind.FORM and self.p.entered != before.entered:
             self.world.hook("anew", self)
         if record.kind is Kind.FORM and record.entry and self.p.entered != before.entered:
-            self.state = self.keeping.restore(record.entry).state
+            self.state = self.keeping.restore(record.entry)
             self.world.hook("revived", self)
 
     def _beat(self) -> None:
@@ -381,6 +386,8 @@ class Worker:
             return
         self.mesh.check_acknowledgements()
         if self.p.phase is Phase.FRESH:
+            if self.p.record is not None:
+                self._between()
             return
         match worker_state.next_move(self.p):
             case Compute(unit) if place := self.world.raises(self, unit):
@@ -439,33 +446,32 @@ class Worker:
         self.after(low_s, high_s, done)
 
     def _between(self) -> None:
-        """User code: apply the result, then ask for the next operation."""
-        if self.applied < self.p.reduced:
-            result = self.gradients
-            self.work(0.001, 0.02, lambda: self._applied(result))
-            return
-        script = self.script
-        if self.p.reduced > script.last:
-            self.say(Finished(self.me, self.p.entered, self._digest()))
-            self.world.hook("finished", self)
-            self.busy = True
-            self.after(0.005, 0.1, lambda: self.die(0, "its script has ended"))
-            return
-        operation = script.operations[self.p.reduced]
+        """The script has the thread."""
+        if self._due is not None:
+            due, self._due = self._due, None
+            due()
+
+    def when_free(self, act: Callable[[], None]) -> None:
+        """Between two operations; of a newcomer at any time."""
+        assert self._due is None, f"{self.me} does two things at once"
+        self._due = act
+        self.wake()
+
+    def begin(self, operation: Operation, over: Callable[[Sum], None]) -> None:
+        self.world.judge.begins(self, operation)
         self.sums = {}
         if operation.joinable:
             self.speed.begin_step()
             self._units = operation.units
+        self._due = lambda: over(self.gradients)
         self.post(Begin(operation.units, operation.joinable))
         self.world.hook("begin", self)
-        if operation.joinable:
-            self.keeping.before_step()
 
-    def _applied(self, result: Sum) -> None:
-        if self.applied < self.script.last:
-            self.state = self.script.next_state(self.applied, self.state, result)
-        self.applied += 1
-        self.world.judge.applied(self)
+    def finish(self) -> None:
+        self.say(Finished(self.me, self.p.entered, self._digest()))
+        self.world.hook("finished", self)
+        self.busy = True
+        self.after(0.005, 0.1, lambda: self.die(0, "its script has ended"))
 
     def _computed(self, unit: int, value: Value) -> None:
         """The fold happens outside the lock, so a plan may take its inputs meanwhile."""
@@ -485,6 +491,7 @@ class Worker:
             if before.running == unit and root in after.roots:
                 self.sums = {node: total for node, total in self.sums.items() if node not in consumed}
                 self.sums[root] = total
+                self.training.computed()
 
         self.work(0, 0.001, done)
 

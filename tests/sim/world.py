@@ -60,7 +60,8 @@ class World:
         self.scene = scene = scene or draw(seed)
         self.clock = Clock(seed)
         self.network = Network(self.clock, scene.loss)
-        self.script = Script(write_script(self.clock.random, scene.steps, scene.units, scene.epoch_steps))
+        program = write_script(self.clock.random, scene.steps, scene.units, scene.epoch_steps)
+        self.script = Script(program, program.operations)
         self._runs = {"": self.script}
         self.spec = JobSpec(
             name="simulated",
@@ -154,15 +155,6 @@ class World:
             assert name is not None
             self._runs[began] = self.script.resumed(name.step)
         return self._runs[began]
-
-    def place(self) -> tuple[int, int]:
-        """In which epoch the members are, and the operation with which their step begins."""
-        members = [worker for worker in self.workers.values() if worker.p.entered and worker.p.record]
-        ahead = max(members, key=lambda worker: (worker.p.record.base, worker.p.reduced), default=None)  # type: ignore[union-attr]
-        if ahead is None:
-            return 0, 0
-        number, operations = min(ahead.p.reduced, ahead.script.last), ahead.script.operations
-        return operations[number].epoch, max((i for i in range(number + 1) if operations[i].joinable), default=0)
 
     def resize(self, workers: int) -> None:
         """Somebody gives the job another size."""

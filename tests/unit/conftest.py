@@ -25,8 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="record what the machines answer now; read the diff")
 
 
-# What is imported and collected stays until the end. To look through it for garbage again and again would take a fifth
-# of the collection's time, and a part of every test's.
+# What torch and the tests make when they are imported stays: no collection looks through it, then or later.
 gc.disable()
 
 

@@ -479,15 +479,11 @@ FILE_LINES, FUNCTION_LINES, CLASS_FIELDS, PARAMETERS = 500, 77, 20, 8
 
 OVER = {
     "elastic.config": 676,
-    "elastic.platforms.local.job_run": 511,
     "runtime.frontends.ddp.rank_script": 662,
     "elastic.config.JobSpec": 30,
-    "elastic.platforms.local.job_run._Children": 22,
     "elastic.protocol.membership.group.Group": 58,
     "elastic.protocol.worker_state.state.WorkerState": 31,
     "runtime.frontends.ddp.rank_script.RankScript": 45,
-    "runtime.worker.operations.OperationLoop": 21,
-    "runtime.worker.worker_session.WorkerSession": 24,
     "runtime.data.loader.Loader.__init__": 11,
     "runtime.loop.job.Job.loader": 10,
 }

@@ -1,6 +1,7 @@
 """Whole jobs on this machine: `elastic run`, `elastic doctor --exact` and `--ranks`, elastic.launch().
 
 job_run.py          one run: etcd, the rendezvous, an agent, what a person sees, and nothing left behind
+interrupts.py       signals that ask a command to stop, as something to wait for
 reruns.py           all runs of one command, as long as each gets further
 dashboard_process.py  `elastic run --dashboard`: the dashboard beside the job
 script_command.py   the script or module that a worker is started with

@@ -13,7 +13,6 @@ import math
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,12 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 from elastic import file_modes
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
+from elastic.platforms.local.interrupts import Interrupted, Signals
 from elastic.platforms.local.live import PLAIN_S, TABLE_S, Display, JobWatcher, LiveView, PlainDisplay, TableDisplay
 from elastic.preemption import selection
 from elastic.process import children, log_line, stop_signals
@@ -79,70 +78,22 @@ class RunOutcome:
     told: bool = False
 
 
-class Interrupted(BaseException):
-    """A signal that asks the command to stop came while nothing was running yet."""
-
-
-class Signals:
-    """Ctrl-C, SIGTERM and SIGHUP as something to wait for: `reader` becomes readable. SIGHUP stays ignored where
-    it was, under nohup. Main thread only."""
-
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+class ShortLives:
+    """How often in a row a service has ended soon after its start."""
 
     def __init__(self) -> None:
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        self.received: list[signal.Signals] = []
-        self.asked = False
-        """Whether one has come, also if it was taken from `received` since."""
-        self._raising = False
+        self.number = 0
+        self._since_s = time.monotonic()
 
-    def __enter__(self) -> Self:
-        under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        numbers = [number for number in self.NUMBERS if not (under_nohup and number is signal.SIGHUP)]
-        self._handlers = {number: signal.signal(number, self._handle) for number in numbers}
-        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        return self
+    def started(self) -> None:
+        self._since_s = time.monotonic()
 
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self.reader.close()
-        self._writer.close()
+    def ended(self) -> None:
+        self.number = self.number + 1 if time.monotonic() - self._since_s < SHORT_LIFE_S else 1
 
-    def wake(self) -> None:
-        """Make `reader` readable; from any thread."""
-        try:
-            self._writer.send(b"\0")
-        except BlockingIOError:
-            return  # it is readable already
-
-    def drain(self) -> None:
-        try:
-            while self.reader.recv(CHUNK):
-                continue
-        except BlockingIOError:
-            return
-
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        """For a call that waits by itself: a signal ends it with Interrupted."""
-        if self.received:
-            raise Interrupted
-        self._raising = True
-        try:
-            yield
-        finally:
-            self._raising = False
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self.received.append(signal.Signals(number))
-        if self._raising:
-            self._raising = False
-            raise Interrupted
+    @property
+    def too_many(self) -> bool:
+        return self.number >= SHORT_LIVES
 
 
 def attempt(
@@ -206,9 +157,8 @@ class _Children:
         self._notices_s = 0.0
         """When they are to be looked for again."""
         self._restart_s = math.inf
-        self._short_lives = 0
-        self._etcd_since_s = time.monotonic()
-        self._etcd_short_lives = 0
+        self._rendezvous_lives = ShortLives()
+        self._etcd_lives = ShortLives()
 
     def __enter__(self) -> Self:
         self._selector.register(self._signals.reader, selectors.EVENT_READ, self._signals.drain)
@@ -307,7 +257,7 @@ class _Children:
         module, where = "elastic.rendezvous", ("--job-dir", str(self._dir), "--etcd", self._etcd.endpoint)
         command = children.dying_with_this(*PYTHON, module, *where)
         self._rendezvous = self._spawn(module, command, subprocess.DEVNULL)
-        self._rendezvous_since_s = time.monotonic()
+        self._rendezvous_lives.started()
         self._watch_exit(self._rendezvous, self._rendezvous_ended)
 
     def _watch_exit(self, process: subprocess.Popen[bytes], act: Callable[[], None]) -> None:
@@ -352,15 +302,14 @@ class _Children:
     def _etcd_ended(self) -> None:
         """It goes on with its data. If it has lost some, as 3.5.0 to 3.5.2 may when they are killed, leader and agents
         notice it, as after a restore from a backup; without etcd the job would never end."""
-        now_s, how = time.monotonic(), _how(self._etcd.process.returncode)
+        how = _how(self._etcd.process.returncode)
         asked = -self._etcd.process.returncode in stop_signals.HELD  # somebody has signalled every process
         if not asked:
-            short = now_s - self._etcd_since_s < SHORT_LIFE_S
-            self._etcd_short_lives = self._etcd_short_lives + 1 if short else 1
-        if self._etcd_short_lives < SHORT_LIVES:
+            self._etcd_lives.ended()
+        if not self._etcd_lives.too_many:
             with contextlib.suppress(OSError):  # its directory was removed: then it is not there any more
                 self._etcd.restart()
-                self._etcd_since_s = now_s
+                self._etcd_lives.started()
                 self._watch_exit(self._etcd.process, self._etcd_ended)
                 if not asked:
                     self._display.notice(f"etcd ended ({how}); training goes on, and it is started again")
@@ -373,19 +322,17 @@ class _Children:
     def _rendezvous_ended(self) -> None:
         if self._signals.received or (self._dir / "result.json").exists() or self._agent.poll() is not None:
             return
-        now_s = time.monotonic()
-        short = now_s - self._rendezvous_since_s < SHORT_LIFE_S
-        self._short_lives = self._short_lives + 1 if short else 1
+        self._rendezvous_lives.ended()
         how = _how(self._rendezvous.returncode)
-        if self._short_lives >= SHORT_LIVES:
+        if self._rendezvous_lives.too_many:
             self._display.notice(
                 f"the rendezvous service ended {SHORT_LIVES} times, the last time with {how}; giving up"
             )
             _ask(self._agent, signal.SIGINT)
             return
         timing = self._spec.timing
-        wait_s = min(timing.backoff_max_s, timing.backoff_min_s * (2**self._short_lives - 2))
-        self._restart_s = now_s + wait_s
+        wait_s = min(timing.backoff_max_s, timing.backoff_min_s * (2**self._rendezvous_lives.number - 2))
+        self._restart_s = time.monotonic() + wait_s
         self._display.notice(f"the rendezvous service ended ({how}); training goes on, and it is started again")
 
     # The end
@@ -441,7 +388,7 @@ class _Children:
             return result
         if status == 0 and is_removed(self._dir):
             return RunOutcome(ExitCode.DONE, "all members have finished")
-        if self._short_lives >= SHORT_LIVES:
+        if self._rendezvous_lives.too_many:
             tail = _tail(self._log_of("elastic.rendezvous"))
             return RunOutcome(ExitCode.BELOW_QUORUM, f"the rendezvous service cannot run here\n{tail}")
         if status < 0:

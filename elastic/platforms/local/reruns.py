@@ -14,7 +14,8 @@ from typing import Any
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode
 from elastic.platforms.local import job_run
-from elastic.platforms.local.job_run import Interrupted, RunOutcome, Signals
+from elastic.platforms.local.interrupts import Interrupted, Signals
+from elastic.platforms.local.job_run import RunOutcome
 from elastic.platforms.local.live import expendable, has_room, summary_text
 from elastic.records import resume
 from elastic.records.journal import Line, merge, read_all, recoveries

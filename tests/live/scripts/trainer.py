@@ -28,7 +28,7 @@ model = torch.nn.Sequential(
 ).to(job.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 ahead = 1 if os.environ.get("ELASTIC_SLOT") == "0" else 0  # one worker fetches ahead, and nobody may notice
-train = job.loader(data, batch_size=16, shards=8, shuffle=True, workers=ahead)
+train = job.loader(data, batch_size=16, shards=4, shuffle=True, workers=ahead)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * len(train))
 
 

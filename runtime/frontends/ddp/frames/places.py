@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import copyreg
 import ctypes
-import functools
 import inspect
 import sys
 from collections import Counter, OrderedDict, defaultdict
@@ -164,7 +163,7 @@ class ScriptFrames:
                 _put(imported[place.function], place, value)
         for place, value in values.items():
             if place.frame == MODELS:
-                setattr(self._modules[place._replace(path=())], str(place.path[0]), value)
+                setattr(self._modules[ValuePlace(*place[:3])], str(place.path[0]), value)
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
@@ -172,7 +171,6 @@ def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
     return type(value) in _DICTS
 
 
-@functools.lru_cache(maxsize=256)
 def is_defined_by_script(cls: type) -> bool:
     """Whether a class stands in a file of the script."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)

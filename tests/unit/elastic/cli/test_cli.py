@@ -27,6 +27,7 @@ from elastic.cli.job.status import status_text
 from elastic.config import JobSpec, Stragglers, Timing, job_from_toml
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.platforms.local import job_run
+from elastic.platforms.local.interrupts import Signals
 from elastic.records import job_directory
 from elastic.records.journal import Journal, journal_path
 from elastic.rendezvous.job_status import job_status
@@ -46,7 +47,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[JobSpec, Path]]:
     """What would have been run."""
     runs: list[tuple[JobSpec, Path]] = []
 
-    def record(spec: JobSpec, job_dir: Path, signals: job_run.Signals, **_: Any) -> job_run.RunOutcome:
+    def record(spec: JobSpec, job_dir: Path, signals: Signals, **_: Any) -> job_run.RunOutcome:
         runs.append((spec, job_dir))
         return job_run.RunOutcome(ExitCode.DONE, "all members have finished")
 

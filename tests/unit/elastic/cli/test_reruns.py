@@ -14,7 +14,8 @@ import pytest
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode
 from elastic.platforms.local import job_run, reruns
-from elastic.platforms.local.job_run import RunOutcome, Signals
+from elastic.platforms.local.interrupts import Signals
+from elastic.platforms.local.job_run import RunOutcome
 from elastic.records import resume
 from elastic.records.journal import Journal, journal_path
 from elastic.records.resume import Resumption

@@ -15,6 +15,7 @@ from elastic import cli
 from elastic.config import JobSpec
 from elastic.errors import ExitCode
 from elastic.platforms.local import job_run
+from elastic.platforms.local.interrupts import Signals
 
 CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.truncate")
 MANY = 200
@@ -62,7 +63,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The job directories of the runs that were started."""
     found: list[Path] = []
 
-    def record(spec: JobSpec, job_dir: Path, signals: job_run.Signals, **_: Any) -> job_run.RunOutcome:
+    def record(spec: JobSpec, job_dir: Path, signals: Signals, **_: Any) -> job_run.RunOutcome:
         found.append(job_dir)
         (job_dir / "journal" / "agent.jsonl").write_text(f"run {len(found)}")
         return job_run.RunOutcome(ExitCode.DONE, "all members have finished")

@@ -168,6 +168,7 @@ def tell(move: Move) -> str:
         ("loop steps; entered 0 0; steps; hand-out 0 0; left", "without a pass"),
         ("loop steps; entered 0 0; steps; hand-out 0 0; pass 0 0; call", "inside a pass"),
         ("loop steps; entered 0 0; steps; hand-out 0 0; pass 1 0", "of a step that is over"),
+        ("loop steps; entered 0 0; steps; hand-out 0 0; pass 0 0; shared", "inside a pass"),
         ("call", "before the loop"),
         ("loop steps; entered 0 0; shared", "inside the loop"),
     ],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -45,42 +45,48 @@ CHANGES: dict[str, Callable[[], None]] = {
 }
 """Name of a part -> a call that changes it."""
 
-OLD = {
-    "torch's cuda.matmul.fp32_precision": "torch.backends.cuda.matmul.allow_tf32 = True",
-    "torch's cudnn.conv.fp32_precision": "torch.backends.cudnn.allow_tf32 = False",
+OLD: dict[str, Callable[[], None]] = {
+    "torch's cuda.matmul.fp32_precision": lambda: setattr(cuda.matmul, "allow_tf32", True),
+    "torch's cudnn.conv.fp32_precision": lambda: setattr(cudnn, "allow_tf32", False),
 }
+"""Torch refuses to read one name once the other was set."""
+
+
+def in_a_fork(check: Callable[[], None]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            check()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize("name", OLD)
 def test_the_older_names_for_tf32_count_in_the_same_part(name: str) -> None:
-    """In a process of its own: torch refuses to read one name once the other was set."""
-    program = f"""
-import torch
-from runtime.guards.numerics_fingerprint import settings
-before = settings(torch.device("cuda"))
-{OLD[name]}
-after = settings(torch.device("cuda"))
-assert before[{name!r}] != after[{name!r}], after
-torch.backends.cuda.matmul.fp32_precision = "ieee"
-torch.backends.cudnn.conv.fp32_precision = "ieee"
-settings(torch.device("cuda"))
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    def check() -> None:
+        before = numerics_fingerprint.settings(GPU)
+        OLD[name]()
+        after = numerics_fingerprint.settings(GPU)
+        assert before[name] != after[name], after
+        ANY.cuda.matmul.fp32_precision = "ieee"
+        ANY.cudnn.conv.fp32_precision = "ieee"
+        numerics_fingerprint.settings(GPU)
+
+    in_a_fork(check)
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_setting_is_a_part_of_its_own(name: str) -> None:
-    index = list(CHANGES).index(name)
-    program = f"""
-import torch
-from runtime.guards.numerics_fingerprint import settings
-from tests.unit.runtime.guards.test_numerics_fingerprint import CHANGES
-before = settings(torch.device("cuda"))
-list(CHANGES.values())[{index}]()
-after = settings(torch.device("cuda"))
-assert {name!r} in {{part for part in after if after[part] != before[part]}}, after
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    def check() -> None:
+        before = numerics_fingerprint.settings(GPU)
+        CHANGES[name]()
+        after = numerics_fingerprint.settings(GPU)
+        assert name in {part for part in after if after[part] != before[part]}, after
+
+    in_a_fork(check)
 
 
 def onto_a_gpu(setup: Setup) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,10 +18,8 @@ from torch import nn
 from runtime.loop.job import Job
 from tests.unit.features import STEPS, Lion, loader, mlp, train
 from tests.unit.jobs import Recorded, make_job, one_thread
+from tests.unit.thoroughness import EXAMPLES
 from tests.unit.worlds import FakeMember, Killed, World
-
-EXAMPLES = int(os.environ.get("EXACT_EXAMPLES", "0"))
-"""0: the same few every time."""
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": mlp,

@@ -39,6 +39,7 @@ from runtime.frontends.ddp.rank_script import RankScript
 from tests.unit.jobs import Recorded
 from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.threads import Main
+from tests.unit.thoroughness import some
 
 SAMPLES = 84
 BATCHES = 7
@@ -102,7 +103,7 @@ def trains(main: Main, steps: int | None = None, workers: Iterable[int] = (2, 4)
     digest, ledger = threads.alone(main)
     told = {name: values[:] for name, values in SEEN.items()}
     assert steps in (None, len(ledger))
-    for count in workers:
+    for count in some(tuple(workers), 1, main.__name__):
         SEEN.clear()
         outcome = threads.together(count, main)
         assert outcome.errors == {}
@@ -1327,7 +1328,7 @@ def test_a_newcomer_has_the_results_of_the_evaluations_before_it() -> None:
     trains(main, 7 * BATCHES, (2, 4))
     digest, _ = threads.alone(main)
     (end,) = SEEN["end"][:1]
-    for admit in (1, 3 * BATCHES + 3, 6 * BATCHES + 1):
+    for admit in some((3 * BATCHES + 3, 1, 6 * BATCHES + 1), 1, ""):
         SEEN.clear()
         outcome = threads.together(2, main, newcomers=1, asked_at=admit - 1, admit_at=admit)
         assert outcome.errors == {} and outcome.joined == {"n0": admit}
@@ -1507,7 +1508,7 @@ def layers_frozen_with_gradients_of_zero() -> None:
 def test_what_a_script_sets_behind_its_step_is_set_once_a_step(main: Main) -> None:
     trains(main, 2 * BATCHES, (2, 3, 4))
     digest, _ = threads.alone(main)
-    for admit in (1, 5, BATCHES + 1, BATCHES + 3):
+    for admit in some((1, 5, BATCHES + 1, BATCHES + 3), 2, main.__name__):
         outcome = threads.together(2, main, newcomers=1, asked_at=admit - 1, admit_at=admit)
         assert outcome.errors == {} and outcome.joined == {"n0": admit}
         assert set(outcome.digests.values()) == {digest}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from runtime.frontends.ddp.rank_script import RankScript
 from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.test_mistakes import Setup
 from tests.unit.runtime.frontends.ddp.threads import Main
+from tests.unit.thoroughness import some
 
 AVERAGES: list[str] = []
 """What scripts have told when they ended, one for each worker."""
@@ -181,17 +183,16 @@ def same(main: Main, expected: tuple[str, str], workers: int, **how: Any) -> Non
 @pytest.mark.parametrize("main", [*KEPT, a_matrix_of_counts])
 def test_they_are_the_same_in_every_world_and_through_deaths(main: Main) -> None:
     expected = quiet(main)
-    for workers in (1, 2, 3, 5):
+    for workers in some((1, 2, 3, 5), 1, main.__name__):
         same(main, expected, workers)
-    for operation in (2, 3, 5):
-        for shards in (0, 1):
-            same(main, expected, 4, kills={"w1": (operation, shards)})
+    for operation, shards in some(list(itertools.product((2, 3, 5), (0, 1))), 2, main.__name__):
+        same(main, expected, 4, kills={"w1": (operation, shards)})
 
 
 @pytest.mark.parametrize("main", KEPT)
 def test_newcomers_copy_them(main: Main) -> None:
     expected = quiet(main)
-    for admitted in (1, 3):
+    for admitted in some((1, 3), 1, main.__name__):
         same(main, expected, 2, newcomers=1, asked_at=0, admit_at=admitted)
     same(main, expected, 2, kills={"w0": (4, 0)}, newcomers=1, asked_at=0, admit_at=1)
 
@@ -361,9 +362,9 @@ SAVED = [saved_as_a_view, saved_as_it_is, saved_before_the_loop_as_a_view, saved
 @pytest.mark.parametrize("main", SAVED)
 def test_an_average_in_a_checkpoint_that_the_script_makes_is_no_new_one(main: Main) -> None:
     expected = quiet(main)
-    for workers in (1, 3):
+    for workers in some((1, 3), 1, main.__name__):
         same(main, expected, workers)
-    for admitted in (1, 3):
+    for admitted in some((3, 1), 1, main.__name__):
         same(main, expected, 2, newcomers=1, asked_at=0, admit_at=admitted)
 
 

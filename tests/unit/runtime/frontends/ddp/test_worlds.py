@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import os
+import itertools
 from collections.abc import Iterator
 
 import pytest
 
 from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.threads import Main
+from tests.unit.thoroughness import EXAMPLES, some
 
 SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4, "spawned": 2, "early": 2}
 """-> steps of an epoch."""
 
-LARGE_WORLDS = (6,) if "EXACT_EXAMPLES" in os.environ else ()
+LARGE_WORLDS = (6,) if EXAMPLES else ()
 """Worlds that `make test-exact` tries besides."""
 
 
@@ -41,7 +42,7 @@ def check(main: Main, quiet: tuple[str, list[object]], workers: int, **how: obje
 def test_any_number_of_workers_has_the_bits_and_the_ledger_of_one(script: str) -> None:
     main = main_of(script)
     quiet = threads.alone(main)
-    for workers in (2, 3, 4, *LARGE_WORLDS):
+    for workers in (*some((2, 3, 4), 1, script), *LARGE_WORLDS):
         check(main, quiet, workers)
 
 
@@ -49,9 +50,8 @@ def test_any_number_of_workers_has_the_bits_and_the_ledger_of_one(script: str) -
 def test_a_death_at_any_moment_changes_no_bit(script: str) -> None:
     main = main_of(script)
     quiet = threads.alone(main)
-    for operation in (1, 2, 3, 7):
-        for units in (0, 1):
-            check(main, quiet, 3, kills={"w0": (operation, units)})
+    for operation, units in some(list(itertools.product((1, 2, 3, 7), (0, 1))), 2, script):
+        check(main, quiet, 3, kills={"w0": (operation, units)})
     check(main, quiet, 4, kills={"w0": (3, 0), "w2": (4, 0), "w1": (5, 1)})
 
 
@@ -60,7 +60,8 @@ def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
     main = main_of(script)
     quiet = threads.alone(main)
     steps = SCRIPTS[script]
-    for asked, admitted in ((0, 0), (0, 1), (1, min(3, steps - 1)), (steps, steps + 1), (steps + 1, steps + 1)):
+    cases = ((0, 0), (0, 1), (1, min(3, steps - 1)), (steps, steps + 1), (steps + 1, steps + 1))
+    for asked, admitted in some(cases, 2, script):
         outcome = check(main, quiet, 2, newcomers=1, asked_at=asked, admit_at=admitted)
         assert outcome.joined == {"n0": admitted}
     check(main, quiet, 2, kills={"w0": (steps + 4, 0)}, newcomers=1, asked_at=0, admit_at=1)
