@@ -67,7 +67,7 @@ BESIDE_THE_LOOP = {
         "runtime.allreduce.reduction.partial_sum",
         "runtime.recovery.state.change_detection",
         "runtime.recovery.state.small_values",
-    },
+    }
 }
 """A front end -> what else it uses. These sets only become smaller. --restart drives its session itself, and the
 rendezvous of torchrun runs in no worker: neither is a front end in this sense."""

@@ -91,11 +91,7 @@ def code_of(arguments: list[str]) -> int:
     ],
 )
 def test_bad_input_gets_one_paragraph_and_exit_code_2(
-    arguments: list[str],
-    said: str,
-    here: Path,
-    started: list[tuple[JobSpec, Path]],
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], said: str, here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(arguments) == ExitCode.BAD_INPUT
     out, err = capsys.readouterr()

@@ -183,11 +183,7 @@ async def test_every_answer_forbids_what_a_page_might_load_and_who_might_show_it
 async def test_an_action_needs_cookie_origin_and_token(browser: Browser) -> None:
     body = b'{"action": "kill", "worker": "n.0.0"}'
     path = f"{browser.path}/actions"
-    for changed in (
-        {"cookie": ""},
-        {"origin": "http://evil.example"},
-        {"x-elastic-token": "x" * 43},
-    ):
+    for changed in ({"cookie": ""}, {"origin": "http://evil.example"}, {"x-elastic-token": "x" * 43}):
         answer = await browser.ask(path, "POST", body, **{**browser.acting, **changed})
         assert answer.status == 403, changed
     assert (await browser.ask(path, "GET", **browser.acting)).status == 405
