@@ -83,7 +83,9 @@ def test_a_series_has_a_harmless_name(name: str) -> None:
         check_series(name)
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "files/../x", "a/b", "", "files/", "..", "manifest.json"])
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "files/../x", "a/b", "a\0b", "", "files/", "..", "manifest.json"]
+)
 def test_a_manifest_cannot_name_files_outside_its_entry(path: str) -> None:
     assert not is_inside(path)
 

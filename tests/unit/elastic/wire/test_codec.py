@@ -78,29 +78,6 @@ def test_a_generation_is_read_from_the_store_as_it_was_written(generation: Gener
     assert codec.generation_from_json(document).digest() == generation.digest()
 
 
-@settings(max_examples=60)
-@given(st.binary(max_size=200))
-def test_random_bytes_are_a_word_or_refused_with_a_type(garbage: bytes) -> None:
-    try:
-        message = pb.Word.FromString(garbage)
-    except Exception as error:
-        assert type(error).__name__ == "DecodeError"  # protobuf's own refusal; gRPC answers it before us
-        return
-    try:
-        codec.word_from_wire(message)
-    except codec.WireError:
-        return
-
-
-@settings(max_examples=60)
-@given(st.binary(max_size=200))
-def test_random_bytes_are_an_order_or_refused_with_a_type(garbage: bytes) -> None:
-    try:
-        codec.order_from_bytes(garbage)
-    except codec.WireError:
-        return
-
-
 @pytest.mark.parametrize(
     ("message", "named"),
     [
