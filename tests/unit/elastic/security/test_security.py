@@ -287,17 +287,15 @@ def test_certificates_are_good_for_a_day_at_least(certs: Path, tmp_path: Path, d
         certificate_authority.create(tmp_path / "ca", days=days)
 
 
-def test_an_end_that_is_near_is_announced_in_the_journal_and_among_the_troubles(certs: Path, tmp_path: Path) -> None:
+async def test_an_end_that_is_near_is_announced_in_the_journal_and_among_the_troubles(
+    certs: Path, tmp_path: Path
+) -> None:
     Authority(certs / "ca").issue("soon", ["agent"], tmp_path / "soon", days=3)
     soon, far = of_role(tmp_path / "soon", Role.AGENT), of_role(certs / "a", Role.AGENT)
-
-    async def looked() -> None:
-        with Journal(tmp_path / "journal.jsonl", "", "daemon", "soon") as journal:
-            watching = asyncio.create_task(expiry.watch(journal, far, soon))
-            await asyncio.sleep(0)
-            watching.cancel()
-
-    asyncio.run(looked())
+    with Journal(tmp_path / "journal.jsonl", "", "daemon", "soon") as journal:
+        watching = asyncio.create_task(expiry.watch(journal, far, soon))
+        await asyncio.sleep(0)
+        watching.cancel()
     [line] = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     assert line["event"] == "certificate_trouble" and "agent soon ends on" in line["because"]
     shown = SeenCertificates(far)

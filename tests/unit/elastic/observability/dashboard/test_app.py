@@ -213,12 +213,9 @@ def test_what_is_no_action_is_refused_with_a_reason(browser: Browser, body: byte
     assert answer.status == 409 and answer.document["error"]
 
 
-def test_the_document_of_a_job_that_is_over(browser: Browser) -> None:
-    async def main() -> dict[str, Any]:
-        await browser.read()
-        return (await browser.ask(browser.path)).document
-
-    document = asyncio.run(main())
+async def test_the_document_of_a_job_that_is_over(browser: Browser) -> None:
+    await browser.read()
+    document = (await browser.ask(browser.path)).document
     assert document["status"]["state"] == "closed" and document["status"]["digest"] == "d" * 64
     assert document["steps"]["at"] == [0, 1, 2, 3, 4] and document["actions"] == ["stacks", "kill"]
     assert [one["generation"] for one in document["generations"]] == [1] and document["problem"] == ""
@@ -325,20 +322,17 @@ def test_what_is_not_ours_is_what_its_table_says() -> None:
     assert (STATIC / "vendor" / "uPlot.LICENSE").is_file()
 
 
-def test_text_that_is_no_unicode_does_not_keep_the_page_away(browser: Browser) -> None:
-    async def main() -> dict[str, Any]:
-        with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
-            journal.write("worker_failed", worker_id="n.0.0", because="no such file: '\udcff'")
-        while browser.feed.history.document()["number"] <= WRITTEN:
-            await browser.feed.poll()
-        story = await browser.ask(f"{browser.path}/story?about=n.0.0")
-        assert story.status == 200 and story.document["moments"]
-        return (await browser.ask(browser.path)).document
-
-    assert asyncio.run(main())["moments"][-1]["because"] == "no such file: '\udcff'"
+async def test_text_that_is_no_unicode_does_not_keep_the_page_away(browser: Browser) -> None:
+    with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
+        journal.write("worker_failed", worker_id="n.0.0", because="no such file: '\udcff'")
+    while browser.feed.history.document()["number"] <= WRITTEN:
+        await browser.feed.poll()
+    story = await browser.ask(f"{browser.path}/story?about=n.0.0")
+    assert story.status == 200 and story.document["moments"]
+    assert (await browser.ask(browser.path)).document["moments"][-1]["because"] == "no such file: '\udcff'"
 
 
-def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(
+async def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "UNSEEN_S", 0.05)
@@ -353,53 +347,41 @@ def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(
     lines = [json.dumps(one).encode() for one in strange] + [b'{"event":"running"' + b"[" * 100_000]
     steps = [b'{"step":5,"samples":' + b"[" * 100_000, b'{"step":6,"scalars":[],"samples":[{"n":"x"}]}', b"\xff"]
     steps += [b'{"step":7,"samples":[{"n":1e400}]}', b'{"step":8,"scalars":{"loss":1e400},"samples":[]}']
-
-    async def main() -> dict[str, Any]:
-        (browser.dir / "journal" / "strange.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-        with (browser.dir / "steps.jsonl").open("ab") as ledger:
-            ledger.write(b"\n".join(steps) + b'\n{"step":9,"scalars":{"loss":0.5},"samples":[]}\n')
-        polls = asyncio.create_task(browser.feed.run())
-        for _ in range(200):
-            document = browser.feed.history.document()
-            if polls.done() or (document["number"] >= WRITTEN and 9 in document["steps"]["at"]):
-                break
-            await asyncio.sleep(0.05)
-        assert not polls.done(), polls.exception()
-        polls.cancel()
-        return (await browser.ask(browser.path)).document
-
-    document = asyncio.run(main())
+    (browser.dir / "journal" / "strange.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    with (browser.dir / "steps.jsonl").open("ab") as ledger:
+        ledger.write(b"\n".join(steps) + b'\n{"step":9,"scalars":{"loss":0.5},"samples":[]}\n')
+    polls = asyncio.create_task(browser.feed.run())
+    for _ in range(200):
+        document = browser.feed.history.document()
+        if polls.done() or (document["number"] >= WRITTEN and 9 in document["steps"]["at"]):
+            break
+        await asyncio.sleep(0.05)
+    assert not polls.done(), polls.exception()
+    polls.cancel()
+    document = (await browser.ask(browser.path)).document
     assert [one["members"] for one in document["generations"]][-1] == 1
     assert 9 in document["steps"]["at"]
 
 
-def test_a_job_of_before_a_reboot_or_of_another_machine_is_shown(browser: Browser) -> None:
+async def test_a_job_of_before_a_reboot_or_of_another_machine_is_shown(browser: Browser) -> None:
     path = browser.dir / "journal" / "leader.jsonl"
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     later = [{**one, "t_mono_ns": one["t_mono_ns"] + 10**16} for one in lines]
     path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in later))
-
-    async def main() -> None:
-        for _ in range(3):
-            await browser.feed.poll()
-
-    asyncio.run(main())
+    for _ in range(3):
+        await browser.feed.poll()
     assert len(browser.feed.history.document()["generations"]) == 1
 
 
-def test_the_time_of_a_job_that_was_killed_with_its_command_does_not_go_on(
+async def test_the_time_of_a_job_that_was_killed_with_its_command_does_not_go_on(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_source, "STATUS_S", 0.05)
     (browser.dir / "result.json").unlink()
-
-    async def main() -> float:
-        await browser.read()
-        await browser.feed.poll(ask=True)
-        await browser.feed.poll()
-        return float(browser.feed.history.summary(time.time() + 3600)["time"]["total_s"])
-
-    assert asyncio.run(main()) < 60
+    await browser.read()
+    await browser.feed.poll(ask=True)
+    await browser.feed.poll()
+    assert float(browser.feed.history.summary(time.time() + 3600)["time"]["total_s"]) < 60
 
 
 async def test_a_number_that_is_too_long_is_refused(browser: Browser) -> None:
@@ -410,23 +392,20 @@ async def test_a_number_that_is_too_long_is_refused(browser: Browser) -> None:
     assert told[1] == "reset"
 
 
-def test_another_job_in_the_same_directory_has_a_page_of_its_own(browser: Browser) -> None:
-    async def main() -> dict[str, Any]:
-        await browser.read()
-        boot, number = browser.feed.boot, browser.feed.history.number
-        browser.dir.rename(browser.dir.with_name("train-1.old-1"))
-        await browser.feed.poll(ask=True)
-        assert "was removed or moved" in browser.feed.state["problem"]
-        write_job(browser.dir)
-        (browser.dir / "id").write_text("1" * 16)
-        lines = (browser.dir / "steps.jsonl").read_text().splitlines()[:2]
-        (browser.dir / "steps.jsonl").write_text("\n".join(lines) + "\n")
-        while (document := browser.feed.history.document())["steps"]["at"] != [0, 1] or not document["generations"]:
-            await browser.feed.poll()
-        assert [kind for _, kind, _ in await browser.events(f"{boot}-{number}", 1)] == ["reset"]
-        return document
-
-    assert len(asyncio.run(main())["generations"]) == 1
+async def test_another_job_in_the_same_directory_has_a_page_of_its_own(browser: Browser) -> None:
+    await browser.read()
+    boot, number = browser.feed.boot, browser.feed.history.number
+    browser.dir.rename(browser.dir.with_name("train-1.old-1"))
+    await browser.feed.poll(ask=True)
+    assert "was removed or moved" in browser.feed.state["problem"]
+    write_job(browser.dir)
+    (browser.dir / "id").write_text("1" * 16)
+    lines = (browser.dir / "steps.jsonl").read_text().splitlines()[:2]
+    (browser.dir / "steps.jsonl").write_text("\n".join(lines) + "\n")
+    while (document := browser.feed.history.document())["steps"]["at"] != [0, 1] or not document["generations"]:
+        await browser.feed.poll()
+    assert [kind for _, kind, _ in await browser.events(f"{boot}-{number}", 1)] == ["reset"]
+    assert len(document["generations"]) == 1
 
 
 class OneJobFleet:
@@ -473,20 +452,17 @@ def test_findings_are_told_as_they_are_and_a_fleet_that_does_not_answer_is_said(
         assert (answer.status, json.loads(answer.body)) == (status, told)
 
 
-def test_the_page_of_a_job_of_a_fleet_is_told_of_the_end_of_the_dashboard(browser: Browser) -> None:
-    async def main() -> list[str]:
-        fleet = FleetFeed(OneJobFleet(browser.dir), 0.01)
-        browser.dashboard = Dashboard(browser.access, None, fleet, "fleet")
-        browser.app = browser.dashboard.app()
-        polls = asyncio.create_task(fleet.run())
-        feeds = await asyncio.gather(*(fleet.job(browser.dir.name) for _ in range(3)))
-        assert len({feed.boot for feed in feeds}) == 1  # pages that come together share their feed
-        following = asyncio.create_task(browser.events(f"{feeds[0].boot}-{feeds[0].history.number}", 99999))
-        while not feeds[0].waiters.pages:
-            await asyncio.sleep(0)
-        polls.cancel()
-        await asyncio.gather(polls, return_exceptions=True)
-        await browser.dashboard.close()
-        return [kind for _, kind, _ in await asyncio.wait_for(following, 10)]
-
-    assert asyncio.run(main())[-1] == "end"
+async def test_the_page_of_a_job_of_a_fleet_is_told_of_the_end_of_the_dashboard(browser: Browser) -> None:
+    fleet = FleetFeed(OneJobFleet(browser.dir), 0.01)
+    browser.dashboard = Dashboard(browser.access, None, fleet, "fleet")
+    browser.app = browser.dashboard.app()
+    polls = asyncio.create_task(fleet.run())
+    feeds = await asyncio.gather(*(fleet.job(browser.dir.name) for _ in range(3)))
+    assert len({feed.boot for feed in feeds}) == 1  # pages that come together share their feed
+    following = asyncio.create_task(browser.events(f"{feeds[0].boot}-{feeds[0].history.number}", 99999))
+    while not feeds[0].waiters.pages:
+        await asyncio.sleep(0)
+    polls.cancel()
+    await asyncio.gather(polls, return_exceptions=True)
+    await browser.dashboard.close()
+    assert [kind for _, kind, _ in await asyncio.wait_for(following, 10)][-1] == "end"
