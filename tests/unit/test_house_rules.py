@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.sources import PARTS, ROOT, nodes, parsed, product, walk
 
 LAYERS = (
     *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.checkpoints", "elastic.config"),
@@ -67,7 +67,7 @@ BESIDE_THE_LOOP = {
         "runtime.allreduce.reduction.partial_sum",
         "runtime.recovery.state.change_detection",
         "runtime.recovery.state.small_values",
-    },
+    }
 }
 """A front end -> what else it uses. These sets only become smaller. --restart drives its session itself, and the
 rendezvous of torchrun runs in no worker: neither is a front end in this sense."""
@@ -197,11 +197,7 @@ def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
-PRODUCT = {dotted(path): path for part in ("elastic", "runtime", "chaos_tests") for path in (ROOT / part).rglob("*.py")}
+PRODUCT = {dotted(path): path for path in product()}
 PACKAGES = {name: path.parent for name, path in PRODUCT.items() if path.name == "__init__.py"}
 GENERATED = {"elastic.wire.elastic_pb2"}
 
@@ -214,9 +210,9 @@ def below(module: str, rooms: Iterable[str]) -> bool:
 PURE = sorted(module for module in PRODUCT if module in PURE_MODULES or below(module, PURE_PACKAGES))
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of the modules a tree imports, wherever the statement stands, also by import_module("...")."""
-    for node in ast.walk(tree):
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Dotted names of the modules that a tree imports, wherever the statement stands, also by import_module("...")."""
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)
@@ -235,7 +231,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
                 yield module
 
 
-IMPORTS = {module: set(imports(parsed(path))) for module, path in PRODUCT.items()}
+IMPORTS = {module: set(imports(nodes(path))) for module, path in PRODUCT.items()}
 
 
 def importers(part: str, of: str) -> set[str]:
@@ -312,7 +308,7 @@ def test_the_public_package_alone_imports_the_runtime_and_only_at_first_use() ->
     for public in ("elastic", "elastic.ddp"):
         for node in parsed(PRODUCT[public]).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                assert not any(module.startswith("runtime") for module in imports(node))
+                assert not any(module.startswith("runtime") for module in imports([node]))
 
 
 def test_the_runtime_uses_of_the_control_plane_only_what_is_listed() -> None:
@@ -345,11 +341,11 @@ def test_a_front_end_stands_on_the_loop() -> None:
 
 
 def test_etcd3_is_imported_in_one_place() -> None:
-    tests = {dotted(path) for path in (ROOT / "tests").rglob("*.py") if "etcd3" in set(imports(parsed(path)))}
-    assert {module for part in ("elastic", "runtime", "chaos_tests") for module in importers(part, "etcd3")} == {
-        "elastic.store.etcd_messages"
-    }
-    assert tests == set()
+    assert {module for part in PARTS for module in importers(part, "etcd3")} == {"elastic.store.etcd_messages"}
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    naming = {dotted(path): ast.parse(text) for path, text in texts.items() if "etcd3" in text}
+    assert __name__.rpartition(".")[2] in {name.rpartition(".")[2] for name in naming}, "this one names it in a string"
+    assert {name for name, tree in naming.items() if "etcd3" in set(imports(walk(tree)))} == set()
 
 
 def test_the_generated_stubs_are_read_only_by_those_who_speak_the_wire() -> None:
@@ -378,7 +374,7 @@ def test_a_pure_module_uses_pure_modules_only(module: str) -> None:
 
 @pytest.mark.parametrize("module", PURE)
 def test_a_pure_module_calls_nothing_that_reaches_outside(module: str) -> None:
-    for node in ast.walk(parsed(PRODUCT[module])):
+    for node in nodes(PRODUCT[module]):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in IMPURE_BUILTINS:
                 pytest.fail(f"{module}:{node.lineno} calls {name}()")
@@ -427,7 +423,7 @@ def test_a_package_is_neither_a_drawer_nor_a_warehouse(package: str) -> None:
 
 
 def test_the_top_of_each_part_is_small() -> None:
-    top = {part: [path.name for path in (ROOT / part).glob("*.py")] for part in ("elastic", "runtime", "chaos_tests")}
+    top = {part: [path.name for path in (ROOT / part).glob("*.py")] for part in PARTS}
     assert {part: len(names) for part, names in top.items() if len(names) > {"elastic": 8}.get(part, 6)} == {}
 
 
@@ -468,12 +464,12 @@ def test_a_public_class_name_means_one_class() -> None:
     ],
 )
 def test_every_way_to_import_is_seen(source: str, found: set[str]) -> None:
-    assert set(imports(ast.parse(source))) == found
+    assert set(imports(walk(ast.parse(source)))) == found
 
 
 def test_relative_imports_are_refused() -> None:
     with pytest.raises(AssertionError, match="relative"):
-        list(imports(ast.parse("from . import errors")))
+        list(imports(walk(ast.parse("from . import errors"))))
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -511,7 +507,7 @@ def fields_of(cls: ast.ClassDef) -> set[str]:
     fields = {
         node.target.id for node in cls.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    for node in ast.walk(cls):
+    for node in walk(cls):
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Store()):
                 fields.add(attr)

@@ -65,10 +65,7 @@ def test_all_but_torch_and_what_it_pins_is_installed_as_in_the_constraints(tmp_p
     listed = ["numpy==2.4.6", "nvidia-nccl-cu13==2.29.7", "setuptools==84.2.1", "torch==2.13.0", "torchdata==0.11.0"]
     (tmp_path / "constraints.txt").write_text("".join(f"{line}\n" for line in listed))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    for options, expected in (
-        ([], listed),
-        (["TORCH=2.15.0"], ["numpy==2.4.6", "torchdata==0.11.0", "torch==2.15.0"]),
-    ):
+    for options, expected in (([], listed), (["TORCH=2.15.0"], ["numpy==2.4.6", "torchdata==0.11.0", "torch==2.15.0"])):
         command = ["make", "setup", f"PYTHON={python}", *options]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
         assert kept.read_text().splitlines() == expected

@@ -49,10 +49,7 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
         "I1",
         lambda h: with_events(h, event(6, "etcd_put", "harness", revision=99, number=0, members=[A])),
     ),
-    "etcd has other members than were told": (
-        "I1",
-        lambda h: changed(h, "etcd_put", members=[A, B]),
-    ),
+    "etcd has other members than were told": ("I1", lambda h: changed(h, "etcd_put", members=[A, B])),
     "a generation is told that was never written": (
         "I1",
         lambda h: with_events(h, event(6, "committed", generation=4, kind="loss", members=[A])),
@@ -64,18 +61,12 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
         "I3",
         lambda h: with_events(without(h, "entered"), *record(1, 1, "form", [A, B]), *record(2, 2, "loss", [B, A])),
     ),
-    "a newcomer comes before a survivor": (
-        "I3",
-        lambda h: with_events(h, *record(7, 4, "planned", [C, A, B, D])),
-    ),
+    "a newcomer comes before a survivor": ("I3", lambda h: with_events(h, *record(7, 4, "planned", [C, A, B, D]))),
     "a worker works in a generation without it": (
         "I4",
         lambda h: with_events(h, event(2.4, "op_complete", C, 2, op=2)),
     ),
-    "a worker works in a generation that never was": (
-        "I4",
-        lambda h: with_events(h, event(2.4, "ring_up", A, 7)),
-    ),
+    "a worker works in a generation that never was": ("I4", lambda h: with_events(h, event(2.4, "ring_up", A, 7))),
     "a fenced worker goes on": (
         "I4",
         lambda h: with_events(h, event(5.5, "fenced", B, 3), event(5.6, "op_complete", B, 3, op=9)),
@@ -122,10 +113,7 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
     "a step has more samples": ("I9", lambda h: with_step(h, 1, samples=[[2], [3, 4]])),
     "the learning rate follows the world": ("I9", lambda h: with_step(h, 1, lr=[0.2])),
     "the digest differs": ("I10", lambda h: with_result(h, digest="e" * 64)),
-    "a scalar differs in its last bit": (
-        "I10",
-        lambda h: with_step(h, 2, scalars={"loss": 0.33333333333333337}),
-    ),
+    "a scalar differs in its last bit": ("I10", lambda h: with_step(h, 2, scalars={"loss": 0.33333333333333337})),
     "a death is noted late": (
         "I11",
         lambda h: with_events(without(h, "member_lost"), event(8, "member_lost", worker=C, because="late")),
@@ -148,10 +136,7 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
     ),
     "the job fails": ("I12", lambda h: with_result(h, exit_code=4, because="every copy is lost")),
     "the job never ends": ("I12", lambda h: replace(h, faulty=replace(h.faulty, result=None))),
-    "no step is applied for long": (
-        "I12",
-        lambda h: with_events(h, event(60, "steps_seen", "harness", applied=4)),
-    ),
+    "no step is applied for long": ("I12", lambda h: with_events(h, event(60, "steps_seen", "harness", applied=4))),
     "a survivor is restarted": (
         "I13",
         lambda h: with_events(h, event(2.4, "worker_exited", "agent", worker=B, because="exited with 1")),
@@ -417,10 +402,7 @@ def test_each_worker_of_a_fault_in_two_parts_is_lost_since_its_own_strike() -> N
 
 def lasting(number: int, kind: str, target: str, from_s: float, to_s: float) -> tuple[Event, ...]:
     about: dict[str, Any] = {"number": number, "fault": kind, "lethal": False, "target": target}
-    return (
-        event(from_s, "fault_injected", "harness", **about),
-        event(to_s, "fault_ended", "harness", number=number),
-    )
+    return (event(from_s, "fault_injected", "harness", **about), event(to_s, "fault_ended", "harness", number=number))
 
 
 def test_time_in_which_the_leader_stood_still_does_not_count_for_what_it_has_to_notice() -> None:

@@ -52,10 +52,7 @@ def good() -> History:
 
 
 BAD: dict[str, tuple[str, Callable[[History], History]]] = {
-    "a script has another rank than its worker": (
-        "I17",
-        lambda h: changed(h, "script_started", 2, A, rank=1),
-    ),
+    "a script has another rank than its worker": ("I17", lambda h: changed(h, "script_started", 2, A, rank=1)),
     "a script has another world": ("I17", lambda h: changed(h, "script_started", 3, B, world=2)),
     "a script is started twice in a round": (
         "I17",
@@ -72,10 +69,7 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
     ),
     "the job did not end": ("I19", lambda h: replace(h, faulty=replace(h.faulty, result=None))),
     "the job failed": ("I19", lambda h: with_result(h, exit_code=1, because="the script raised")),
-    "the next round comes late": (
-        "I19",
-        lambda h: replace(h, limits=replace(h.limits, step_s=0.1)),
-    ),
+    "the next round comes late": ("I19", lambda h: replace(h, limits=replace(h.limits, step_s=0.1))),
     "a worker has to go to whom nothing was done": (
         "I13",
         lambda h: with_events(h, event(6, "worker_exited", "agent", worker=A, because="killed by SIGKILL")),

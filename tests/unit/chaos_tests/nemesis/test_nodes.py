@@ -167,11 +167,7 @@ def test_who_stops_itself_stands_still_since_then_however_late_the_harness_hears
         breaker.heal("the test is over")
         worker.kill()
     injected = on_machine.noted()[0]
-    assert (injected["event"], injected["worker_id"], injected["t_mono_ns"]) == (
-        "fault_injected",
-        armed,
-        stopped_ns,
-    )
+    assert (injected["event"], injected["worker_id"], injected["t_mono_ns"]) == ("fault_injected", armed, stopped_ns)
 
 
 @pytest.mark.parametrize(

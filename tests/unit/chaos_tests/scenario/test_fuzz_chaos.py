@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chaos_tests.scenario.scenario import Scenario, scenario_from_toml
@@ -15,13 +14,10 @@ from elastic.errors import ConfigError
 from tests.unit.broken import DEEP, documents, json_bytes, mutated
 from tests.unit.chaos_tests.run.test_request import FAULTS
 
-quick = settings(max_examples=int(os.environ.get("FUZZ", "60")))
-
 LINES = as_csv(generate(1, 4, 3600.0)).encode()
 LISTED = {"metadata": {"gap_seconds": 600, "device": "v100"}, "data": [8, 7, 7, 2, 0, 8]}
 
 
-@quick
 @given(
     mutated(st.sampled_from([LINES, b"0,3\n60000,1\n90000,4\n", json.dumps(LISTED).encode()]))
     | documents(LISTED)
@@ -42,7 +38,6 @@ def test_a_trace_is_read_or_refused(data: bytes) -> None:
     assert all(one.at_s >= 0 and one.slot in range(3) for one in plan_of_trace(trace, 3, 20.0))
 
 
-@quick
 @given(mutated(st.just((FAULTS + 'trace = "a"\nduration = "2m"\n').encode())) | st.binary(max_size=60))
 @example(b"seed = " + b"9" * 5000)
 @example(b"a = " + b"[" * 100_000)

@@ -32,8 +32,7 @@ def test_a_trace_of_nodes_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["0,2\n60000,1\n120000,2\n", "[2, 1, 2]", '{"metadata": {"gap_seconds": 60}, "data": [2, 1.0, 2]}'],
+    "text", ["0,2\n60000,1\n120000,2\n", "[2, 1, 2]", '{"metadata": {"gap_seconds": 60}, "data": [2, 1.0, 2]}']
 )
 def test_counts_are_read_and_the_oldest_goes_first(text: str) -> None:
     came = [Change(0.0, "n0", True), Change(0.0, "n1", True)]

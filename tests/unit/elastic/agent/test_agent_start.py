@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic.agent.__main__ import start_early
+from elastic.agent.process import process_start
 from elastic.config import JobSpec
 from elastic.wire import codec
 
@@ -30,7 +29,7 @@ def job_in(home: Path, script: str = "import torch\n") -> JobSpec:
     """A directory that holds a job."""
     (home / "train.py").write_text(script)
     (home / "logs").mkdir()
-    spec = JobSpec(name="train", command=(sys.executable, str(home / "train.py")), workers=1)
+    spec = JobSpec(name="train", command=(sys.executable, str(home / "train.py")), workers=1, env=("A=b",))
     (home / "job.json").write_bytes(codec.to_json(spec))
     return spec
 
@@ -41,23 +40,18 @@ def test_a_waiting_agent_begins_with_a_byte_and_ends_with_its_parent(tmp_path: P
     assert (begun.returncode, begun.stdout) == (2, "") and "this is not a job directory" in begun.stderr
     alone = agent("--wait", *words)
     assert (alone.returncode, alone.stderr) == (1, "")
-    assert agent(*words).returncode == 2, "without the option nothing is waited for"
-    assert "this is not a job directory" in agent(*words, closed=True).stderr
+    at_once = agent(*words, closed=True)
+    assert at_once.returncode == 2, "without the option nothing is waited for"
+    assert "this is not a job directory" in at_once.stderr
 
 
-def test_the_fork_server_of_a_job_is_started_before_the_agent(tmp_path: Path) -> None:
-    job_in(tmp_path)
-    process = start_early(["--slots", "1", "--job-dir", str(tmp_path), "--node", "a"])
-    assert process is not None
-    try:
-        os.set_blocking(process.channel.fileno(), True)
-        process.channel.settimeout(BOUND_S)
-        assert json.loads(process.channel.recv(65536))["event"] == "fork_server_ready"
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, 0)
-        process.channel.close()
-        process.outlets.close()
+def test_the_fork_server_of_a_job_is_started_before_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = job_in(tmp_path)
+    monkeypatch.setattr(process_start, "start_process", lambda *about: about)
+    started: Any = start_early(["--slots", "1", "--job-dir", str(tmp_path), "--node", "a"])
+    command, environment, log = started
+    assert (command, log) == (list(spec.command), tmp_path / "logs" / "fork-server-a.log")
+    assert environment["A"] == "b", "that of the job"
 
 
 @pytest.mark.parametrize("how", ["no job", "cold", "another program", "no node"])

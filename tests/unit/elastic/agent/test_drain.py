@@ -123,18 +123,15 @@ def test_a_notice_that_is_taken_back_is_taken_back_for_each_worker(play: Play) -
 
 
 @pytest.mark.parametrize(("others", "ended"), [(True, ["a.0.0", "a.1.0"]), (False, [])])
-def test_members_are_ended_in_the_end_only_if_others_go_on(tmp_path: Path, others: bool, ended: list[str]) -> None:
-    async def scene() -> None:
-        host = Host()
-        host.has_others = others
-        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
-            departure.notices.heard("EC2", notice(0.0))
-            await asyncio.sleep(0.01)
-            departure.close()
-        assert sorted(set(host.signals)) == ended
-
-    asyncio.run(scene())
+async def test_members_are_ended_only_if_others_go_on(tmp_path: Path, others: bool, ended: list[str]) -> None:
+    host = Host()
+    host.has_others = others
+    with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+        departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
+        departure.notices.heard("EC2", notice(0.0))
+        await asyncio.sleep(0.01)
+        departure.close()
+    assert sorted(set(host.signals)) == ended
 
 
 def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:

@@ -74,8 +74,7 @@ def test_a_change_of_the_environment_before_an_import_asks_for_a_cold_start(chan
 
 
 @pytest.mark.parametrize(
-    "reading",
-    ["slot = os.environ['ELASTIC_SLOT']", "home = os.environ.get('HOME')", "on = 'DEBUG' in os.environ"],
+    "reading", ["slot = os.environ['ELASTIC_SLOT']", "home = os.environ.get('HOME')", "on = 'DEBUG' in os.environ"]
 )
 def test_reading_the_environment_is_no_change(reading: str) -> None:
     assert chosen(f"import os\n{reading}\nimport torch") == ["os"]

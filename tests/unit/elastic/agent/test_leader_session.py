@@ -136,44 +136,40 @@ class Slow:
             self.heard.put_nowait(str(word.WhichOneof("content")))
 
 
-def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_path: Path) -> None:
+async def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_path: Path) -> None:
     spec = JobSpec(name="job", command=("train",), workers=1)
-
-    async def story() -> None:
-        leader = Slow(spec.timing.beat_s)
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Rendezvous", leader, server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            reach = Reach(replicas=(address,))
-            here = AgentContext(spec, tmp_path, "a", 1, reach, journal)
-            attendance = LeaderSession(here, Attendant(), StandingWords())
-            attending = asyncio.create_task(attendance.always())
-            async with asyncio.timeout(PATIENCE_S):
-                assert {await leader.heard.get(), await leader.heard.get()} == {"hello", "told 4"}
-                while attendance.term == 0:  # told, and not heard yet
-                    await asyncio.sleep(0.01)
-                for _ in range(8):
-                    attendance.beat()
-                assert [await leader.heard.get() for _ in range(2)] == ["beat", "beat"]
-                leader.hurry.set()
-                assert await leader.heard.get() == "told 1"
-                beats = 0
-                while leader.heard.qsize() < 3:  # from the moment in which it has heard of it, one with each
-                    attendance.beat()
-                    beats += 1
-                    await asyncio.sleep(0.01)
-                before = leader.heard.qsize()
-                for _ in range(5):
-                    attendance.beat()
-                for _ in range(before + 5):
-                    assert await leader.heard.get() == "beat"
-            attending.cancel()
-            await asyncio.gather(attending, return_exceptions=True)
-        await server.stop(grace=0)
-
-    asyncio.run(story())
+    leader = Slow(spec.timing.beat_s)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Rendezvous", leader, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+        reach = Reach(replicas=(address,))
+        here = AgentContext(spec, tmp_path, "a", 1, reach, journal)
+        attendance = LeaderSession(here, Attendant(), StandingWords())
+        attending = asyncio.create_task(attendance.always())
+        async with asyncio.timeout(PATIENCE_S):
+            assert {await leader.heard.get(), await leader.heard.get()} == {"hello", "told 4"}
+            while attendance.term == 0:  # told, and not heard yet
+                await asyncio.sleep(0.01)
+            for _ in range(8):
+                attendance.beat()
+            assert [await leader.heard.get() for _ in range(2)] == ["beat", "beat"]
+            leader.hurry.set()
+            assert await leader.heard.get() == "told 1"
+            beats = 0
+            while leader.heard.qsize() < 3:  # from the moment in which it has heard of it, one with each
+                attendance.beat()
+                beats += 1
+                await asyncio.sleep(0.01)
+            before = leader.heard.qsize()
+            for _ in range(5):
+                attendance.beat()
+            for _ in range(before + 5):
+                assert await leader.heard.get() == "beat"
+        attending.cancel()
+        await asyncio.gather(attending, return_exceptions=True)
+    await server.stop(grace=0)
 
 
 class Hearing:
@@ -191,51 +187,47 @@ class Hearing:
 
 
 @pytest.mark.parametrize("infers", [True, False])
-def test_an_agent_of_a_large_job_says_at_its_beat_what_can_wait(tmp_path: Path, infers: bool) -> None:
+async def test_an_agent_of_a_large_job_says_at_its_beat_what_can_wait(tmp_path: Path, infers: bool) -> None:
     spec = JobSpec(name="job", command=("train",), workers=1)
     member = Member("a.0.0", "a", "127.0.0.1", 5000, 0)
+    leader = Hearing(spec.timing.beat_s, infers=infers)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Rendezvous", leader, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+        standing = StandingWords()
+        standing.published(Generation(2, Kind.LOSS, 2, (member,), Plan(op=7), "a loss"))
+        reach = Reach(replicas=(address,))
+        session = LeaderSession(AgentContext(spec, tmp_path, "a", 1, reach, journal), Attendant(), standing)
+        attending = asyncio.create_task(session.always())
 
-    async def story() -> None:
-        leader = Hearing(spec.timing.beat_s, infers=infers)
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Rendezvous", leader, server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            standing = StandingWords()
-            standing.published(Generation(2, Kind.LOSS, 2, (member,), Plan(op=7), "a loss"))
-            reach = Reach(replicas=(address,))
-            session = LeaderSession(AgentContext(spec, tmp_path, "a", 1, reach, journal), Attendant(), standing)
-            attending = asyncio.create_task(session.always())
+        async def heard(*said: Word, beats: int = 0) -> list[str]:
+            """What the leader has heard by the end of these words, which a Failed ends."""
+            for word in said:
+                session.say(word)
+            for _ in range(beats):
+                session.beat()
+            session.say(Failed("b.0.0", 2, "x.py:1", "ValueError"))
+            told: list[str] = []
+            while "failed" not in told:
+                told.append(await leader.heard.get())
+            return told[:-1]
 
-            async def heard(*said: Word, beats: int = 0) -> list[str]:
-                """What the leader has heard by the end of these words, which a Failed ends."""
-                for word in said:
-                    session.say(word)
-                for _ in range(beats):
-                    session.beat()
-                session.say(Failed("b.0.0", 2, "x.py:1", "ValueError"))
-                told: list[str] = []
-                while "failed" not in told:
-                    told.append(await leader.heard.get())
-                return told[:-1]
-
-            async with asyncio.timeout(PATIENCE_S):
-                while session.term == 0:
-                    await asyncio.sleep(0.01)
-                up, before, after = RingUp("a.0.0", 2), Progress("a.0.0", 2, 7), Progress("a.0.0", 2, 8)
-                report = Report("a.0.0", 1, 2, 2, has_state=True, reduced=7)
-                assert await heard(up, before) == [], "they wait"
-                assert await heard(report) == ["report"], "and are not sent before what cannot wait"
-                assert await heard(beats=4) == ["progress"], "a ring that was left is not up any more"
-                assert await heard(up, before, beats=4) == ["ring_up", "progress"]
-                assert await heard(up, after, beats=4) == (["progress"] if infers else ["ring_up", "progress"])
-                assert await heard(up, after, WorkerDead("a.0.0", "killed")) == ["ring_up", "progress", "worker_dead"]
-            attending.cancel()
-            await asyncio.gather(attending, return_exceptions=True)
-        await server.stop(grace=0)
-
-    asyncio.run(story())
+        async with asyncio.timeout(PATIENCE_S):
+            while session.term == 0:
+                await asyncio.sleep(0.01)
+            up, before, after = RingUp("a.0.0", 2), Progress("a.0.0", 2, 7), Progress("a.0.0", 2, 8)
+            report = Report("a.0.0", 1, 2, 2, has_state=True, reduced=7)
+            assert await heard(up, before) == [], "they wait"
+            assert await heard(report) == ["report"], "and are not sent before what cannot wait"
+            assert await heard(beats=4) == ["progress"], "a ring that was left is not up any more"
+            assert await heard(up, before, beats=4) == ["ring_up", "progress"]
+            assert await heard(up, after, beats=4) == (["progress"] if infers else ["ring_up", "progress"])
+            assert await heard(up, after, WorkerDead("a.0.0", "killed")) == ["ring_up", "progress", "worker_dead"]
+        attending.cancel()
+        await asyncio.gather(attending, return_exceptions=True)
+    await server.stop(grace=0)
 
 
 def test_nobody_is_turned_away_where_thousands_come_at_once(tmp_path: Path) -> None:

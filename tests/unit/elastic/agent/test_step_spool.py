@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.agent.worker.step_spool import ON_THE_WAY, StepSpool, left_behind, spill_path
@@ -44,7 +44,6 @@ def test_what_does_not_fit_goes_to_the_file_and_comes_back_in_order(tmp_path: Pa
     assert not spill.exists()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["add", "take", "ack", "ack one"]), max_size=120))
 def test_any_order_of_calls_loses_and_swaps_nothing(tmp_path_factory: pytest.TempPathFactory, calls: list[str]) -> None:
     backlog = StepSpool(tmp_path_factory.mktemp("backlog") / "spill", in_memory=3)

@@ -84,7 +84,7 @@ def test_a_writer_that_was_frozen_with_the_right_to_remove_leaves_newer_ones_alo
         train(set_up(frozen), epochs=4, body=dying_at(5))
     name = str(series.names()[-1])
     configure(every="5 steps", keep="last 9", resume=name)
-    run_and_die(series, 11)
+    run_and_die(11)
     unfinished = EntryName(15, 0, 1, "abcdef01")
     put(series.storage, series.path(unfinished, "part-00000-of-00001.json"), b"{}")
     before = series.names()
@@ -99,17 +99,17 @@ def test_a_writer_that_was_frozen_with_the_right_to_remove_leaves_newer_ones_alo
 def test_a_damaged_one_from_before_replaces_no_whole_one(configure: Configure, keep: str) -> None:
     """Checkpoints of steps 4 and 8, and 8 is damaged: what is taken from step 4 on is older by name, and whole."""
     series = configure(every="4 steps")
-    run_and_die(series, 9)
+    run_and_die(9)
     older, damaged = series.names()
     flip(file_of(series, damaged), 0.6)
     series = configure(every="5 steps", keep=keep, resume=str(older), skipped=(str(damaged),))
-    run_and_die(series, 6)
+    run_and_die(6)
     kept = Keep.parse(keep).last
     assert steps(series) == [8, 5, 4][: kept + 1]
     found, _ = series.newest("feed")
     assert found is not None and found.name.step == 5
     series = configure(every="9 steps", keep=keep, resume=str(found.name), skipped=(str(damaged),))
-    run_and_die(series, 12)
+    run_and_die(12)
     assert steps(series) == [9, 5][:kept]
     assert damaged not in series.names(), "it goes when a newer one is complete"
 
@@ -117,13 +117,13 @@ def test_a_damaged_one_from_before_replaces_no_whole_one(configure: Configure, k
 def test_a_damaged_checkpoint_is_no_progress(configure: Configure, tmp_path: Path) -> None:
     """Else a job that loses all its workers before each next checkpoint would begin again for ever."""
     series = configure(every="4 steps")
-    run_and_die(series, 9)
+    run_and_die(9)
     older, damaged = series.names()
     settings = Settings(root=series.storage.url, job_id="feed", resume=str(older), skipped=(str(damaged),))
     (tmp_path / "checkpoints.json").write_text(json.dumps(asdict(settings)))
     assert not has_advanced(tmp_path)
     configure(every="5 steps", resume=str(older), skipped=(str(damaged),))
-    run_and_die(series, 6)
+    run_and_die(6)
     assert has_advanced(tmp_path)
 
 

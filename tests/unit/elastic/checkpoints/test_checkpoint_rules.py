@@ -71,8 +71,7 @@ def test_a_name_is_read_back_and_names_sort_by_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "best", "step-5", f"{NAME}x", f"{NAME}/..", f".{NAME}", str(NAME).replace(".0.", f".{'1' * 5000}.")],
+    "text", ["", "best", "step-5", f"{NAME}x", f"{NAME}/..", f".{NAME}", str(NAME).replace(".0.", f".{'1' * 5000}.")]
 )
 def test_what_is_no_entry_is_left_alone(text: str) -> None:
     assert EntryName.parse(text) is None
@@ -84,7 +83,9 @@ def test_a_series_has_a_harmless_name(name: str) -> None:
         check_series(name)
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "files/../x", "a/b", "", "files/", "..", "manifest.json"])
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "files/../x", "a/b", "a\0b", "", "files/", "..", "manifest.json"]
+)
 def test_a_manifest_cannot_name_files_outside_its_entry(path: str) -> None:
     assert not is_inside(path)
 
@@ -258,10 +259,7 @@ def test_the_failure_rate_is_the_jobs_own_after_a_while() -> None:
 # Who writes what
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=8),
-    st.integers(1, 6),
-)
+@given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=8), st.integers(1, 6))
 def test_the_shares_cover_every_row_once(shapes: list[list[int]], world: int) -> None:
     sizes = [4 * math.prod(shape) for shape in shapes]
     covered: dict[int, list[Rows]] = {}

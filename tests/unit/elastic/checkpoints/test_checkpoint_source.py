@@ -24,11 +24,12 @@ from tests.unit.elastic.checkpoints.test_checkpoints import (
     flip,
     run_and_die,
     single_threaded,
+    taken,
     two,
 )
 from tests.unit.jobs import Recorded, make_job, set_up, train
 
-__all__ = ["configure", "single_threaded", "two"]
+__all__ = ["configure", "single_threaded", "taken", "two"]
 
 
 class GivesWay(Exception):
@@ -140,7 +141,7 @@ def test_a_store_that_answers_with_errors_for_a_while_is_asked_again(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     series = configure(root="memory://source/checkpoints", every="4 steps")
-    run_and_die(series, 9)
+    run_and_die(9)
     newer = series.names()[-1]
     monkeypatch.setattr(source, "PAUSE_S", 0.0)
     failing = iter([True] * (source.TRIES_REMOTE - 1))

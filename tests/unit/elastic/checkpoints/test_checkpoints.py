@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +75,7 @@ def dying_at(step: int) -> Callable[[Setup], None]:
     return body
 
 
-def run_and_die(series: Series, step: int, epochs: int = 4) -> None:
+def run_and_die(step: int, epochs: int = 4) -> None:
     """Run until that step; whatever is being written gets finished."""
     job = make_job()
     with pytest.raises(Dies):
@@ -245,7 +247,7 @@ def test_a_resumed_run_ends_in_the_same_bits(configure: Configure) -> None:
     quiet_session = Recorded()
     quiet = train(set_up(make_job(quiet_session)), epochs=4)
     series = configure(every="4 steps")
-    run_and_die(series, 9)
+    run_and_die(9)
     found, skipped = series.newest("feed")
     assert found is not None and found.name.step == 8 and skipped == []
     assert [entry.name.step for entry in series.all()] == [8, 4]
@@ -285,10 +287,8 @@ def test_calls_before_the_steps_of_an_epoch_are_not_made_again(configure: Config
     assert (calls, resumed) == ([0, 1, 2], [2])
 
 
-def test_a_run_with_another_seed_or_other_shards_does_not_go_on(configure: Configure) -> None:
-    series = configure(every="4 steps")
-    run_and_die(series, 9)
-    name = str(series.names()[-1])
+def test_a_run_with_another_seed_or_other_shards_does_not_go_on(two: Series, configure: Configure) -> None:
+    name = str(two.names()[-1])
     configure(resume=name)
     with pytest.raises(ConfigError, match="begun with seed=0"):
         train(set_up(make_job(seed=1)))
@@ -299,10 +299,8 @@ def test_a_run_with_another_seed_or_other_shards_does_not_go_on(configure: Confi
         next(iter(job.steps(shards=3, total=3)))
 
 
-def test_what_the_script_rebuilds_is_rebuilt_before_tensors_are_copied(configure: Configure) -> None:
-    series = configure(every="4 steps")
-    run_and_die(series, 9)
-    configure(resume=str(series.names()[-1]))
+def test_what_the_script_rebuilds_is_rebuilt_before_tensors_are_copied(two: Series, configure: Configure) -> None:
+    configure(resume=str(two.names()[-1]))
     setup = set_up(make_job())
     seen: list[dict[str, Any]] = []
     setup.job.on_restore(seen.append)
@@ -362,9 +360,13 @@ def resumable(job: Job) -> str:
     return train(set_up(job), epochs=4, body=settle)
 
 
+@cache
+def quiet() -> str:
+    """The digest of the same training without checkpoints."""
+    return resumable(make_job(checkpoints=Settings()))
+
+
 def test_every_member_writes_its_part_and_any_world_reads_them(configure: Configure) -> None:
-    configure()
-    quiet = resumable(make_job())
     series = configure(every="4 steps")
     world = World(3)
     world.run(lambda session: resumable(make_job(session)))
@@ -379,7 +381,7 @@ def test_every_member_writes_its_part_and_any_world_reads_them(configure: Config
         world = World(workers)
         world.run(lambda session: resumable(make_job(session)))
         assert world.errors == {}
-        assert set(world.digests.values()) == {quiet}
+        assert set(world.digests.values()) == {quiet()}
 
 
 def test_time_decides_and_the_wish_of_rank_0_reaches_all(configure: Configure) -> None:
@@ -445,11 +447,24 @@ def test_what_a_dead_member_did_not_write_of_a_save_a_survivor_writes(configure:
 # Faults on the storage
 
 
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with two complete checkpoints, of steps 4 and 8, which stays as it is."""
+    root = tmp_path_factory.mktemp("taken")
+    with pytest.MonkeyPatch.context() as patch, one_thread():
+        for name, value in (
+            Settings(root=str(root), job="train", job_id="feed", every="4 steps").to_environment().items()
+        ):
+            patch.setenv(name, value)
+        run_and_die(9)
+    return root
+
+
 @pytest.fixture
-def two(configure: Configure) -> Series:
-    """Two complete checkpoints, of steps 4 and 8."""
+def two(configure: Configure, taken: Path, tmp_path: Path) -> Series:
+    """A copy of the two."""
+    shutil.copytree(taken, tmp_path / "checkpoints")
     series = configure(every="4 steps")
-    run_and_die(series, 9)
     assert [entry.name.step for entry in series.all("feed")] == [8, 4]
     return series
 
@@ -571,9 +586,8 @@ def two_kept() -> Any:
 def test_a_read_only_directory_costs_the_checkpoint_and_not_the_training(
     configure: Configure, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    quiet = resumable(make_job())
     configure(root="/sys/checkpoints", every="4 steps")
-    assert resumable(make_job()) == quiet
+    assert resumable(make_job()) == quiet()
     assert "checkpoint_failed: PermissionError" in capfd.readouterr().err
 
 
@@ -592,10 +606,10 @@ def test_a_full_disk_costs_the_checkpoint_and_leaves_the_one_before(
     configure: Configure, capfd: pytest.CaptureFixture[str]
 ) -> None:
     series = configure(every="4 steps")
-    run_and_die(series, 6)
+    run_and_die(6)
     with disk_of(4096):
         configure(every="4 steps", resume=str(series.names()[0]))
-        run_and_die(series, 9)
+        run_and_die(9)
     assert "checkpoint_failed: OSError: [Errno 27]" in capfd.readouterr().err
     found, skipped = series.newest("feed")
     assert found is not None and found.name.step == 4
@@ -607,8 +621,6 @@ def test_a_disk_that_has_room_again_gets_the_next_checkpoint(
     configure: Configure, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is full while the checkpoint of step 6 is written; those of 3 and 9 are there."""
-    series = configure(every="3 steps", keep="last 9")
-    quiet = resumable(make_job())
     with ExitStack() as full:
 
         def body(setup: Setup) -> None:
@@ -618,14 +630,11 @@ def test_a_disk_that_has_room_again_gets_the_next_checkpoint(
             else:
                 full.close()
 
-        configure(root=f"{series.storage.url}2", every="3 steps", keep="last 9")
-        assert train(set_up(make_job()), epochs=4, body=body) == quiet
-    found, skipped = Series(storage_at(f"{series.storage.url}2")).newest("feed")
+        series = configure(every="3 steps", keep="last 9")
+        assert train(set_up(make_job()), epochs=4, body=body) == quiet()
+    found, skipped = series.newest("feed")
     assert found is not None and (found.name.step, skipped) == (9, [])
-    assert [entry.name.step for entry in Series(storage_at(f"{series.storage.url}2")).all() if not entry.problem] == [
-        9,
-        3,
-    ]
+    assert [entry.name.step for entry in series.all() if not entry.problem] == [9, 3]
     assert capfd.readouterr().err.count("checkpoint_failed") == 1
 
 
@@ -685,11 +694,9 @@ def test_training_goes_on_while_a_slow_storage_takes_its_time(
             assert series.names() == []
             gate.set()
 
-    quiet = train(set_up(make_job(session)), epochs=4, body=body)
+    assert train(set_up(make_job(session)), epochs=4, body=body) == quiet()
     assert [record.step for record in session.records] == list(range(12))
     assert series.names()[0].step == 2
-    configure()
-    assert train(set_up(make_job()), epochs=4) == quiet
 
 
 def test_a_file_where_the_directory_should_be_costs_the_checkpoint_only(
@@ -713,13 +720,12 @@ def test_a_save_that_cannot_be_written_is_heard_of_at_the_end(configure: Configu
 
 
 def test_memory_and_other_file_systems_serve_too(configure: Configure) -> None:
-    quiet = resumable(make_job())
     series = configure(root="memory://run/checkpoints", every="4 steps")
-    run_and_die(series, 9)
+    run_and_die(9)
     found, skipped = series.newest("feed")
     assert found is not None and found.name.step == 8 and skipped == []
     configure(root="memory://run/checkpoints", resume=str(found.name))
-    assert resumable(make_job()) == quiet
+    assert resumable(make_job()) == quiet()
     series.remove(found.name)
     assert [entry.name.step for entry in series.all()] == [4]
 

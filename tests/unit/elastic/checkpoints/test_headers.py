@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elastic.checkpoints import description
@@ -31,7 +30,7 @@ from elastic.checkpoints.manifest import FileEntry, Manifest, PartNote, _digest
 from elastic.checkpoints.naming import MANIFEST
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import LocalStorage, MemoryStorage
+from elastic.checkpoints.storage import LocalStorage
 from elastic.cli.job.checkpoints import LATEST, _find
 from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from runtime.allreduce.reduction.partial_sum import Partial
@@ -45,8 +44,6 @@ from runtime.worker.donor import op_json, result_json
 from tests.unit.broken import DEEP, documents
 from tests.unit.jobs import Setup, make_job, one_thread, set_up, train
 
-quick = settings(max_examples=int(os.environ.get("FUZZ", "60")), deadline=None)
-few = settings(max_examples=int(os.environ.get("FUZZ", "30")), deadline=None)
 Body = dict[str, Any]
 
 
@@ -56,9 +53,9 @@ def single_threaded() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[LocalStorage, MemoryStorage])
-def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Series, Setup]:
-    """Checkpoints of steps 4 and 8, and what has taken them; once on disk, once as they lie in memory."""
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Series, Setup]:
+    """Checkpoints of steps 4 and 8, and what has taken them. Memory of the machine is read by the same code."""
     root = tmp_path_factory.mktemp("checkpoints")
     about = Settings(root=str(root), job="train", job_id="feed", every="4 steps", keep="last 9")
     with pytest.MonkeyPatch.context() as patch, one_thread():
@@ -72,7 +69,7 @@ def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         train(setup, epochs=3, body=lambda setup: setup.job._training.checkpoints.finish())
         setup.job._training.checkpoints.finish()
         setup.job._detach()
-    return Series(request.param(str(root))), setup
+    return Series(LocalStorage(str(root))), setup
 
 
 def body_of(series: Series) -> tuple[Path, Body]:
@@ -217,7 +214,6 @@ def documented(taken: tuple[Series, Setup]) -> Body:
     return body_of(taken[0])[1]
 
 
-@few
 @given(data=st.data(), part=st.sampled_from(["header", "tensors", "objects", "state", "files", "moment", ""]))
 def test_any_manifest_is_sound_or_skipped(
     data: st.DataObject,
@@ -283,7 +279,6 @@ def test_what_is_nested_too_deeply_is_refused_before_python_cannot_follow(
 # ------------------------------------------------------------------------------------------------- data files
 
 
-@quick
 @given(data=st.data())
 @example(data=None)
 def test_the_header_of_a_data_file_is_read_or_named_as_damaged(data: Any, taken: tuple[Series, Setup]) -> None:
@@ -312,7 +307,6 @@ def test_a_note_that_names_a_file_twice_is_damaged() -> None:
 # ---------------------------------------------------------------------------------------- what a donor describes
 
 
-@quick
 @given(data=st.data())
 def test_what_a_donor_describes_fits_is_refused_or_fails(data: st.DataObject, taken: tuple[Series, Setup]) -> None:
     """Before there is memory for it."""
@@ -346,7 +340,6 @@ ANSWER: Body = {
 }
 
 
-@quick
 @given(documents(ANSWER))
 @example(json.dumps(ANSWER).encode())
 def test_what_a_member_answers_is_read_or_fails(encoded: bytes) -> None:
@@ -361,7 +354,6 @@ def test_what_a_member_answers_is_read_or_fails(encoded: bytes) -> None:
 META: Body = {"epoch": 1, "step": 7, "epoch_start": 5, "state": {"a": 1}, "once": {}, "shared": {}, "data": None}
 
 
-@quick
 @given(documents(META))
 def test_where_the_job_stands_is_read_or_fails(encoded: bytes) -> None:
     try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import subprocess
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -27,6 +30,7 @@ from runtime.loop.sinks.json_lines import JsonLines
 from runtime.session import Session
 from runtime.worker.isolated_shards import IsolatedSession
 from runtime.worker.recorded_join import Joining, Recording
+from tests.unit import features
 from tests.unit.features import FEATURES, STEPS, anchored_in_a_variable, loader, mlp, train
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 
@@ -51,11 +55,16 @@ def digest(feature: Any, session: Session) -> str:
 @pytest.mark.parametrize(
     "name", ["dropout", "batch_norm", "gan", "random_transforms", "random_in_the_loop", "decisions_by_evaluation"]
 )
-def test_shards_in_processes_of_their_own_have_the_bits_of_a_plain_job(name: str) -> None:
+def test_shards_in_processes_of_their_own_have_the_bits_of_a_plain_job(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "STEPS", 2)
     assert digest(FEATURES[name], IsolatedSession()) == digest(FEATURES[name], Recorded())
 
 
-def test_what_goes_on_from_shard_to_shard_changes_them() -> None:
+def test_what_goes_on_from_shard_to_shard_changes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "STEPS", 2)
+
     def own_generator(job: Job) -> None:
         generator = torch.Generator().manual_seed(1)
         model = mlp()
@@ -290,14 +299,7 @@ OTHER = {"state": {"model.weight": "?", "optimizer.exp_avg": "?"}}
         ({"apart": lines({2: OTHER})}, [], 1, 1, "model.weight, and 1 more", "an earlier one left in its process"),
         ({"once": lines(MOVING), "again": lines(MOVING), "apart": lines({1: OTHER})}, [], 1, 0, "model", "`noise`"),
         ({"apart": lines({1: {"samples": [[9]]}})}, [], 1, 0, "its samples", "an earlier one"),
-        (
-            {"resumed": lines({4: OTHER})[4:]},
-            [],
-            2,
-            4,
-            "model.weight, and 1 more",
-            "is run again by a run",
-        ),
+        ({"resumed": lines({4: OTHER})[4:]}, [], 2, 4, "model.weight, and 1 more", "is run again by a run"),
         ({"resumed": lines({4: NAMED, 5: OTHER})[4:]}, [], 2, 4, "model.weight", "`anchor` is another one there"),
         ({"joins": lines({4: OTHER | NAMED, 6: OTHER})[4:]}, [], 3, 5, "model.weight", "`anchor` is another one there"),
         ({"joins": lines({4: DRAWN, 6: OTHER})[4:]}, [], 3, 5, "model.weight", "the generator `noise` begins anew"),
@@ -341,9 +343,41 @@ open("model.pt", "w").write("of six steps")
 """
 
 
+class Forked:
+    """subprocess.Popen for a script: a copy of this process runs it, which has imported torch already."""
+
+    def __init__(self, command: list[str], *, env: dict[str, str], stderr: TextIO, **options: Any) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(stderr.fileno(), 2)
+                os.environ.clear()
+                os.environ.update(env)
+                runpy.run_path(command[-1], run_name="__main__")
+                code = 0
+            except BaseException:
+                traceback.print_exc(file=stderr)
+                stderr.flush()
+            finally:
+                os._exit(code)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_real_script_is_examined_and_nothing_behind_its_loop_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if forked:
+        monkeypatch.setattr(subprocess, "Popen", Forked)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(EXAMPLE)
     assert cli.main(["doctor", "--exact", "--json", "train.py"]) == 1

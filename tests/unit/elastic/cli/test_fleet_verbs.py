@@ -17,6 +17,7 @@ from elastic.cli.fleet.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet import client as client_module
+from elastic.fleet import remote_logs
 from elastic.fleet.client import FleetClient, Log
 from elastic.fleet.remote_logs import DirectoryLogs, FleetLogs, is_worker, show
 from elastic.rendezvous import endpoint
@@ -182,7 +183,11 @@ def test_logs_of_workers_are_told_from_others(here: Path, capfdbinary: pytest.Ca
         show(DirectoryLogs(here), "c.0.0", follow=False, as_json=False)
 
 
-def test_what_comes_while_following_is_shown_once(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_what_comes_while_following_is_shown_once(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_logs, "FOLLOW_POLL_S", 0.0)
+
     class Growing:
         text = b""
         looks = 0

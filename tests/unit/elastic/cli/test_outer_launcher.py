@@ -101,7 +101,6 @@ def start(tmp_path: Path) -> Started:
 @pytest.mark.parametrize(
     ("act", "code"),
     [
-        ("return 0", 0),
         ("return 7", 7),
         ("from elastic.errors import ConfigError; sys.stderr = None; raise ConfigError('no')", 2),
         ("os.kill(os.getpid(), 9)", 1),

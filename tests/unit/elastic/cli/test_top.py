@@ -23,13 +23,7 @@ def look(applied: int, *more: dict[str, Any]) -> dict[str, Any]:
     member = {"worker_id": "a.0.0", "rank": 0, "applied": applied, "phase": "shard 1"}
     status = {"state": "running", "because": "all are here", "generation": 3, "applied": applied, "members": [member]}
     jobs = [entry("train-1", "placed", troubles=[NO_ROOM]), *more]
-    return {
-        "leader": "r",
-        "jobs": jobs,
-        "nodes": [NODE, AWAY],
-        "statuses": {"train-1": status},
-        "troubles": [NO_ROOM],
-    }
+    return {"leader": "r", "jobs": jobs, "nodes": [NODE, AWAY], "statuses": {"train-1": status}, "troubles": [NO_ROOM]}
 
 
 def test_the_rate_is_that_between_two_looks() -> None:

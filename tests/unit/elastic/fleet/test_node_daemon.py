@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,20 +110,18 @@ class Node:
             await asyncio.sleep(0.01)  # other processes and threads: there is nothing to wait on
 
 
-def play(home: Path, story: Callable[[Node], Awaitable[None]]) -> None:
-    async def told() -> None:
-        node = Node(home)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await story(node)
-        finally:
-            node.gate.touch()
-            for runner in node.daemon._runners.values():
-                runner.stop()
-                await runner.ended()
-            node.journal.close()
-
-    asyncio.run(told())
+@asynccontextmanager
+async def play(home: Path) -> AsyncIterator[Node]:
+    node = Node(home)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield node
+    finally:
+        node.gate.touch()
+        for runner in node.daemon._runners.values():
+            runner.stop()
+            await runner.ended()
+        node.journal.close()
 
 
 @pytest.fixture
@@ -132,8 +131,8 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("agents")
-def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("train-1"))
         runner = node.runner("train-1")
         await node.until((tmp_path / "gate.up").exists)
@@ -147,14 +146,13 @@ def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again
         await runner.ended()
         assert node.ends() == ["the agent of the job exited with 0"], "no signal ended it"
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("agents")
-def test_a_job_waits_for_the_gpus_of_one_that_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_waits_for_the_gpus_of_one_that_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-
-    async def story(node: Node) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("deaf-1", slots=2))
         old = node.runner("deaf-1")
         await node.until((tmp_path / "gate.up").exists)
@@ -166,25 +164,20 @@ def test_a_job_waits_for_the_gpus_of_one_that_has_not_ended(tmp_path: Path, monk
         node.told(node.duty("next-2"))
         assert node.runner("next-2").devices == ("0",) and node.troubles() == {}
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("agents")
 @pytest.mark.parametrize(("visible", "second"), [("0,1", "1"), ("0", "")])
-def test_the_variable_is_set_wherever_there_are_gpus(
+async def test_the_variable_is_set_wherever_there_are_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, second: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-
-    async def story(node: Node) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("one-1"), node.duty("two-2"))
         assert node.runner("one-1")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == "0"
         assert node.runner("two-2")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == second
 
-    play(tmp_path, story)
 
-
-def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_again_with_a_pause(
+async def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_again_with_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoCredentials(Exception):
@@ -199,8 +192,7 @@ def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_aga
 
     monkeypatch.setattr(job_runner, "storage_at", fails)
     monkeypatch.setattr(job_runner, "BACKOFF_MIN_S", 2 * PATIENCE_S)
-
-    async def story(node: Node) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("train-1"))
         await node.until(lambda: node.runner("train-1").trouble)
         assert node.runner("train-1").trouble == "the job cannot be started here: NoCredentials: none found"
@@ -208,8 +200,6 @@ def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_aga
             node.told(node.duty("train-1"))
             await asyncio.sleep(0)
         assert tries == 1 and not node.runner("train-1").over
-
-    play(tmp_path, story)
 
 
 def test_an_agent_that_has_worked_is_started_again_at_once_and_one_that_cannot_work_ever_more_seldom() -> None:
@@ -220,25 +210,21 @@ def test_an_agent_that_has_worked_is_started_again_at_once_and_one_that_cannot_w
     assert pauses == [0.0, 0.0, 0.5, 1.0, 2.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
 
 
-def test_the_directory_of_another_job_of_that_name_is_not_used(tmp_path: Path) -> None:
+async def test_the_directory_of_another_job_of_that_name_is_not_used(tmp_path: Path) -> None:
     directory = tmp_path / "jobs" / "train-1"
     directory.mkdir(parents=True)
     (directory / "id").write_text("another one")
-
-    async def story(node: Node) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("train-1"))
         await node.until(lambda: node.runner("train-1").trouble)
         assert f"{directory} belongs to another job of that name, another one; move" in node.runner("train-1").trouble
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("agents")
-def test_settings_and_the_nodes_own_environment_are_for_the_owners_eyes_and_in_no_journal(tmp_path: Path) -> None:
+async def test_settings_and_the_nodes_own_environment_are_for_the_owners_eyes_and_in_no_journal(tmp_path: Path) -> None:
     file = tmp_path / "secrets.env"
     file.write_text("TOKEN=correct-horse")
-
-    async def story(node: Node) -> None:
+    async with play(tmp_path) as node:
         given = node.submission("train-1", ("KEY=battery-staple",), str(file))
         node.told(node.duty("train-1", submission=given))
         await node.until((tmp_path / "gate.up").exists)
@@ -249,46 +235,38 @@ def test_settings_and_the_nodes_own_environment_are_for_the_owners_eyes_and_in_n
         told = {path for path in tmp_path.rglob("*") if path.is_file() and "horse" in path.read_text(errors="replace")}
         assert told == {directory / "job.json", file}
 
-    play(tmp_path, story)
 
-
-def test_a_file_of_environment_that_is_not_there_is_the_trouble_of_the_job(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_file_of_environment_that_is_not_there_is_the_trouble_of_the_job(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         missing = tmp_path / "secrets.env"
         node.told(node.duty("train-1", submission=node.submission("train-1", env_from=str(missing))))
         await node.until(lambda: node.runner("train-1").trouble)
         because = f"env_from={missing} on a cannot be read: No such file or directory"
         assert node.runner("train-1").trouble == f"the job cannot be started here: {because}"
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("agents")
-def test_a_duty_that_cannot_be_read_is_the_trouble_of_its_job_alone(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_duty_that_cannot_be_read_is_the_trouble_of_its_job_alone(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         node.told(pb.Duty(job="newer-1", slots=1, document='{"unheard_of": 1}'), node.duty("train-2"))
         assert list(node.daemon._runners) == ["train-2"]
         assert "the job cannot be read here" in node.troubles()["newer-1"]
         node.told(node.duty("train-2"))
         assert node.troubles() == {}
 
-    play(tmp_path, story)
 
-
-def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         query = pb.LogQuery(number=3, job="train-1", log="a.0.0", offset=5)
         answer = node.daemon._attendance._piece
         assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "there is no directory of jobs"
         (tmp_path / "jobs" / "train-1" / "logs" / "a.0.0.log").mkdir(parents=True)
         assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "a directory has no text"
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("agents")
-def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("train-1"))
         runner = node.runner("train-1")
         await node.until((tmp_path / "gate.up").exists)
@@ -304,8 +282,6 @@ def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path:
         node.gate.touch()
         await runner.ended()
         assert not memory.exists()
-
-    play(tmp_path, story)
 
 
 class Standbys:
@@ -348,8 +324,8 @@ def standing_by(monkeypatch: pytest.MonkeyPatch, agents: None) -> None:
 
 
 @pytest.mark.usefixtures("standing_by")
-def test_the_standby_of_a_job_begins_when_its_agent_has_died_and_goes_with_the_job(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_the_standby_of_a_job_begins_when_its_agent_has_died_and_goes_with_the_job(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         standbys = Standbys(node)
         node.told(node.duty("train-1"))
         runner = node.runner("train-1")
@@ -367,15 +343,13 @@ def test_the_standby_of_a_job_begins_when_its_agent_has_died_and_goes_with_the_j
         assert not record.exists(), "a daemon that starts now has nothing to expect"
         assert standbys.events() == [*["standby_started", "standby_begins"] * 2, "standby_started"]
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("standing_by")
 @pytest.mark.parametrize(
     "how", ["another environment", "a job directory made anew", "another working directory", "it has died"]
 )
-def test_a_standby_that_is_not_what_would_be_started_now_is_ended(tmp_path: Path, how: str) -> None:
-    async def story(node: Node) -> None:
+async def test_a_standby_that_is_not_what_would_be_started_now_is_ended(tmp_path: Path, how: str) -> None:
+    async with play(tmp_path) as node:
         (tmp_path / "here.env").write_text("KEY=old\n")
         (tmp_path / "v1").mkdir()
         (tmp_path / "v2").mkdir()
@@ -399,12 +373,10 @@ def test_a_standby_that_is_not_what_would_be_started_now_is_ended(tmp_path: Path
         await standbys.gone(waits)
         assert standbys.events()[0] == "standby_started"
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("standing_by")
-def test_a_job_whose_workers_are_not_forked_has_no_standby(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_job_whose_workers_are_not_forked_has_no_standby(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         submission = node.submission("train-1")
         node.told(
             node.duty("train-1", submission=replace(submission, spec=replace(submission.spec, fork=False))),
@@ -414,12 +386,10 @@ def test_a_job_whose_workers_are_not_forked_has_no_standby(tmp_path: Path) -> No
         assert node.runner("train-1")._standby is None
         assert not record_of(node.site.jobs_dir, "a", "train-1").exists()
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("standing_by")
-def test_a_standby_that_has_died_is_replaced_and_a_log_that_is_no_file_stops_nobody(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_standby_that_has_died_is_replaced_and_a_log_that_is_no_file_stops_nobody(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("train-1"))
         standbys, runner = Standbys(node), node.runner("train-1")
         first = await standbys.of("train-1")
@@ -432,12 +402,10 @@ def test_a_standby_that_has_died_is_replaced_and_a_log_that_is_no_file_stops_nob
         await node.until(lambda: "standby_refused" in standbys.events())
         assert standbys.events() == ["standby_started", "standby_started", "standby_refused"]
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("agents")
-def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         standbys = Standbys(node)
         for job in ("train-1", "moved-2"):
             node.told(node.duty("train-1"), node.duty(job))
@@ -471,8 +439,6 @@ def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path
         assert not record_of(node.site.jobs_dir, "a", "moved-2").exists()
         assert record_of(node.site.jobs_dir, "a", "train-1").exists()
 
-    play(tmp_path, story)
-
 
 class Provider(NoticeSource):
     """Says what it is told to say, and hears when the node is empty."""
@@ -492,8 +458,10 @@ class Provider(NoticeSource):
 
 
 @pytest.mark.usefixtures("agents")
-def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the_last_has_left(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the_last_has_left(
+    tmp_path: Path,
+) -> None:
+    async with play(tmp_path) as node:
         provider = Provider()
         node.daemon._board.watch([provider])
         jobs = [node.duty("one-1"), node.duty("two-2")]
@@ -524,11 +492,9 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         assert not node.daemon._board.notices.told, "they had left because of an earlier notice, and came back"
         node.daemon._board.notices.close()
 
-    play(tmp_path, story)
-
 
 @pytest.mark.usefixtures("agents")
-def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
+async def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two would write the same temporary file, and a notice of half a minute could be lost."""
@@ -540,18 +506,15 @@ def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
         show(self, job_dir)
 
     monkeypatch.setattr(NoticeBoard, "show", shown)
-
-    async def story(node: Node) -> None:
+    async with play(tmp_path) as node:
         node.told(node.duty("train-1"))
         await node.until((tmp_path / "gate.up").exists)
         assert by == [threading.current_thread()]
         assert (node.runner("train-1").directory / "notices.json").exists()
 
-    play(tmp_path, story)
 
-
-def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_node_goes(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_node_goes(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         board, outbox = node.daemon._board, node.daemon._attendance._outbox
         assert outbox is not None
 
@@ -573,8 +536,6 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
         with pytest.raises(Unanswered, match=r"notices.json"):
             relay.NoticeRelay(tmp_path).look()
 
-    play(tmp_path, story)
-
 
 class Leader:
     """Welcomes whoever comes, and hears them out."""
@@ -588,27 +549,24 @@ class Leader:
             self.heard.append(word)
 
 
-def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
-    async def story() -> None:
-        leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Fleet", leader, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        node = Node(tmp_path, f"127.0.0.1:{port}")
-        node.daemon._board.notices.heard("cloud", Notice(NoticeKind.RECLAIM, 30.0, "taken back"))
-        node.daemon._signalled(signal.SIGTERM)
-        attending = asyncio.create_task(node.daemon._attendance.always())
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await node.until(lambda: [word for word in leader.heard if word.HasField("troubles")])
-        finally:
-            attending.cancel()
-            await server.stop(None)
-            node.journal.close()
-        told = [(word.leaves.because, word.leaves.notice) for word in leader.heard if word.HasField("leaves")]
-        assert told == [("its daemon was asked to end", False), ("taken back", True)]
-
-    asyncio.run(story())
+async def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
+    leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Fleet", leader, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    node = Node(tmp_path, f"127.0.0.1:{port}")
+    node.daemon._board.notices.heard("cloud", Notice(NoticeKind.RECLAIM, 30.0, "taken back"))
+    node.daemon._signalled(signal.SIGTERM)
+    attending = asyncio.create_task(node.daemon._attendance.always())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await node.until(lambda: [word for word in leader.heard if word.HasField("troubles")])
+    finally:
+        attending.cancel()
+        await server.stop(None)
+        node.journal.close()
+    told = [(word.leaves.because, word.leaves.notice) for word in leader.heard if word.HasField("leaves")]
+    assert told == [("its daemon was asked to end", False), ("taken back", True)]
 
 
 class Recruiter:
@@ -629,40 +587,36 @@ class Recruiter:
                 return
 
 
-def test_a_node_that_offers_something_else_says_so_on_a_new_stream(tmp_path: Path) -> None:
+async def test_a_node_that_offers_something_else_says_so_on_a_new_stream(tmp_path: Path) -> None:
     """Also where the leader had not welcomed it yet: it has only heard the offer before."""
-
-    async def story() -> None:
-        leader, server = Recruiter(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Fleet", leader, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        node = Node(tmp_path, f"127.0.0.1:{port}")
-        session = node.daemon._attendance
-        session._outbox = None
-        session.offer(3, ("a=b",))  # nobody has to be told yet
-        attending = asyncio.create_task(session.always())
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await node.until(lambda: len(leader.offers) == 1)
-                session.offer(4, ())
-                leader.admits.set()
-                await node.until(lambda: len(leader.offers) == 2 and session._outbox)
-                session.offer(5, ("c=d",))
-                await node.until(lambda: len(leader.offers) == 3 and session._outbox)
-        finally:
-            attending.cancel()
-            await server.stop(None)
-            node.journal.close()
-        assert leader.offers == [(3, ["a=b"]), (4, []), (5, ["c=d"])]
-        events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-        assert events == ["attending_fleet"] * 3, "it has never been without a leader"
-
-    asyncio.run(story())
+    leader, server = Recruiter(), grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Fleet", leader, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    node = Node(tmp_path, f"127.0.0.1:{port}")
+    session = node.daemon._attendance
+    session._outbox = None
+    session.offer(3, ("a=b",))  # nobody has to be told yet
+    attending = asyncio.create_task(session.always())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await node.until(lambda: len(leader.offers) == 1)
+            session.offer(4, ())
+            leader.admits.set()
+            await node.until(lambda: len(leader.offers) == 2 and session._outbox)
+            session.offer(5, ("c=d",))
+            await node.until(lambda: len(leader.offers) == 3 and session._outbox)
+    finally:
+        attending.cancel()
+        await server.stop(None)
+        node.journal.close()
+    assert leader.offers == [(3, ["a=b"]), (4, []), (5, ["c=d"])]
+    events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert events == ["attending_fleet"] * 3, "it has never been without a leader"
 
 
-def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
         board, old, new = node.daemon._board, Provider(), Provider()
         old.says = Notice(NoticeKind.RECLAIM, 90.0, "taken back")
         board.watch([old])
@@ -676,10 +630,8 @@ def test_notices_of_a_source_that_is_not_watched_any_more_are_over(tmp_path: Pat
         assert board.because == "of the new source"
         board.notices.close()
 
-    play(tmp_path, story)
 
-
-def test_a_file_with_a_mistake_changes_nothing_and_a_daemon_that_ends_reads_none(tmp_path: Path) -> None:
+async def test_a_file_with_a_mistake_changes_nothing_and_a_daemon_that_ends_reads_none(tmp_path: Path) -> None:
     class File:
         read = 0
 
@@ -687,7 +639,7 @@ def test_a_file_with_a_mistake_changes_nothing_and_a_daemon_that_ends_reads_none
             self.read += 1
             raise ConfigError("agent.toml, line 1: --slots=0 must be >= 1")
 
-    async def story(node: Node) -> None:
+    async with play(tmp_path) as node:
         file = node.daemon._settings = File()
         node.daemon._reload()
         assert file.read == 1
@@ -696,8 +648,6 @@ def test_a_file_with_a_mistake_changes_nothing_and_a_daemon_that_ends_reads_none
         node.daemon._signalled(signal.SIGTERM)
         node.daemon._reload()
         assert file.read == 1, "it ends"
-
-    play(tmp_path, story)
 
 
 class Upgrader(Leader):
@@ -718,32 +668,28 @@ class Upgrader(Leader):
                 yield pb.NodeOrder(end=pb.EndAgent(node="a", process=process))
 
 
-def test_a_daemon_that_is_told_to_end_leaves_in_order_and_that_once(
+async def test_a_daemon_that_is_told_to_end_leaves_in_order_and_that_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "@nobody")
-
-    async def story() -> None:
-        leader, server = Upgrader(), grpc.aio.server(options=SERVER_OPTIONS)
-        add_to_server("Fleet", leader, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        node = Node(tmp_path, f"127.0.0.1:{port}")
-        node.site.jobs_dir.mkdir()
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                assert await node.daemon.run() == 128 + signal.SIGTERM
-        finally:
-            await server.stop(None)
-            node.journal.close()
-        told = [json.loads(word.examined.document) for word in leader.heard if word.HasField("examined")]
-        assert [document["agent"]["is_service"] for document in told] == [True, True]
-        leaves = [word.leaves.because for word in leader.heard if word.HasField("leaves")]
-        assert leaves == ["its daemon was told to end"]
-        events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-        assert events == ["attending_fleet", "daemon_told_to_end"]
-
-    asyncio.run(story())
+    leader, server = Upgrader(), grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Fleet", leader, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    node = Node(tmp_path, f"127.0.0.1:{port}")
+    node.site.jobs_dir.mkdir()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert await node.daemon.run() == 128 + signal.SIGTERM
+    finally:
+        await server.stop(None)
+        node.journal.close()
+    told = [json.loads(word.examined.document) for word in leader.heard if word.HasField("examined")]
+    assert [document["agent"]["is_service"] for document in told] == [True, True]
+    leaves = [word.leaves.because for word in leader.heard if word.HasField("leaves")]
+    assert leaves == ["its daemon was told to end"]
+    events = [json.loads(line)["event"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert events == ["attending_fleet", "daemon_told_to_end"]
 
 
 def test_a_daemon_reads_nothing_that_only_a_leader_needs() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,45 +55,36 @@ def events(journal: Path) -> list[str]:
     return [json.loads(line)["event"] for line in journal.read_text().splitlines()]
 
 
-def play(tmp_path: Path, story: Callable[[Server, Path], Awaitable[None]], store: MemoryStore | None = None) -> None:
-    """With a replica that does not listen."""
-
-    async def told() -> None:
-        path = tmp_path / "journal.jsonl"
-        with Journal(path, "", "rendezvous", "here") as journal:
-            server = Server(tmp_path, (), "127.0.0.1:0", ServerCertificates())
-            server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
-            server._address, server._fleet_service = (
-                "here:1",
-                FleetService(server._service, journal, SeenCertificates(), tmp_path, dict),
-            )
-            async with asyncio.timeout(PATIENCE_S):
-                await story(server, path)
-
-    asyncio.run(told())
+@asynccontextmanager
+async def play(tmp_path: Path, store: MemoryStore | None = None) -> AsyncIterator[tuple[Server, Path]]:
+    """A replica that does not listen, and its journal."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "", "rendezvous", "here") as journal:
+        server = Server(tmp_path, (), "127.0.0.1:0", ServerCertificates())
+        server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
+        server._address = "here:1"
+        server._fleet_service = FleetService(server._service, journal, SeenCertificates(), tmp_path, dict)
+        async with asyncio.timeout(PATIENCE_S):
+            yield server, path
 
 
-def test_a_replica_that_the_store_refuses_stands_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_the_store_refuses_stands_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_replica, "REFUSED_S", 0.01)
     store = Full()
-
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path) as (server, path):
         candidate = Candidate(store, registry.NAME, "here:1", lambda: 0.0)
         with closing(StoreThread()) as thread:
             assert await job_replica.win(candidate, thread, lambda leader: None, server._journal) > 0
         assert "not_elected" in events(path)
 
-    play(tmp_path, story)
 
-
-def test_a_member_of_etcd_that_may_lose_data_is_refused_also_one_that_comes_late(
+async def test_a_member_of_etcd_that_may_lose_data_is_refused_also_one_that_comes_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = {"a:1": {"because": "", "version": "3.4.23"}, "b:1": {"because": "does not answer"}}
     monkeypatch.setattr(probes, "of_etcd", lambda endpoint, open_etcd: members[endpoint])
     monkeypatch.setattr(server_module, "LOOK_AGAIN_S", 0.01)
-
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path) as (server, _):
         unknown = await server._judged(["a:1", "b:1"])
         assert unknown == ["b:1"]
         judging = asyncio.create_task(server._judge_others(unknown))
@@ -103,10 +94,8 @@ def test_a_member_of_etcd_that_may_lose_data_is_refused_also_one_that_comes_late
         ):
             await judging
 
-    play(tmp_path, story)
 
-
-def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
+async def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
@@ -121,8 +110,7 @@ def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
 
     monkeypatch.setattr(FleetLeader, "lead", lead)
     monkeypatch.setattr(server_module, "asyncio", SimpleNamespace(sleep=rest, Event=asyncio.Event))
-
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path) as (server, path):
         standing = asyncio.create_task(server._stand())
         while len(rests) < 2:
             await sleep(0.01)
@@ -131,10 +119,8 @@ def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
         leads = events(path).count("not_leading_fleet")
         assert set(rests) == {server_module.REST_S} and leads - 1 <= len(rests) <= leads
 
-    play(tmp_path, story)
 
-
-def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place_is_over(tmp_path: Path) -> None:
+async def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place_is_over(tmp_path: Path) -> None:
     store = MemoryStore()
     kept: list[tuple[str, bool]] = []
 
@@ -146,7 +132,7 @@ def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place
         def keep(self, stands: Callable[[str, str], bool]) -> None:
             kept[:] = [(node, stands(node, "t")) for node in "ab"]
 
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path, store) as (server, _):
         candidate = Candidate(store, registry.NAME, "here:1", lambda: 0.0)
         candidate.stand()
         to = registry.Registry(store, candidate)
@@ -167,10 +153,8 @@ def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place
             following.cancel()
             await asyncio.gather(following, server._parts[job], return_exceptions=True)
 
-    play(tmp_path, story, store)
 
-
-def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
+async def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Stopped] = []
@@ -202,8 +186,7 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
 
     monkeypatch.setattr(server_module, "JobReplica", Part)
     monkeypatch.setattr(server_module, "STOP_POLL_S", 0.01)
-
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path) as (server, path):
         state = FleetState((STOPPED,))
         server._apply(state, 1)
         while server._parts:
@@ -219,10 +202,10 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
             await asyncio.sleep(0.01)
         assert "stop_failed" not in events(path)
 
-    play(tmp_path, story)
 
-
-def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_keeps_nothing_of_the_environment_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Part:
         def __init__(self, spec: JobSpec, *_: Any, **__: Any) -> None:
             assert spec.env == ()
@@ -232,8 +215,7 @@ def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, m
         async def run(self) -> None: ...
 
     monkeypatch.setattr(server_module, "JobReplica", Part)
-
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path) as (server, _):
         spec = replace(SPEC, env=("KEY=correct-horse",), env_from="/etc/secrets.env")
         server._apply(
             FleetState((FleetJob(Submission(spec, 1, "train-1", "0123"), Placement((NodeShare("a", 1),))),)), 1
@@ -244,22 +226,19 @@ def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, m
             assert "correct-horse" not in left.read_text()
         assert all(left.stat().st_mode & 0o077 == 0 for left in tmp_path.rglob("*"))
 
-    play(tmp_path, story)
 
-
-def test_a_document_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
-    async def story(server: Server, path: Path) -> None:
+async def test_a_document_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
+    async with play(tmp_path) as (server, path):
         for revision in (1, 2):
             server._apply(FleetState(unread={"results/train-1": "Result is no object"}), revision)
         assert events(path) == ["document_unread"]
 
-    play(tmp_path, story)
 
-
-def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
+async def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path) as (server, _):
+
         class Leads:
             """Ends at once, and is rid of its agents when the fleet knows that."""
 
@@ -283,13 +262,10 @@ def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
         await server._parts["train-1"]
         assert known()
 
-    play(tmp_path, story)
 
-
-def test_a_part_of_a_job_that_is_forgotten_ends(tmp_path: Path) -> None:
+async def test_a_part_of_a_job_that_is_forgotten_ends(tmp_path: Path) -> None:
     """As on a replica that was cut off from the store until then."""
-
-    async def story(server: Server, path: Path) -> None:
+    async with play(tmp_path) as (server, _):
         server._apply(FleetState((STOPPED,)), 1)
         part = server._parts["train-1"]
         server._apply(FleetState(unread={"placements/train-1": "no"}), 2)
@@ -297,5 +273,3 @@ def test_a_part_of_a_job_that_is_forgotten_ends(tmp_path: Path) -> None:
         server._apply(FleetState(), 3)
         await asyncio.gather(part, return_exceptions=True)
         assert part.cancelled() and not server._parts
-
-    play(tmp_path, story)

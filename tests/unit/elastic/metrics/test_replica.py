@@ -71,25 +71,21 @@ def test_a_job_that_another_replica_leads_keeps_its_counts_here_and_nothing_else
         assert ("elastic_leader", "a") not in shown(registry)
 
 
-def test_a_look_that_fails_ends_no_replica_and_is_counted() -> None:
+async def test_a_look_that_fails_ends_no_replica_and_is_counted() -> None:
     registry = MetricRegistry()
     metrics = ReplicaMetrics(registry)
     assert metrics.problem.startswith("etcd has not given the fleet's documents")
     metrics.read(0.01)
     assert metrics.problem == ""
+    looked = asyncio.Event()
 
-    async def look() -> None:
-        looked = asyncio.Event()
+    def overview() -> Any:
+        looked.set()
+        raise KeyError("nodes")
 
-        def overview() -> Any:
-            looked.set()
-            raise KeyError("nodes")
-
-        watching = asyncio.create_task(metrics.watch("r:1", overview, {}))
-        await asyncio.wait_for(looked.wait(), 60)
-        await asyncio.sleep(0)
-        assert not watching.done()
-        watching.cancel()
-
-    asyncio.run(look())
+    watching = asyncio.create_task(metrics.watch("r:1", overview, {}))
+    await asyncio.wait_for(looked.wait(), 60)
+    await asyncio.sleep(0)
+    assert not watching.done()
+    watching.cancel()
     assert shown(registry)["elastic_metrics_failures_total",] == 1

@@ -59,10 +59,7 @@ def of_azure(service: MetadataService) -> Azure:
     return Azure({azure.HOST: f"http://{service.address}"})
 
 
-@pytest.mark.parametrize(
-    ("cloud", "made"),
-    [(Ec2, Aws), (Gce, lambda it: Gcp(it, gcp.PREEMPTED)), (AzureHost, Azure)],
-)
+@pytest.mark.parametrize(("cloud", "made"), [(Ec2, Aws), (Gce, lambda it: Gcp(it, gcp.PREEMPTED)), (AzureHost, Azure)])
 def test_a_machine_is_reclaimed_and_given_back(
     cloud: type[MetadataService], made: Callable[[Mapping[str, str]], NoticeSource]
 ) -> None:

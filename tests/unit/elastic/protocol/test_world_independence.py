@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -165,7 +165,7 @@ def ownerships(draw: st.DrawFn) -> list[Ownership]:
     return steps
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6)
 @given(ownerships())
 def test_it_does_not_matter_who_computes_which_shard_when(ownership_of: list[Ownership]) -> None:
     assert train(ownership_of, [Worker() for _ in range(4)]) == quiet_run()

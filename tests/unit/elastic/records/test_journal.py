@@ -23,7 +23,7 @@ def test_a_line_says_when_who_and_where(tmp_path: Path) -> None:
     (found,) = read(path)
     assert path == tmp_path / "journal" / "a.0.1.jsonl"
     assert set(found) == {
-        *("t_mono_ns", "t_wall", "job", "generation", "worker_id", "node", "pid", "who", "event", "world"),
+        *("t_mono_ns", "t_wall", "job", "generation", "worker_id", "node", "pid", "who", "event", "world")
     }
     assert (found["generation"], found["worker_id"], found["node"], found["world"]) == (3, "a.0.1", "a", 2)
 
@@ -191,10 +191,7 @@ def test_a_recovery_does_not_wait_for_a_member_that_was_drained_with_the_redone_
 
 
 def test_a_fault_that_a_worker_survived_is_not_the_cause_of_its_later_loss() -> None:
-    survived = [
-        line(-500, "fault_injected", "c", number=1, lethal=False),
-        line(-400, "fault_ended", number=1),
-    ]
+    survived = [line(-500, "fault_injected", "c", number=1, lethal=False), line(-400, "fault_ended", number=1)]
     assert recoveries([*survived, *KILL]) == recoveries(KILL)
 
 

@@ -144,7 +144,7 @@ def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -
     assert isinstance(outcome, str) and told == ["welcome"]
 
 
-def test_progress_of_a_large_job_waits_for_more_of_it_and_any_other_word_is_read_at_once(
+async def test_progress_of_a_large_job_waits_for_more_of_it_and_any_other_word_is_read_at_once(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_module, "LOOK_S", 1000.0)  # as if there were millions of workers
@@ -158,24 +158,23 @@ def test_progress_of_a_large_job_waits_for_more_of_it_and_any_other_word_is_read
             pass
         return events
 
-    async def hear() -> list[membership.Event]:
-        thread = StoreThread()
-        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            leader = JobLeader(SPEC, tenure, journal, thread)
-            leader.group.workers["a.0.0"] = WorkerView(Member("a.0.0", "a", "10.0.0.1", 4000, 0), 0, 1, "torch 2")
-            await leader.post(said)
-            hearing = asyncio.create_task(next_words(leader))
-            await asyncio.sleep(0.05)
-            assert not hearing.done()
-            await leader.post(other)
-            events = await hearing
-        thread.close()
-        return events
-
-    assert asyncio.run(hear()) == [said, other]
+    thread = StoreThread()
+    async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
+        leader = JobLeader(SPEC, tenure, journal, thread)
+        leader.group.workers["a.0.0"] = WorkerView(Member("a.0.0", "a", "10.0.0.1", 4000, 0), 0, 1, "torch 2")
+        await leader.post(said)
+        hearing = asyncio.create_task(next_words(leader))
+        await asyncio.sleep(0.05)
+        assert not hearing.done()
+        await leader.post(other)
+        events = await hearing
+    thread.close()
+    assert events == [said, other]
 
 
-def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_within_deposes_though_the_mailbox_is_full(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A commit that nobody hears the end of would hold up every later one."""
     monkeypatch.setattr(leader_module, "MAILBOX_LIMIT", 1)
     candidate = Candidate(MemoryStore(), "job", "first", time.monotonic)
@@ -185,18 +184,15 @@ def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, m
     async def fail() -> None:
         raise ValueError("nobody expects it")
 
-    async def lead() -> End | str:
-        thread = StoreThread()
-        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            leader = JobLeader(SPEC, tenure, journal, thread)
-            await leader.post(AgentDown("b"))
-            leader._start(fail())
-            await asyncio.wait(list(leader._tasks))
-            outcome = await leader.lead(())
-        thread.close()
-        return outcome
-
-    assert asyncio.run(lead()) == "ValueError: nobody expects it"
+    thread = StoreThread()
+    async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
+        leader = JobLeader(SPEC, tenure, journal, thread)
+        await leader.post(AgentDown("b"))
+        leader._start(fail())
+        await asyncio.wait(list(leader._tasks))
+        outcome = await leader.lead(())
+    thread.close()
+    assert outcome == "ValueError: nobody expects it"
 
 
 def _order(message: pb.LeaderOrder) -> Order | None:
@@ -258,30 +254,24 @@ def test_whoever_completes_a_newer_checkpoint_is_told_that_the_pointer_is_there(
     assert told == [f"_periodic {NEW} True", "_periodic step-000000000100.0.g0-0123abcd False", NEW]
 
 
-def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_to_do(journal: Journal) -> None:
+async def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_to_do(journal: Journal) -> None:
     """The store was restored from a backup: nobody can decide anything after what is lost."""
     members = (Member("a.0.0", "a", "127.0.0.1", 1, 0),)
     record = Generation(4, Kind.FORM, 4, members, Plan(), "1 of 1 workers are here")
     candidate = Candidate(MemoryStore(), "job", "first", time.monotonic)
     won = candidate.stand()
     assert isinstance(won, Won)
-
-    async def lead() -> None:
-        thread = StoreThread()
-        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
-            leader = JobLeader(SPEC, tenure, journal, thread)
-            leading = asyncio.create_task(leader.lead((record,)))
-            await asyncio.sleep(0)
-            assert leader.is_older("a", {3: "any", 4: record.digest()}) == ""
-            assert "generation 5, and the newest in etcd is 4" in leader.is_older("a", {4: record.digest(), 5: "x"})
-            assert "another generation 4, and the newest in etcd is 4" in leader.is_older(
-                "a", {4: "of another history"}
-            )
-            leading.cancel()
-            await asyncio.gather(leading, return_exceptions=True)
-        thread.close()
-
-    asyncio.run(lead())
+    thread = StoreThread()
+    async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
+        leader = JobLeader(SPEC, tenure, journal, thread)
+        leading = asyncio.create_task(leader.lead((record,)))
+        await asyncio.sleep(0)
+        assert leader.is_older("a", {3: "any", 4: record.digest()}) == ""
+        assert "generation 5, and the newest in etcd is 4" in leader.is_older("a", {4: record.digest(), 5: "x"})
+        assert "another generation 4, and the newest in etcd is 4" in leader.is_older("a", {4: "of another history"})
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+    thread.close()
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["closed", "goodbye"])

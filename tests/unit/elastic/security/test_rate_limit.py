@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -62,25 +62,22 @@ class Behind:
         return found[0]
 
 
-def play(tmp_path: Path, story: Callable[[Behind], Awaitable[None]], listen: str = "127.0.0.1:0") -> None:
+@asynccontextmanager
+async def play(tmp_path: Path, listen: str = "127.0.0.1:0") -> AsyncIterator[Behind]:
     path = tmp_path / "journal.jsonl"
-
-    async def told() -> None:
-        with Journal(path, "", "r", "here") as journal:
-            journal.write("listening")
-            guard = AuthInterceptor(RejectionLog(journal), asks_roles=False)
-            options = (("grpc.max_receive_message_length", GRPCS_LIMIT),)
-            server = grpc.aio.server(options=options, interceptors=(guard,))
-            add_to_server("Fleet", Echo(), server)
-            port = server.add_insecure_port(listen)
-            await server.start()
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await story(Behind(listen.replace(":0", f":{port}"), path))
-            finally:
-                await server.stop(grace=None)
-
-    asyncio.run(told())
+    with Journal(path, "", "r", "here") as journal:
+        journal.write("listening")
+        guard = AuthInterceptor(RejectionLog(journal), asks_roles=False)
+        options = (("grpc.max_receive_message_length", GRPCS_LIMIT),)
+        server = grpc.aio.server(options=options, interceptors=(guard,))
+        add_to_server("Fleet", Echo(), server)
+        port = server.add_insecure_port(listen)
+        await server.start()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                yield Behind(listen.replace(":0", f":{port}"), path)
+        finally:
+            await server.stop(grace=None)
 
 
 async def said(call: Any) -> str:
@@ -89,43 +86,40 @@ async def said(call: Any) -> str:
     return f"{caught.value.code().name} {caught.value.details()}"
 
 
-def test_a_caller_has_so_many_calls_open_and_may_have_others_when_some_are_over(
+async def test_a_caller_has_so_many_calls_open_and_may_have_others_when_some_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limit, "CALLS_AT_ONCE", 2)
-
-    async def story(behind: Behind) -> None:
-        async with behind.stub() as one, behind.stub() as other:
-            streams = [one.Attend(), other.Attend()]  # by two connections of the same machine
-            for stream in streams:
-                await stream.write(WORD)
-                assert (await stream.read()).log.log == "a"
-            refused = await said(other.Ask(LOOK))
-            assert refused.startswith("RESOURCE_EXHAUSTED") and "calls at once" in refused
-            assert (await behind.line("calls at once"))["peer"].startswith("127.0.0.1:")
-            await streams[0].done_writing()
-            assert not await streams[0].read()
-            assert (await one.Ask(LOOK)).leading
-            await streams[1].write(WORD)
-            assert (await streams[1].read()).log.log == "a", "what was open has not noticed"
-
-    play(tmp_path, story)
+    async with play(tmp_path) as behind, behind.stub() as one, behind.stub() as other:
+        streams = [one.Attend(), other.Attend()]  # by two connections of the same machine
+        for stream in streams:
+            await stream.write(WORD)
+            assert (await stream.read()).log.log == "a"
+        refused = await said(other.Ask(LOOK))
+        assert refused.startswith("RESOURCE_EXHAUSTED") and "calls at once" in refused
+        assert (await behind.line("calls at once"))["peer"].startswith("127.0.0.1:")
+        await streams[0].done_writing()
+        assert not await streams[0].read()
+        assert (await one.Ask(LOOK)).leading
+        await streams[1].write(WORD)
+        assert (await streams[1].read()).log.log == "a", "what was open has not noticed"
 
 
-def test_who_asks_too_often_is_refused_and_who_streams_too_fast_is_read_more_slowly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_asks_too_often_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "BURST", 3.0)
+    monkeypatch.setattr(rate_limit, "WORDS_A_SECOND", 1e-6)
+    async with play(tmp_path) as behind, behind.stub() as stub:
+        for _ in range(3):
+            assert (await stub.Ask(LOOK)).leading
+        refused = await said(stub.Ask(LOOK))
+        assert refused.startswith("RESOURCE_EXHAUSTED") and "ask less often" in refused
+        assert await behind.line("calls a second")
 
-    async def asks(behind: Behind) -> None:
-        async with behind.stub() as stub:
-            for _ in range(3):
-                assert (await stub.Ask(LOOK)).leading
-            refused = await said(stub.Ask(LOOK))
-            assert refused.startswith("RESOURCE_EXHAUSTED") and "ask less often" in refused
-            assert await behind.line("calls a second")
 
-    async def streams(behind: Behind) -> None:
+async def test_who_streams_too_fast_is_read_more_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "BURST", 3.0)
+    monkeypatch.setattr(rate_limit, "WORDS_A_SECOND", 50.0)
+    async with play(tmp_path) as behind:
         async with behind.stub() as stub:
             stream = stub.Attend()
             for _ in range(9):
@@ -135,22 +129,15 @@ def test_who_asks_too_often_is_refused_and_who_streams_too_fast_is_read_more_slo
         [line] = behind.lines("slowed")
         assert "words a second" in line["because"] and not behind.lines()
 
-    monkeypatch.setattr(rate_limit, "WORDS_A_SECOND", 1e-6)
-    play(tmp_path, asks)
-    (tmp_path / "journal.jsonl").unlink()
-    monkeypatch.setattr(rate_limit, "WORDS_A_SECOND", 50.0)
-    play(tmp_path, streams)
 
-
-def test_over_a_socket_of_this_machine_each_call_has_a_pace_of_its_own(
+async def test_over_a_socket_of_this_machine_each_call_has_a_pace_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are as many workers as there are slots, and none pays for another one."""
     for module in ("rate_limit", "interceptor"):
         monkeypatch.setattr(f"elastic.security.{module}.BURST", 2.0)
         monkeypatch.setattr(f"elastic.security.{module}.WORDS_A_SECOND", 1e-6)
-
-    async def story(behind: Behind) -> None:
+    async with play(tmp_path, f"unix:{tmp_path}/socket") as behind:
         async with behind.stub() as stub:
             for _ in range(3):
                 stream = stub.Attend()
@@ -160,16 +147,13 @@ def test_over_a_socket_of_this_machine_each_call_has_a_pace_of_its_own(
                 assert [order.log.log async for order in stream] == ["a"] * 2
         assert not behind.lines("slowed")
 
-    play(tmp_path, story, f"unix:{tmp_path}/socket")
 
-
-def test_a_message_that_is_too_large_is_refused_and_told_with_the_callers_address(
+async def test_a_message_that_is_too_large_is_refused_and_told_with_the_callers_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codec, "WORD_LIMIT", GRPCS_LIMIT // 2)
     ours, grpcs = "x" * (GRPCS_LIMIT // 2), "x" * (GRPCS_LIMIT + 1)
-
-    async def story(behind: Behind) -> None:
+    async with play(tmp_path) as behind:
         async with behind.stub() as stub:
             for number, (text, because) in enumerate(((ours, "a message larger"), (grpcs, "its message has not come"))):
                 refused = await said(stub.Ask(pb.Question(stop=pb.Stop(because=text))))
@@ -186,17 +170,13 @@ def test_a_message_that_is_too_large_is_refused_and_told_with_the_callers_addres
             assert (await stub.Ask(LOOK)).leading, "and others are served"
         assert {line["at"].rpartition("/")[2] for line in behind.lines()} == {"Ask", "Attend"}
 
-    play(tmp_path, story)
 
-
-def test_a_message_that_is_none_is_refused(tmp_path: Path) -> None:
-    async def story(behind: Behind) -> None:
+async def test_a_message_that_is_none_is_refused(tmp_path: Path) -> None:
+    async with play(tmp_path) as behind:
         async with grpc.aio.insecure_channel(behind.address) as channel:
             call = channel.unary_unary("/elastic.wire.Fleet/Ask", lambda text: text, pb.Answer.FromString)
             assert (await said(call(b"\xff\xff\xff"))).startswith("INVALID_ARGUMENT")
         assert await behind.line("cannot be read")
-
-    play(tmp_path, story)
 
 
 def test_who_has_a_call_open_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

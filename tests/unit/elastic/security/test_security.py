@@ -9,7 +9,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -101,32 +102,29 @@ class At:
                 await asyncio.sleep(0.02)  # another thread writes it
 
 
-def play(certs: Path, tmp_path: Path, story: Callable[[At], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def play(certs: Path, tmp_path: Path) -> AsyncIterator[At]:
     at = At(certs, tmp_path / "journal.jsonl")
-
-    async def told() -> None:
-        lock = ServerCertificates(of_role(certs / "a", Role.RENDEZVOUS))
-        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, SecureServer(lock, journal) as secure:
-            server = secure.server(PATIENT)
-            service = RendezvousService()
-            add_to_server("Rendezvous", service, server)
-            add_to_server("Fleet", FleetService(service, journal, secure.shown, tmp_path, dict), server)
-            at.address = secure.bind(server, "127.0.0.1:0")
-            await server.start()
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await story(at)
-            finally:
-                await server.stop(grace=None)
-
-    asyncio.run(told())
+    lock = ServerCertificates(of_role(certs / "a", Role.RENDEZVOUS))
+    with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, SecureServer(lock, journal) as secure:
+        server = secure.server(PATIENT)
+        service = RendezvousService()
+        add_to_server("Rendezvous", service, server)
+        add_to_server("Fleet", FleetService(service, journal, secure.shown, tmp_path, dict), server)
+        at.address = secure.bind(server, "127.0.0.1:0")
+        await server.start()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                yield at
+        finally:
+            await server.stop(grace=None)
 
 
 LOOK, STOP = pb.Question(overview=pb.Overview()), pb.Question(stop=pb.Stop(job="j"))
 
 
-def test_a_role_may_do_what_is_listed_for_it_and_nothing_else(certs: Path, tmp_path: Path) -> None:
-    async def story(at: At) -> None:
+async def test_a_role_may_do_what_is_listed_for_it_and_nothing_else(certs: Path, tmp_path: Path) -> None:
+    async with play(certs, tmp_path) as at:
         for who, role in (("ann", Role.OPERATOR), ("vic", Role.VIEWER)):
             assert not (await at.ask(at.channels(who, role), LOOK)).leading
         assert not (await at.ask(at.channels("ann", Role.OPERATOR), STOP)).leading
@@ -141,14 +139,14 @@ def test_a_role_may_do_what_is_listed_for_it_and_nothing_else(certs: Path, tmp_p
         assert "certificate is that of node a, not of 'b'" in await at.attend(at.channels("a", Role.AGENT), "b")
         assert "role agent" in await at.attend(at.channels("ann", Role.OPERATOR), "a")
 
-    play(certs, tmp_path, story)
 
-
-def test_a_stream_that_does_not_begin_is_ended(certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_does_not_begin_is_ended(
+    certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that a job which can show its node's certificate does not keep all calls of its node open for good."""
     monkeypatch.setattr(service_module, "HELLO_S", 0.05)
+    async with play(certs, tmp_path) as at:
 
-    async def story(at: At) -> None:
         async def nothing() -> AsyncIterator[pb.AgentWord]:
             await asyncio.Event().wait()
             yield pb.AgentWord()
@@ -158,10 +156,8 @@ def test_a_stream_that_does_not_begin_is_ended(certs: Path, tmp_path: Path, monk
                 await RendezvousStub(channel).Attend(nothing(), timeout=CALL_S).read()
         await at.refused("its message has not come")
 
-    play(certs, tmp_path, story)
 
-
-def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the journal says why is tested with a replica in a process of its own, tests/live/test_attacks.py."""
 
     def unchecked(who: str) -> ChannelFactory:
@@ -170,7 +166,7 @@ def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeyp
         monkeypatch.setattr(keyring, "_issued", lambda cert, authority: True)
         return ChannelFactory(of_role(certs / who, Role.OPERATOR))
 
-    async def story(at: At) -> None:
+    async with play(certs, tmp_path) as at:
         roots = (certs / "ca" / "ca.pem").read_bytes()
         nameless = grpc.ssl_channel_credentials(roots)
         named = (("grpc.ssl_target_name_override", roles.SERVER_NAME),)
@@ -189,28 +185,22 @@ def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeyp
             assert await asyncio.to_thread(noise.recv, 1) == b""
         assert not (await at.ask(at.channels("ann", Role.OPERATOR), LOOK)).leading, "and others are served"
 
-    play(certs, tmp_path, story)
 
-
-def test_only_a_replica_is_believed_to_be_one(certs: Path, tmp_path: Path) -> None:
+async def test_only_a_replica_is_believed_to_be_one(certs: Path, tmp_path: Path) -> None:
     """A node that has taken the address of a replica shows a certificate of the fleet, but not of that role."""
-
-    async def story() -> None:
-        worker = of_role(certs / "a", Role.WORKER).current()
-        server = grpc.aio.server()
-        pair = [(worker.key, worker.chain)]
-        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
-        await server.start()
-        channels = ChannelFactory(of_role(certs / "ann", Role.OPERATOR))
-        async with channels.aio_channel(f"127.0.0.1:{port}", PATIENT) as channel:
-            with pytest.raises(grpc.aio.AioRpcError, match="verif"):
-                await FleetStub(channel).Ask(LOOK, timeout=CALL_S)
-        await server.stop(grace=None)
-
-    asyncio.run(story())
+    worker = of_role(certs / "a", Role.WORKER).current()
+    server = grpc.aio.server()
+    pair = [(worker.key, worker.chain)]
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
+    await server.start()
+    channels = ChannelFactory(of_role(certs / "ann", Role.OPERATOR))
+    async with channels.aio_channel(f"127.0.0.1:{port}", PATIENT) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="verif"):
+            await FleetStub(channel).Ask(LOOK, timeout=CALL_S)
+    await server.stop(grace=None)
 
 
-def test_certificates_are_replaced_while_a_replica_runs(tmp_path: Path) -> None:
+async def test_certificates_are_replaced_while_a_replica_runs(tmp_path: Path) -> None:
     """By those of another authority: first both are believed, then each side gets new ones."""
     home = tmp_path / "certs"
     for name in ("ca", "new-ca"):
@@ -219,8 +209,7 @@ def test_certificates_are_replaced_while_a_replica_runs(tmp_path: Path) -> None:
     old.issue("a", ["rendezvous"], home / "a")
     old.issue("ann", ["operator"], home / "ann")
     new.issue("ben", ["operator"], home / "ben")
-
-    async def story(at: At) -> None:
+    async with play(home, tmp_path) as at:
         ann, ben = at.channels("ann", Role.OPERATOR), at.channels("ben", Role.OPERATOR)
         await at.ask(ann, LOOK)
         with pytest.raises(grpc.aio.AioRpcError):
@@ -231,8 +220,6 @@ def test_certificates_are_replaced_while_a_replica_runs(tmp_path: Path) -> None:
             await at.ask(ann, LOOK)
         new.issue("ann", ["operator"], home / "ann")
         await at.ask(ann, LOOK)
-
-    play(home, tmp_path, story)
 
 
 def test_what_cannot_be_used_is_said_with_what_to_do(certs: Path, tmp_path: Path) -> None:
@@ -300,17 +287,15 @@ def test_certificates_are_good_for_a_day_at_least(certs: Path, tmp_path: Path, d
         certificate_authority.create(tmp_path / "ca", days=days)
 
 
-def test_an_end_that_is_near_is_announced_in_the_journal_and_among_the_troubles(certs: Path, tmp_path: Path) -> None:
+async def test_an_end_that_is_near_is_announced_in_the_journal_and_among_the_troubles(
+    certs: Path, tmp_path: Path
+) -> None:
     Authority(certs / "ca").issue("soon", ["agent"], tmp_path / "soon", days=3)
     soon, far = of_role(tmp_path / "soon", Role.AGENT), of_role(certs / "a", Role.AGENT)
-
-    async def looked() -> None:
-        with Journal(tmp_path / "journal.jsonl", "", "daemon", "soon") as journal:
-            watching = asyncio.create_task(expiry.watch(journal, far, soon))
-            await asyncio.sleep(0)
-            watching.cancel()
-
-    asyncio.run(looked())
+    with Journal(tmp_path / "journal.jsonl", "", "daemon", "soon") as journal:
+        watching = asyncio.create_task(expiry.watch(journal, far, soon))
+        await asyncio.sleep(0)
+        watching.cancel()
     [line] = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     assert line["event"] == "certificate_trouble" and "agent soon ends on" in line["because"]
     shown = SeenCertificates(far)

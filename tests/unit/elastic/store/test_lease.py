@@ -126,7 +126,7 @@ def test_a_leader_that_reads_long_records_keeps_its_lease_meanwhile(tmp_path: Pa
     assert asyncio.run(run())["because"] == "done"
 
 
-def test_a_leader_that_leaves_gives_up_its_lease_before_it_sends_its_agents_away(tmp_path: Path) -> None:
+async def test_a_leader_that_leaves_gives_up_its_lease_before_it_sends_its_agents_away(tmp_path: Path) -> None:
     """It takes long until thousands have left, and nobody leads until then."""
     attending: list[bool] = []
     session: AgentSession | None = None
@@ -137,19 +137,15 @@ def test_a_leader_that_leaves_gives_up_its_lease_before_it_sends_its_agents_away
             attending.append(not session.ended.is_set())
             super().revoke(lease, timeout_s=timeout_s)
 
-    async def run() -> None:
-        nonlocal session
-        service = RendezvousService()
-        with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "here") as journal:
-            spec = JobSpec(name="job", command=("train",), workers=1)
-            replica = JobReplica(spec, tmp_path, Watched(), "here", service, journal, JobOrigin())
-            part = asyncio.create_task(replica.run())
-            async with asyncio.timeout(PATIENCE_S):
-                while (leader := service.leads["job"].leader if service.leads else None) is None:
-                    await asyncio.sleep(0.01)
-                session = leader.attach("a")
-                part.cancel()
-                await asyncio.gather(part, return_exceptions=True)
-
-    asyncio.run(run())
+    service = RendezvousService()
+    with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "here") as journal:
+        spec = JobSpec(name="job", command=("train",), workers=1)
+        replica = JobReplica(spec, tmp_path, Watched(), "here", service, journal, JobOrigin())
+        part = asyncio.create_task(replica.run())
+        async with asyncio.timeout(PATIENCE_S):
+            while (leader := service.leads["job"].leader if service.leads else None) is None:
+                await asyncio.sleep(0.01)
+            session = leader.attach("a")
+            part.cancel()
+            await asyncio.gather(part, return_exceptions=True)
     assert attending == [True] and session is not None and session.ended.is_set()

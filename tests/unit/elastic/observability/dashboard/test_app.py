@@ -18,6 +18,7 @@ from elastic.config import JobSpec
 from elastic.errors import ElasticError
 from elastic.fleet.findings import Finding
 from elastic.observability.dashboard import app as app_module
+from elastic.observability.dashboard import directory_source, feeds
 from elastic.observability.dashboard.access import HEADERS, Access, hosts_at
 from elastic.observability.dashboard.app import FILES, STATIC, Dashboard
 from elastic.observability.dashboard.directory_source import DirectorySource
@@ -150,61 +151,44 @@ def browser(tmp_path: Path) -> Browser:
     return Browser(tmp_path / "train-1")
 
 
-def test_the_key_opens_the_page_with_a_cookie_that_scripts_and_other_sites_do_not_get(browser: Browser) -> None:
-    async def main() -> None:
-        refused = await browser.ask("/", cookie="")
-        assert refused.status == 403 and b"key" in refused.body
-        assert (await browser.ask("/?key=wrong", cookie="")).status == 403
-        page = await browser.ask(f"/?key={browser.access.key}", cookie="")
-        assert page.status == 200 and b"page.js" in page.body
-        cookie = page.headers["set-cookie"]
-        assert cookie.startswith(browser.cookie) and "HttpOnly" in cookie and "SameSite=strict" in cookie
-        again = await browser.ask("/")
-        assert again.status == 200 and "set-cookie" not in again.headers
-
-    asyncio.run(main())
+async def test_the_key_opens_the_page_with_a_cookie_that_scripts_and_other_sites_do_not_get(browser: Browser) -> None:
+    refused = await browser.ask("/", cookie="")
+    assert refused.status == 403 and b"key" in refused.body
+    assert (await browser.ask("/?key=wrong", cookie="")).status == 403
+    page = await browser.ask(f"/?key={browser.access.key}", cookie="")
+    assert page.status == 200 and b"page.js" in page.body
+    cookie = page.headers["set-cookie"]
+    assert cookie.startswith(browser.cookie) and "HttpOnly" in cookie and "SameSite=strict" in cookie
+    again = await browser.ask("/")
+    assert again.status == 200 and "set-cookie" not in again.headers
 
 
-def test_nothing_is_told_to_who_has_no_cookie_or_leads_here_by_another_name(browser: Browser) -> None:
-    async def main() -> None:
-        for path in ("/api/session", browser.path, f"{browser.path}/events", f"{browser.path}/workers/n.0.0/log"):
-            refused = await browser.ask(path, cookie="")
-            assert refused.status == 403 and "train-1" not in refused.body.decode(), path
-        for path in ("/", "/static/page.js", "/api/session"):
-            assert (await browser.ask(path, host="evil.example:7171")).status == 421
-
-    asyncio.run(main())
+async def test_nothing_is_told_to_who_has_no_cookie_or_leads_here_by_another_name(browser: Browser) -> None:
+    for path in ("/api/session", browser.path, f"{browser.path}/events", f"{browser.path}/workers/n.0.0/log"):
+        refused = await browser.ask(path, cookie="")
+        assert refused.status == 403 and "train-1" not in refused.body.decode(), path
+    for path in ("/", "/static/page.js", "/api/session"):
+        assert (await browser.ask(path, host="evil.example:7171")).status == 421
 
 
-def test_every_answer_forbids_what_a_page_might_load_and_who_might_show_it(browser: Browser) -> None:
-    async def main() -> None:
-        for path in ("/", "/nothing", "/api/session", "/static/page.css", browser.path):
-            for changed in ({}, {"cookie": ""}, {"host": "evil.example"}):
-                told = (await browser.ask(path, **changed)).headers
-                assert {name.lower(): told[name.lower()] for name in HEADERS} == {
-                    name.lower(): value for name, value in HEADERS.items()
-                }
-
-    asyncio.run(main())
+async def test_every_answer_forbids_what_a_page_might_load_and_who_might_show_it(browser: Browser) -> None:
+    for path in ("/", "/nothing", "/api/session", "/static/page.css", browser.path):
+        for changed in ({}, {"cookie": ""}, {"host": "evil.example"}):
+            told = (await browser.ask(path, **changed)).headers
+            assert {name.lower(): told[name.lower()] for name in HEADERS} == {
+                name.lower(): value for name, value in HEADERS.items()
+            }
 
 
-def test_an_action_needs_cookie_origin_and_token(browser: Browser) -> None:
+async def test_an_action_needs_cookie_origin_and_token(browser: Browser) -> None:
     body = b'{"action": "kill", "worker": "n.0.0"}'
     path = f"{browser.path}/actions"
-
-    async def main() -> None:
-        for changed in (
-            {"cookie": ""},
-            {"origin": "http://evil.example"},
-            {"x-elastic-token": "x" * 43},
-        ):
-            answer = await browser.ask(path, "POST", body, **{**browser.acting, **changed})
-            assert answer.status == 403, changed
-        assert (await browser.ask(path, "GET", **browser.acting)).status == 405
-        answer = await browser.ask(path, "POST", body, **browser.acting)
-        assert answer.status == 503 and "nobody leads the job" in answer.document["error"]
-
-    asyncio.run(main())
+    for changed in ({"cookie": ""}, {"origin": "http://evil.example"}, {"x-elastic-token": "x" * 43}):
+        answer = await browser.ask(path, "POST", body, **{**browser.acting, **changed})
+        assert answer.status == 403, changed
+    assert (await browser.ask(path, "GET", **browser.acting)).status == 405
+    answer = await browser.ask(path, "POST", body, **browser.acting)
+    assert answer.status == 503 and "nobody leads the job" in answer.document["error"]
 
 
 @pytest.mark.parametrize(
@@ -229,118 +213,95 @@ def test_what_is_no_action_is_refused_with_a_reason(browser: Browser, body: byte
     assert answer.status == 409 and answer.document["error"]
 
 
-def test_the_document_of_a_job_that_is_over(browser: Browser) -> None:
-    async def main() -> dict[str, Any]:
-        await browser.read()
-        return (await browser.ask(browser.path)).document
-
-    document = asyncio.run(main())
+async def test_the_document_of_a_job_that_is_over(browser: Browser) -> None:
+    await browser.read()
+    document = (await browser.ask(browser.path)).document
     assert document["status"]["state"] == "closed" and document["status"]["digest"] == "d" * 64
     assert document["steps"]["at"] == [0, 1, 2, 3, 4] and document["actions"] == ["stacks", "kill"]
     assert [one["generation"] for one in document["generations"]] == [1] and document["problem"] == ""
 
 
-def test_two_pages_get_each_event_once_and_a_page_that_comes_back_gets_the_rest(browser: Browser) -> None:
-    async def main() -> None:
-        await browser.read()
-        boot, number = browser.feed.boot, browser.feed.history.number
-        first = asyncio.create_task(browser.events(f"{boot}-{number}", 3))
-        second = asyncio.create_task(browser.events(f"{boot}-{number}", 3))
-        while browser.feed.waiters.pages < 2:
-            await asyncio.sleep(0)
-        with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
-            for worker in ("n.1.0", "n.2.0", "n.3.0"):
-                journal.write("worker_started", worker_id=worker)
-        while browser.feed.history.number < number + 3:
-            await browser.feed.poll()
-        told, same = await first, await second
-        moments = [(at, data["worker"]) for at, kind, data in told if kind == "moment"]
-        assert moments == [(f"{boot}-{number + 1 + at}", f"n.{at + 1}.0") for at in range(3)]
-        assert [one for one in same if one[1] == "moment"] == [one for one in told if one[1] == "moment"]
-        rest = await browser.events("", 2, **{"last-event-id": moments[0][0]})
-        assert [data["worker"] for _, kind, data in rest if kind == "moment"] == ["n.2.0", "n.3.0"]
-        for strange in ("other-1", f"{boot}-x", f"{boot}-{number + 99}", ""):
-            assert [kind for _, kind, _ in await browser.events(strange, 1)] == ["reset"]
-        assert browser.feed.waiters.pages == 0
-
-    asyncio.run(main())
+async def test_two_pages_get_each_event_once_and_a_page_that_comes_back_gets_the_rest(browser: Browser) -> None:
+    await browser.read()
+    boot, number = browser.feed.boot, browser.feed.history.number
+    first = asyncio.create_task(browser.events(f"{boot}-{number}", 3))
+    second = asyncio.create_task(browser.events(f"{boot}-{number}", 3))
+    while browser.feed.waiters.pages < 2:
+        await asyncio.sleep(0)
+    with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
+        for worker in ("n.1.0", "n.2.0", "n.3.0"):
+            journal.write("worker_started", worker_id=worker)
+    while browser.feed.history.number < number + 3:
+        await browser.feed.poll()
+    told, same = await first, await second
+    moments = [(at, data["worker"]) for at, kind, data in told if kind == "moment"]
+    assert moments == [(f"{boot}-{number + 1 + at}", f"n.{at + 1}.0") for at in range(3)]
+    assert [one for one in same if one[1] == "moment"] == [one for one in told if one[1] == "moment"]
+    rest = await browser.events("", 2, **{"last-event-id": moments[0][0]})
+    assert [data["worker"] for _, kind, data in rest if kind == "moment"] == ["n.2.0", "n.3.0"]
+    for strange in ("other-1", f"{boot}-x", f"{boot}-{number + 99}", ""):
+        assert [kind for _, kind, _ in await browser.events(strange, 1)] == ["reset"]
+    assert browser.feed.waiters.pages == 0
 
 
-def test_when_the_dashboard_ends_its_pages_get_the_last_state_and_are_told(browser: Browser) -> None:
-    async def main() -> None:
-        await browser.read()
-        following = asyncio.create_task(browser.events(f"{browser.feed.boot}-{browser.feed.history.number}", 99))
-        while not browser.feed.waiters.pages:
-            await asyncio.sleep(0)
-        (browser.dir / "result.json").write_text(
-            json.dumps({"exit_code": 1, "because": "the script has failed", "digest": "", "generation": 1})
-        )
-        await browser.dashboard.close()
-        told = await following
-        assert [kind for _, kind, _ in told][-1] == "end"
-        states = [data["status"]["because"] for _, kind, data in told if kind == "state"]
-        assert states[-1] == "the script has failed"
-
-    asyncio.run(main())
+async def test_when_the_dashboard_ends_its_pages_get_the_last_state_and_are_told(browser: Browser) -> None:
+    await browser.read()
+    following = asyncio.create_task(browser.events(f"{browser.feed.boot}-{browser.feed.history.number}", 99))
+    while not browser.feed.waiters.pages:
+        await asyncio.sleep(0)
+    (browser.dir / "result.json").write_text(
+        json.dumps({"exit_code": 1, "because": "the script has failed", "digest": "", "generation": 1})
+    )
+    await browser.dashboard.close()
+    told = await following
+    assert [kind for _, kind, _ in told][-1] == "end"
+    states = [data["status"]["because"] for _, kind, data in told if kind == "state"]
+    assert states[-1] == "the script has failed"
 
 
-def test_no_more_pages_follow_than_the_process_can_serve(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_pages_follow_than_the_process_can_serve(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(app_module, "STREAMS", 1)
-
-    async def main() -> None:
-        after = f"{browser.feed.boot}-0"
-        following = asyncio.create_task(browser.events(after, 99))
-        while not browser.feed.waiters.pages:
-            await asyncio.sleep(0)
-        assert (await browser.ask(f"{browser.path}/events?after={after}")).status == 503
-        await browser.dashboard.close()
-        await following
-
-    asyncio.run(main())
+    after = f"{browser.feed.boot}-0"
+    following = asyncio.create_task(browser.events(after, 99))
+    while not browser.feed.waiters.pages:
+        await asyncio.sleep(0)
+    assert (await browser.ask(f"{browser.path}/events?after={after}")).status == 503
+    await browser.dashboard.close()
+    await following
 
 
-def test_a_log_is_read_by_the_name_of_a_worker_alone(browser: Browser) -> None:
-    async def main() -> None:
-        log = (await browser.ask(f"{browser.path}/workers/n.0.0/log?offset=6")).document
-        assert log["text"] == "<script>alert(1)</script>\n" and log["end"] == log["size"]
-        for name in ("n.9.0", "..", "..%2f..%2fjob.json", "journal", "leader", "job.json"):
-            assert (await browser.ask(f"{browser.path}/workers/{name}/log")).status == 404, name
-        assert (await browser.ask(f"{browser.path}/workers/n.0.0/log?offset=-1")).status == 404
-
-    asyncio.run(main())
+async def test_a_log_is_read_by_the_name_of_a_worker_alone(browser: Browser) -> None:
+    log = (await browser.ask(f"{browser.path}/workers/n.0.0/log?offset=6")).document
+    assert log["text"] == "<script>alert(1)</script>\n" and log["end"] == log["size"]
+    for name in ("n.9.0", "..", "..%2f..%2fjob.json", "journal", "leader", "job.json"):
+        assert (await browser.ask(f"{browser.path}/workers/{name}/log")).status == 404, name
+    assert (await browser.ask(f"{browser.path}/workers/n.0.0/log?offset=-1")).status == 404
 
 
-def test_a_story_is_told_of_a_worker_and_of_a_generation(browser: Browser) -> None:
-    async def main() -> None:
-        worker = (await browser.ask(f"{browser.path}/story?about=n.0.0")).document
-        assert worker["moments"][0]["said"].startswith("n.0.0 starts")
-        generation = (await browser.ask(f"{browser.path}/story?about=1")).document
-        assert any("generation 1" in one["said"] for one in generation["moments"])
-        assert (await browser.ask(f"{browser.path}/story?about=77")).document["moments"] == []
-
-    asyncio.run(main())
+async def test_a_story_is_told_of_a_worker_and_of_a_generation(browser: Browser) -> None:
+    worker = (await browser.ask(f"{browser.path}/story?about=n.0.0")).document
+    assert worker["moments"][0]["said"].startswith("n.0.0 starts")
+    generation = (await browser.ask(f"{browser.path}/story?about=1")).document
+    assert any("generation 1" in one["said"] for one in generation["moments"])
+    assert (await browser.ask(f"{browser.path}/story?about=77")).document["moments"] == []
 
 
-def test_only_the_files_of_the_page_are_served(browser: Browser) -> None:
-    async def main() -> None:
-        for name, kind in FILES.items():
-            answer = await browser.ask(f"/static/{name}")
-            assert answer.status == 200 and answer.headers["content-type"].startswith(kind) and answer.body
-        for name in ("page.html", "../app.py", "vendor/README.md", "vendor/../../app.py", ""):
-            assert (await browser.ask(f"/static/{name}")).status == 404
-
-    asyncio.run(main())
+async def test_only_the_files_of_the_page_are_served(browser: Browser) -> None:
+    for name, kind in FILES.items():
+        answer = await browser.ask(f"/static/{name}")
+        assert answer.status == 200 and answer.headers["content-type"].startswith(kind) and answer.body
+    for name in ("page.html", "../app.py", "vendor/README.md", "vendor/../../app.py", ""):
+        assert (await browser.ask(f"/static/{name}")).status == 404
 
 
-def test_another_job_or_a_fleet_is_not_found_here(browser: Browser) -> None:
-    async def main() -> None:
-        of_fleet = ("/api/fleet", "/api/fleet/events", "/api/fleet/findings")
-        for path in ("/api/jobs/other", "/api/jobs/other/events", *of_fleet):
-            assert (await browser.ask(path)).status == 404
-        drain = await browser.ask("/api/nodes/n/drain", "POST", b'{"over": false}', **browser.acting)
-        assert drain.status == 409
-
-    asyncio.run(main())
+async def test_another_job_or_a_fleet_is_not_found_here(browser: Browser) -> None:
+    of_fleet = ("/api/fleet", "/api/fleet/events", "/api/fleet/findings")
+    for path in ("/api/jobs/other", "/api/jobs/other/events", *of_fleet):
+        assert (await browser.ask(path)).status == 404
+    drain = await browser.ask("/api/nodes/n/drain", "POST", b'{"over": false}', **browser.acting)
+    assert drain.status == 409
 
 
 def test_the_page_holds_no_script_no_style_and_no_address_of_its_own() -> None:
@@ -361,20 +322,20 @@ def test_what_is_not_ours_is_what_its_table_says() -> None:
     assert (STATIC / "vendor" / "uPlot.LICENSE").is_file()
 
 
-def test_text_that_is_no_unicode_does_not_keep_the_page_away(browser: Browser) -> None:
-    async def main() -> dict[str, Any]:
-        with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
-            journal.write("worker_failed", worker_id="n.0.0", because="no such file: '\udcff'")
-        while browser.feed.history.document()["number"] <= WRITTEN:
-            await browser.feed.poll()
-        story = await browser.ask(f"{browser.path}/story?about=n.0.0")
-        assert story.status == 200 and story.document["moments"]
-        return (await browser.ask(browser.path)).document
-
-    assert asyncio.run(main())["moments"][-1]["because"] == "no such file: '\udcff'"
+async def test_text_that_is_no_unicode_does_not_keep_the_page_away(browser: Browser) -> None:
+    with Journal(journal_path(browser.dir, "agent-n"), "j", "agent-n", "n") as journal:
+        journal.write("worker_failed", worker_id="n.0.0", because="no such file: '\udcff'")
+    while browser.feed.history.document()["number"] <= WRITTEN:
+        await browser.feed.poll()
+    story = await browser.ask(f"{browser.path}/story?about=n.0.0")
+    assert story.status == 200 and story.document["moments"]
+    assert (await browser.ask(browser.path)).document["moments"][-1]["because"] == "no such file: '\udcff'"
 
 
-def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(browser: Browser) -> None:
+async def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "UNSEEN_S", 0.05)
     head = {"t_mono_ns": 1, "t_wall": 1.0, "job": "j", "generation": 1, "worker_id": "", "node": "n", "who": "x"}
     strange = [
         {**head, "event": "committed", "members": 5},
@@ -386,81 +347,65 @@ def test_lines_that_no_process_of_ours_has_written_do_not_end_the_dashboard(brow
     lines = [json.dumps(one).encode() for one in strange] + [b'{"event":"running"' + b"[" * 100_000]
     steps = [b'{"step":5,"samples":' + b"[" * 100_000, b'{"step":6,"scalars":[],"samples":[{"n":"x"}]}', b"\xff"]
     steps += [b'{"step":7,"samples":[{"n":1e400}]}', b'{"step":8,"scalars":{"loss":1e400},"samples":[]}']
-
-    async def main() -> dict[str, Any]:
-        (browser.dir / "journal" / "strange.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-        with (browser.dir / "steps.jsonl").open("ab") as ledger:
-            ledger.write(b"\n".join(steps) + b'\n{"step":9,"scalars":{"loss":0.5},"samples":[]}\n')
-        polls = asyncio.create_task(browser.feed.run())
-        for _ in range(200):
-            document = browser.feed.history.document()
-            if polls.done() or (document["number"] >= WRITTEN and 9 in document["steps"]["at"]):
-                break
-            await asyncio.sleep(0.05)
-        assert not polls.done(), polls.exception()
-        polls.cancel()
-        return (await browser.ask(browser.path)).document
-
-    document = asyncio.run(main())
+    (browser.dir / "journal" / "strange.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    with (browser.dir / "steps.jsonl").open("ab") as ledger:
+        ledger.write(b"\n".join(steps) + b'\n{"step":9,"scalars":{"loss":0.5},"samples":[]}\n')
+    polls = asyncio.create_task(browser.feed.run())
+    for _ in range(200):
+        document = browser.feed.history.document()
+        if polls.done() or (document["number"] >= WRITTEN and 9 in document["steps"]["at"]):
+            break
+        await asyncio.sleep(0.05)
+    assert not polls.done(), polls.exception()
+    polls.cancel()
+    document = (await browser.ask(browser.path)).document
     assert [one["members"] for one in document["generations"]][-1] == 1
     assert 9 in document["steps"]["at"]
 
 
-def test_a_job_of_before_a_reboot_or_of_another_machine_is_shown(browser: Browser) -> None:
+async def test_a_job_of_before_a_reboot_or_of_another_machine_is_shown(browser: Browser) -> None:
     path = browser.dir / "journal" / "leader.jsonl"
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     later = [{**one, "t_mono_ns": one["t_mono_ns"] + 10**16} for one in lines]
     path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in later))
-
-    async def main() -> None:
-        for _ in range(3):
-            await browser.feed.poll()
-
-    asyncio.run(main())
+    for _ in range(3):
+        await browser.feed.poll()
     assert len(browser.feed.history.document()["generations"]) == 1
 
 
-def test_the_time_of_a_job_that_was_killed_with_its_command_does_not_go_on(browser: Browser) -> None:
+async def test_the_time_of_a_job_that_was_killed_with_its_command_does_not_go_on(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_source, "STATUS_S", 0.05)
     (browser.dir / "result.json").unlink()
-
-    async def main() -> float:
-        await browser.read()
-        await browser.feed.poll(ask=True)
-        await browser.feed.poll()
-        return float(browser.feed.history.summary(time.time() + 3600)["time"]["total_s"])
-
-    assert asyncio.run(main()) < 60
+    await browser.read()
+    await browser.feed.poll(ask=True)
+    await browser.feed.poll()
+    assert float(browser.feed.history.summary(time.time() + 3600)["time"]["total_s"]) < 60
 
 
-def test_a_number_that_is_too_long_is_refused(browser: Browser) -> None:
+async def test_a_number_that_is_too_long_is_refused(browser: Browser) -> None:
     digits = "1" * 5000
-
-    async def main() -> None:
-        assert (await browser.ask(f"{browser.path}/workers/n.0.0/log?offset={digits}")).status == 404
-        assert (await browser.ask(f"{browser.path}/story?about={digits}")).status in (200, 404)
-        (told,) = await browser.events(f"{browser.feed.boot}-{digits}", 1)
-        assert told[1] == "reset"
-
-    asyncio.run(main())
+    assert (await browser.ask(f"{browser.path}/workers/n.0.0/log?offset={digits}")).status == 404
+    assert (await browser.ask(f"{browser.path}/story?about={digits}")).status in (200, 404)
+    (told,) = await browser.events(f"{browser.feed.boot}-{digits}", 1)
+    assert told[1] == "reset"
 
 
-def test_another_job_in_the_same_directory_has_a_page_of_its_own(browser: Browser) -> None:
-    async def main() -> dict[str, Any]:
-        await browser.read()
-        boot, number = browser.feed.boot, browser.feed.history.number
-        browser.dir.rename(browser.dir.with_name("train-1.old-1"))
-        await browser.feed.poll(ask=True)
-        assert "was removed or moved" in browser.feed.state["problem"]
-        write_job(browser.dir)
-        (browser.dir / "id").write_text("1" * 16)
-        lines = (browser.dir / "steps.jsonl").read_text().splitlines()[:2]
-        (browser.dir / "steps.jsonl").write_text("\n".join(lines) + "\n")
-        while (document := browser.feed.history.document())["steps"]["at"] != [0, 1] or not document["generations"]:
-            await browser.feed.poll()
-        assert [kind for _, kind, _ in await browser.events(f"{boot}-{number}", 1)] == ["reset"]
-        return document
-
-    assert len(asyncio.run(main())["generations"]) == 1
+async def test_another_job_in_the_same_directory_has_a_page_of_its_own(browser: Browser) -> None:
+    await browser.read()
+    boot, number = browser.feed.boot, browser.feed.history.number
+    browser.dir.rename(browser.dir.with_name("train-1.old-1"))
+    await browser.feed.poll(ask=True)
+    assert "was removed or moved" in browser.feed.state["problem"]
+    write_job(browser.dir)
+    (browser.dir / "id").write_text("1" * 16)
+    lines = (browser.dir / "steps.jsonl").read_text().splitlines()[:2]
+    (browser.dir / "steps.jsonl").write_text("\n".join(lines) + "\n")
+    while (document := browser.feed.history.document())["steps"]["at"] != [0, 1] or not document["generations"]:
+        await browser.feed.poll()
+    assert [kind for _, kind, _ in await browser.events(f"{boot}-{number}", 1)] == ["reset"]
+    assert len(document["generations"]) == 1
 
 
 class OneJobFleet:
@@ -507,20 +452,17 @@ def test_findings_are_told_as_they_are_and_a_fleet_that_does_not_answer_is_said(
         assert (answer.status, json.loads(answer.body)) == (status, told)
 
 
-def test_the_page_of_a_job_of_a_fleet_is_told_of_the_end_of_the_dashboard(browser: Browser) -> None:
-    async def main() -> list[str]:
-        fleet = FleetFeed(OneJobFleet(browser.dir), 0.01)
-        browser.dashboard = Dashboard(browser.access, None, fleet, "fleet")
-        browser.app = browser.dashboard.app()
-        polls = asyncio.create_task(fleet.run())
-        feeds = await asyncio.gather(*(fleet.job(browser.dir.name) for _ in range(3)))
-        assert len({feed.boot for feed in feeds}) == 1  # pages that come together share their feed
-        following = asyncio.create_task(browser.events(f"{feeds[0].boot}-{feeds[0].history.number}", 99999))
-        while not feeds[0].waiters.pages:
-            await asyncio.sleep(0)
-        polls.cancel()
-        await asyncio.gather(polls, return_exceptions=True)
-        await browser.dashboard.close()
-        return [kind for _, kind, _ in await asyncio.wait_for(following, 10)]
-
-    assert asyncio.run(main())[-1] == "end"
+async def test_the_page_of_a_job_of_a_fleet_is_told_of_the_end_of_the_dashboard(browser: Browser) -> None:
+    fleet = FleetFeed(OneJobFleet(browser.dir), 0.01)
+    browser.dashboard = Dashboard(browser.access, None, fleet, "fleet")
+    browser.app = browser.dashboard.app()
+    polls = asyncio.create_task(fleet.run())
+    feeds = await asyncio.gather(*(fleet.job(browser.dir.name) for _ in range(3)))
+    assert len({feed.boot for feed in feeds}) == 1  # pages that come together share their feed
+    following = asyncio.create_task(browser.events(f"{feeds[0].boot}-{feeds[0].history.number}", 99999))
+    while not feeds[0].waiters.pages:
+        await asyncio.sleep(0)
+    polls.cancel()
+    await asyncio.gather(polls, return_exceptions=True)
+    await browser.dashboard.close()
+    assert [kind for _, kind, _ in await asyncio.wait_for(following, 10)][-1] == "end"

@@ -27,58 +27,52 @@ async def answered(port: int) -> bool:
         writer.close()
 
 
-def test_who_asks_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_asks_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS", 3)
     monkeypatch.setattr(connections, "REQUEST_S", 0.5)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await PlainTextResponse("here")(scope, receive, send)
 
-    async def main() -> None:
-        listening = server.listen("0")
-        port = listening.getsockname()[1]
-        serving = uvicorn.Server(connections.config(app, 2.0))
-        task = asyncio.create_task(serving.serve(sockets=[listening]))
-        while not serving.started:
-            await asyncio.sleep(0.01)
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        for at, begun in enumerate((b"", b"GET / HT", REQUEST)):
-            held[at][1].write(begun)
-        assert (await held[2][0].readline()).startswith(b"HTTP/1.1 200")
-        assert not await answered(port)
-        for reader, _ in held:
-            with pytest.raises(ConnectionError):
-                await asyncio.wait_for(reader.read(), 30)
-                raise ConnectionError  # closed in order
-        assert await answered(port)
-        serving.should_exit = True
-        await task
-        for _, writer in held:
-            writer.close()
-
-    asyncio.run(main())
+    listening = server.listen("0")
+    port = listening.getsockname()[1]
+    serving = uvicorn.Server(connections.config(app, 2.0))
+    task = asyncio.create_task(serving.serve(sockets=[listening]))
+    while not serving.started:
+        await asyncio.sleep(0.01)
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    for at, begun in enumerate((b"", b"GET / HT", REQUEST)):
+        held[at][1].write(begun)
+    assert (await held[2][0].readline()).startswith(b"HTTP/1.1 200")
+    assert not await answered(port)
+    for reader, _ in held:
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(reader.read(), 30)
+            raise ConnectionError  # closed in order
+    assert await answered(port)
+    serving.should_exit = True
+    await task
+    for _, writer in held:
+        writer.close()
 
 
-def test_who_asks_much_and_takes_no_answer_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_asks_much_and_takes_no_answer_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS", 1)
     monkeypatch.setattr(connections, "REQUEST_S", 0.3)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await PlainTextResponse("x" * (1 << 20))(scope, receive, send)
 
-    async def main() -> None:
-        listening = server.listen("0")
-        port = listening.getsockname()[1]
-        serving = uvicorn.Server(connections.config(app, 2.0))
-        task = asyncio.create_task(serving.serve(sockets=[listening]))
-        while not serving.started:
-            await asyncio.sleep(0.01)
-        with socket.create_connection(("127.0.0.1", port)) as held:
-            held.sendall(REQUEST * 100)
-            async with asyncio.timeout(30):
-                while not await answered(port):
-                    await asyncio.sleep(0.05)
-        serving.should_exit = True
-        await task
-
-    asyncio.run(main())
+    listening = server.listen("0")
+    port = listening.getsockname()[1]
+    serving = uvicorn.Server(connections.config(app, 2.0))
+    task = asyncio.create_task(serving.serve(sockets=[listening]))
+    while not serving.started:
+        await asyncio.sleep(0.01)
+    with socket.create_connection(("127.0.0.1", port)) as held:
+        held.sendall(REQUEST * 100)
+        async with asyncio.timeout(30):
+            while not await answered(port):
+                await asyncio.sleep(0.05)
+    serving.should_exit = True
+    await task

@@ -49,8 +49,11 @@ def replayed(document: dict[str, Any], events: list[PageEvent]) -> dict[str, Any
     return shown
 
 
-def test_the_events_of_a_job_with_short_steps_do_not_take_the_memory_of_its_whole_ledger() -> None:
-    history, kept, steps, looks = JobHistory(), job_history.KEPT_VALUES, 2000, 500
+def test_the_events_of_a_job_with_short_steps_do_not_take_the_memory_of_its_whole_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_history, "KEPT_VALUES", 2000)
+    history, kept, steps, looks = JobHistory(), 2000, 20, 500
     for look in range(looks):
         history.applied([step(number) for number in range(look * steps, (look + 1) * steps)], 2.0 * look)
     events = history.after(looks - kept // (2 * steps))

@@ -63,14 +63,7 @@ def test_what_is_said_to_sbatch_comes_last_and_so_counts_more() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"nodes": 0},
-        {"grace_s": 0},
-        {"slots": 0},
-        {"name": "a\nb"},
-        {"sbatch": ("--x=\n#SBATCH",)},
-        {"sbatch": ("x",)},
-    ],
+    [{"nodes": 0}, {"grace_s": 0}, {"slots": 0}, {"name": "a\nb"}, {"sbatch": ("--x=\n#SBATCH",)}, {"sbatch": ("x",)}],
 )
 def test_what_no_script_can_have_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

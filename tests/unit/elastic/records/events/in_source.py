@@ -8,18 +8,17 @@ stands for literals alone, so that this reading misses no event.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[5]
+from tests.unit.sources import ROOT, Function, nodes, parsed, product, walk
+
 IN_EVERY_LINE = frozenset({"t_mono_ns", "t_wall", "job", "generation", "worker_id", "node", "pid", "who", "event"})
 
 OTHERS = {ROOT / "elastic/preemption/kubernetes_api.py", ROOT / "runtime/frontends/restart/script_timers.py"}
 """Modules in which an `event` is of Kubernetes, or of torch."""
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,8 @@ FIRST = (
 
 
 @cache
-def modules() -> Mapping[Path, ast.Module]:
-    paths = (path for part in ("elastic", "runtime", "chaos_tests") for path in (ROOT / part).rglob("*.py"))
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(paths) if "_pb2" not in path.name}
+def modules() -> tuple[Path, ...]:
+    return tuple(path for path in product() if "_pb2" not in path.name)
 
 
 def _last(node: ast.expr) -> str:
@@ -103,16 +101,14 @@ def _last(node: ast.expr) -> str:
 @cache
 def _calls() -> list[tuple[Path, Function | None, ast.Call]]:
     """(module, the function around it, call)."""
-    return [found for path, tree in modules().items() for found in _calls_below(path, tree, None)]
-
-
-def _calls_below(
-    path: Path, tree: ast.AST, around: Function | None
-) -> Iterator[tuple[Path, Function | None, ast.Call]]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Call):
-            yield path, around, node
-        yield from _calls_below(path, node, node if isinstance(node, Function) else around)
+    found = []
+    for path in modules():
+        around: dict[ast.AST, Function] = {}
+        for node in nodes(path):
+            if isinstance(node, Function):  # one within another comes after it
+                around |= dict.fromkeys(walk(node), node)
+        found += [(path, around.get(node), node) for node in nodes(path) if isinstance(node, ast.Call)]
+    return found
 
 
 def _parameters(function: Function) -> list[str]:
@@ -120,16 +116,21 @@ def _parameters(function: Function) -> list[str]:
     return [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
 
 
-def _assigned(name: str, within: ast.AST) -> list[ast.expr]:
+def _assigned(name: str, within: Iterable[ast.AST]) -> list[ast.expr]:
     """What a variable, or a class attribute, is set to."""
     found = []
-    for node in ast.walk(within):
+    for node in within:
         match node:
             case ast.Assign(targets=targets, value=value) if any(_last(target) == name for target in targets):
                 found.append(value)
             case ast.AnnAssign(target=target, value=ast.expr() as value) if _last(target) == name:
                 found.append(value)
     return found
+
+
+@cache
+def _assigned_anywhere(name: str) -> list[ast.expr]:
+    return [value for path in modules() for value in _assigned(name, nodes(path))]
 
 
 def _literals(node: ast.expr, path: Path, around: Function | None) -> set[str] | None:
@@ -140,11 +141,11 @@ def _literals(node: ast.expr, path: Path, around: Function | None) -> set[str] |
         case ast.IfExp(body=one, orelse=other):
             values = [one, other]
         case ast.Attribute(attr=name) if name.endswith("_event"):
-            values = [value for tree in modules().values() for value in _assigned(name, tree)]
+            values = _assigned_anywhere(name)
         case ast.Subscript(value=ast.Name(id=name)):
             values = [value for table in _tables(name, path) for value in table.values]
         case ast.Name(id=name) if around is not None:
-            values = _assigned(name, around)
+            values = _assigned(name, walk(around))
         case _:
             return None
     found = [_literals(value, path, around) for value in values]
@@ -152,7 +153,7 @@ def _literals(node: ast.expr, path: Path, around: Function | None) -> set[str] |
 
 
 def _tables(name: str, path: Path) -> list[ast.Dict]:
-    return [value for value in _assigned(name, modules()[path]) if isinstance(value, ast.Dict)]
+    return [value for value in _assigned(name, nodes(path)) if isinstance(value, ast.Dict)]
 
 
 def _fields(node: ast.expr, around: Function | None) -> Fields:
@@ -171,7 +172,7 @@ def _fields(node: ast.expr, around: Function | None) -> Fields:
             return found
         case ast.IfExp(body=one, orelse=other):
             return (_fields(one, around) | _fields(other, around)).as_perhaps
-        case ast.Name(id=name) if around is not None and (values := _assigned(name, around)):
+        case ast.Name(id=name) if around is not None and (values := _assigned(name, walk(around))):
             found = Fields()
             for value in values:
                 found |= _fields(value, around)
@@ -182,7 +183,7 @@ def _fields(node: ast.expr, around: Function | None) -> Fields:
 def _added_later(name: str, around: Function) -> Fields:
     """What `name |= {...}` and `name["key"] = ...` add."""
     found = Fields()
-    for node in ast.walk(around):
+    for node in walk(around):
         match node:
             case ast.AugAssign(target=ast.Name(id=target), value=value) if target == name:
                 found |= _fields(value, around).as_perhaps
@@ -237,7 +238,7 @@ def _is_passed_on(event: ast.expr, around: Function | None) -> bool:
     """Whether it is a parameter of a function that is a writer itself, or what the leader writes for an action Note."""
     if around is None or not isinstance(event, ast.Name):
         return False
-    notes = [node for node in ast.walk(around) if isinstance(node, ast.MatchClass) and _last(node.cls) == "Note"]
+    notes = [node for node in walk(around) if isinstance(node, ast.MatchClass) and _last(node.cls) == "Note"]
     names = [note.patterns[0].name for note in notes if isinstance(note.patterns[0], ast.MatchAs)]
     return event.id in (*_parameters(around), *names)
 
@@ -247,7 +248,10 @@ def written() -> tuple[Written, ...]:
     """Raises AssertionError for a call whose event is none of the known literals."""
     found = [Written(writer.default, writer.adds, f"{writer.name}()") for writer in writers() if writer.default]
     renamed: list[tuple[ast.Dict, str]] = []
+    names_of_writers = {writer.name for writer in writers()}
     for path, around, call in _calls():
+        if _last(call.func) not in names_of_writers:
+            continue
         where = f"{path.relative_to(ROOT)}:{call.lineno}"
         for writer in writers():
             event = writer.event_of(call, path)
@@ -285,17 +289,17 @@ def _is_event(node: ast.expr) -> bool:
 
 
 def _constants(node: ast.AST) -> set[str]:
-    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return {one.value for one in walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
 
 
 def _named(name: str, path: Path) -> list[ast.expr]:
     """The value of a constant of that module, or of one from which it is imported."""
-    for node in modules()[path].body:
+    for node in parsed(path).body:
         if isinstance(node, ast.ImportFrom) and node.module and any(one.name == name for one in node.names):
             source = ROOT / f"{node.module.replace('.', '/')}.py"
             return _named(name, source) if source in modules() else []
-    constants = [node for node in modules()[path].body if isinstance(node, ast.Assign | ast.AnnAssign)]
-    return [value for node in constants for value in _assigned(name, node)]
+    constants = [node for node in parsed(path).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    return [value for node in constants for value in _assigned(name, walk(node))]
 
 
 def _names_in(node: ast.expr, path: Path) -> set[str]:
@@ -312,9 +316,9 @@ def _names_in(node: ast.expr, path: Path) -> set[str]:
     return _constants(node)
 
 
-def _matched(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
+def _matched(path: Path) -> Iterator[tuple[str, int]]:
     """(event, line)."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         found: set[str] = set()
         match node:
             case ast.MatchMapping(keys=keys, patterns=patterns):
@@ -346,7 +350,7 @@ def read() -> Mapping[str, str]:
     """Event -> where a reader matches it, file:line."""
     return {
         name: f"{path.relative_to(ROOT)}:{line}"
-        for path, tree in modules().items()
+        for path in modules()
         if path not in OTHERS
-        for name, line in _matched(tree, path)
+        for name, line in _matched(path)
     }

@@ -15,7 +15,8 @@ from elastic.records.events import page
 from elastic.records.events.alerts import notice
 from elastic.records.events.page import FIELDS
 from elastic.records.events.table import ROWS, TABLE, JournalEvent
-from tests.unit.elastic.records.events.in_source import IN_EVERY_LINE, ROOT, read, written
+from tests.unit.elastic.records.events.in_source import IN_EVERY_LINE, read, written
+from tests.unit.sources import ROOT
 
 OF_DATACLASS = {"worker_failed": worker_slot.TellLeader, "job_ended": membership.End}
 """Written with all fields of an action."""
