@@ -209,6 +209,18 @@ def sound_or_skipped(series: Series, setup: Setup, content: bytes, output: Path)
         path.write_bytes(whole)
 
 
+def test_an_object_that_refuses_its_state_is_named(
+    taken: tuple[Series, Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(scheduler: object, state: Body) -> None:
+        raise KeyError("last_epoch")
+
+    setup = taken[1]
+    monkeypatch.setattr(type(setup.scheduler), "load_state_dict", refuse)
+    with pytest.raises(ConfigError, match="scheduler refuses the state that is to be loaded"):
+        setup.job._training.carrier.load(*setup.job._training.carrier.capture())
+
+
 @pytest.fixture(scope="module")
 def documented(taken: tuple[Series, Setup]) -> Body:
     return body_of(taken[0])[1]
@@ -288,8 +300,11 @@ def test_the_header_of_a_data_file_is_read_or_named_as_damaged(data: Any, taken:
     encoded = content[LENGTH.size : LENGTH.size + LENGTH.unpack(content[: LENGTH.size])[0]]
     if data is None:
         assert pieces(file, encoded)
-        with pytest.raises(CheckpointCorrupt):
-            pieces(file, DEEP)
+        longer = json.loads(encoded)
+        next(said for name, said in longer.items() if name != "__metadata__")["data_offsets"][1] += 1
+        for damaged in (DEEP, json.dumps(longer).encode()):
+            with pytest.raises(CheckpointCorrupt):
+                pieces(file, damaged)
         return
     try:
         found = pieces(file, data.draw(documents(json.loads(encoded))))
@@ -308,17 +323,19 @@ def test_a_note_that_names_a_file_twice_is_damaged() -> None:
 
 
 @given(data=st.data())
-def test_what_a_donor_describes_fits_is_refused_or_fails(data: st.DataObject, taken: tuple[Series, Setup]) -> None:
+@example(data=None)
+def test_what_a_donor_describes_fits_is_refused_or_fails(data: Any, taken: tuple[Series, Setup]) -> None:
     """Before there is memory for it."""
     carrier = taken[1].job._training.carrier
     header, _ = carrier.capture()
-    changed = json.loads(data.draw(documents(header)))
+    changed = json.loads(json.dumps(header) if data is None else data.draw(documents(header)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runtime.recovery.transfer.multi_source.room_for", lambda sizes: bounded_room(changed, sizes))
         try:
             carrier.check(changed)
             MultiSourceCopy(4, changed)
         except (ConfigError, CopyFailed):
+            assert data is not None
             return
     assert described_tensors(changed)
 

@@ -238,6 +238,8 @@ def test_who_was_not_needed_after_all_is_spared() -> None:
     assert choose(1, {"x": 0, "y": -3}, [large, small]) == PreemptionChoice({}, ("small",)), (
         "a node that offers less than it has"
     )
+    shrinks = replace(large, smaller=shares({"y": 1}))
+    assert choose(1, {"x": 0, "y": 0}, [small, shrinks]) == PreemptionChoice({"large": shares({"y": 1})}, ())
     fixed = replace(large, whole=False)
     assert choose(3, {"x": 0, "y": 0}, [fixed, small]) is None
 

@@ -213,6 +213,7 @@ def test_a_line_of_a_ledger_is_read_or_named(tmp_path_factory: pytest.TempPathFa
 
 @given(json_bytes() | mutated(st.just(RECORD)))
 @example(DEEP)
+@example(b'{"step":-1}')
 def test_a_record_of_a_worker_is_read_or_refused(data: bytes) -> None:
     try:
         line = ledger_writer.record(data.decode(errors="replace"))
