@@ -29,15 +29,15 @@ help: ## say what each target does
 
 setup: $(VENV)/.stamp ## create .venv with the exact versions of constraints.txt
 
-# pip would compile all files, on one processor; most are never imported, and Python compiles those that are. The
-# generator comes without its dependencies: it asks for a protobuf below 5 but only runs its own compiler. Another torch
-# comes with the triton, setuptools and CUDA that it asks for.
+# pip would compile all files, on one processor; most are never imported, and Python compiles those that are. Some of
+# torch's are for a newer Python only, and fail. The generator comes without its dependencies: it asks for a protobuf
+# below 5 but only runs its own compiler. Another torch comes with the triton, setuptools and CUDA that it asks for.
 $(VENV)/.stamp: pyproject.toml constraints.txt Makefile
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),{ grep -viE '^(torch|triton|setuptools|(nvidia|cuda)-[a-z0-9-]*)==' constraints.txt; echo torch==$(TORCH); } > $(CONSTRAINTS))
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS) -e '.[dev]'
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps grpcio-tools==$(PROTOC_VERSION)
-	-$(PY) -m compileall -q -j 0 $(VENV)/lib/python3*/site-packages/torch
+	$(PY) -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages/torch || true
 	touch $@
 
 etcd: $(ETCD) ## unpack Debian's etcd-server under .venv, for the tests that kill etcd (the service is not installed)

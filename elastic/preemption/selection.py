@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import assert_never
 
 from elastic.errors import ConfigError
 from elastic.preemption import aws, azure, gcp, slurm
@@ -117,3 +118,5 @@ def _of(provider: Provider, environment: Mapping[str, str]) -> list[NoticeSource
             return kubernetes(environment)
         case Provider.SLURM:
             return [Slurm(environment, requeue=False)]
+        case _:
+            assert_never(provider)

@@ -18,7 +18,8 @@ Each connection has a thread of the listener, and carries one request after anot
     {"want": "next", "op": k, "join": j,    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
      "base"} from a holder of k's state        k is in progress, and this newcomer counts as a holder of its state;
                                                {"later": why}, with "donor" from one that keeps k's result for it;
-                                               {"refused": why}: k is over, its result is not held
+                                               {"refused": why}: k is over, its result is not held; or, without
+                                               join, k waits for newcomers
     {"want": "outcome", "op": k}            -> {"outcome": p, "result": ...} + tensors if generation p took effect after
                                                operation k, {"outcome": 0} if none did, or {"later": why}
     {"want": "result", "op": k}             -> {"result": ...} + tensors, or {"refused": why}
@@ -320,6 +321,8 @@ class CopyServer:
                     shared.served -= 1
         elif p.donor and number < p.reduced:
             connection.send({"refused": f"the result of operation {number} is not held any more"})
+        elif not join and number == p.reduced and self.window.is_open and self.window.stands_still:
+            connection.send({"refused": f"operation {number} waits for a newcomer, and this one waits for its result"})
         else:
             later = f"operation {number} is not complete here, or this is not the donor"
             connection.send({"later": later, "donor": p.donor})

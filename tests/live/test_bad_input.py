@@ -117,6 +117,7 @@ def test_exits_by_the_script_are_counted_and_end_the_slot_while_the_others_go_on
         assert job.steps()[-1]["world_size"] == 1
 
 
+@pytest.mark.long
 def test_newcomers_that_raise_beside_members_are_not_the_scripts_fault(tmp_path: Path) -> None:
     with run(tmp_path, "newcomers raise", "--max-restarts", "0") as job:
         job.pace(0.3)  # the steps behind the death take half a minute
@@ -168,6 +169,7 @@ def test_different_numerics_at_formation_are_an_error(tmp_path: Path) -> None:
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_newcomer_with_other_numerics_is_refused_by_name_and_the_job_goes_on(tmp_path: Path) -> None:
     with run(tmp_path, "a newcomer's threads differ", "--max-restarts", "0") as job:
         job.pace(0.1)

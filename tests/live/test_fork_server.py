@@ -62,7 +62,8 @@ def node(tmp_path_factory: pytest.TempPathFactory, do: Do[Any]) -> Iterator[Node
         yield node
 
 
-@pytest.mark.parametrize("kind", ["script", pytest.param("module", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["script", "module"])
 def test_a_forked_worker_finds_itself_in_what_a_cold_one_does(kind: str, tmp_path: Path, do: Do[Any]) -> None:
     found = {}
     # A command that begins with another program than the interpreter is started as it is.

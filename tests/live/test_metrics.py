@@ -57,6 +57,7 @@ def test_the_rules_are_rules() -> None:
     assert "SUCCESS: 17 rules found" in promtool("check", "rules", str(ALERTS))
 
 
+@pytest.mark.long
 @needs_prometheus
 def test_each_expression_of_the_dashboard_finds_a_job_with_a_kill_and_a_fleet_with_certificates(tmp_path: Path) -> None:
     of_run, of_replica, of_agent, own = free_ports(4)

@@ -31,6 +31,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.long
 def test_a_script_that_a_signal_stops_is_ended_and_its_worker_is_replaced(tmp_path: Path) -> None:
     with job(tmp_path, "deaf") as running:
         running.until("both are there", lambda: len(list((tmp_path / "files").glob("there.*"))) == 2)

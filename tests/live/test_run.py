@@ -128,6 +128,7 @@ def test_an_interrupted_job_is_gone_within_five_seconds(tmp_path: Path) -> None:
         assert (job.dir / "journal.jsonl").exists()
 
 
+@pytest.mark.long
 def test_a_module_runs_in_the_commands_directory_and_environment_with_json_on_stdout(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.live.jobs import ROOT, Job
 
 SCRIPT = """
@@ -35,6 +37,7 @@ def elastic(*words: str) -> str:
     ).stdout
 
 
+@pytest.mark.long
 def test_a_death_and_a_worker_that_gets_nowhere_are_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with Job(tmp_path, "--workers", "3", "train.py") as job:

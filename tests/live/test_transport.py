@@ -22,6 +22,7 @@ HUNG_DEVICE = Path(__file__).parent / "hung_device_site"
 KILLS = 12
 
 
+@pytest.mark.long
 def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "3", "--ring", "nccl", "--quiet", str(TRAINER), site=SITE) as job:
         job.pace(0.05)

@@ -101,6 +101,10 @@ class Copies:
             self.w.post(CopyBegun(newcomer))
             self.w.post(CopyEnded(newcomer, op, True))
             return "now", None
+        waits = p.joinable and p.phase is Phase.COLLECTING and p.record is not None and p.record.hold
+        if not join and op == p.reduced and waits:
+            self.w.world.reach("a step began to wait for a newcomer that went through it")
+            return "refused", None
         if not p.donor or op >= p.reduced:
             if p.donor and not join:
                 self._followers.setdefault(newcomer, op)

@@ -1,4 +1,4 @@
-"""The links of the pages lead to files that are there, and to headings of them."""
+"""Links of the pages lead to files that are there, and to headings of them; pages have all verbs and choices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+
+from elastic.cli import MODULES
+from elastic.preemption.selection import Provider
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -60,3 +63,16 @@ def test_the_glossary_is_alphabetical_and_names_a_page_for_each_word() -> None:
     words = [row[0].casefold() for row in rows]
     assert words == sorted(set(words))
     assert [row for row in rows if len(row) != 3 or not re.fullmatch(r"\[[^\]]+\]\([^)]+\)", row[2])] == []
+
+
+@pytest.mark.parametrize("verb", MODULES)
+def test_each_verb_is_on_a_page(verb: str) -> None:
+    shown = re.compile(rf"\belastic {verb}\b")
+    assert any(shown.search(page.read_text(encoding="utf-8")) for page in PAGES if page.name != "CHANGELOG.md")
+
+
+@pytest.mark.parametrize("page", ["run.md", "spot.md"])
+def test_each_choice_of_a_source_of_notices_is_on_the_pages_that_list_them(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    choices = [*Provider, "slurm:requeue", "file:PATH"]
+    assert [choice for choice in choices if f"`{choice}`" not in text] == []

@@ -626,6 +626,34 @@ def test_a_newcomer_that_a_step_waits_for_gives_way_to_a_new_process_if_it_is_bo
         c.admission.join(at_step(5), {}, c.carrier)
 
 
+def test_a_newcomer_that_goes_through_a_step_which_begins_to_wait_for_it_gives_way_to_a_new_process(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy was made before a loss took the members below their quorum."""
+    monkeypatch.setattr("runtime.worker.donor.LATER_S", 0.05)
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    follow(a, c, b)
+    in_pass(c, at_step(5), bound=True)
+    for member in (a, b):
+        member.begin(STEP)
+    errors: list[str] = []
+
+    def join() -> None:
+        try:
+            c.admission.join(at_step(5), {}, c.carrier)
+        except JoinMissed as missed:
+            errors.append(str(missed))
+
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    a.await_request("next", 0)
+    for worker in (a, c):
+        worker.hear(Quiesce(1, 1, 2))
+        worker.hear(Publish(1, replace(generation(3, Kind.LOSS, a), plan=Plan(op=0), hold=True)))
+    thread.join(GENEROUS_S)
+    assert errors and "waits for a newcomer" in errors[0]
+
+
 def test_a_copy_that_was_cut_off_is_followed_by_a_held_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     a, c = make("a", 7.0), make("c")
     follow(a, c)
