@@ -29,6 +29,9 @@ class _Pickler(pickle.Pickler):
     """Sends plain tensors out of band, with their strides: a kernel may choose its order of summation by strides."""
 
     def reducer_override(self, obj: Any) -> Any:
+        if (parts := _sparse_parts(obj)) is not None:
+            is_coalesced = obj.layout is torch.sparse_coo and obj.is_coalesced()
+            return _sparse, (*parts, tuple(obj.size()), str(obj.layout), is_coalesced)
         if not _is_plain(obj):
             return NotImplemented
         span = 1 + sum((size - 1) * stride for size, stride in zip(obj.size(), obj.stride(), strict=True))
@@ -46,6 +49,34 @@ def _is_plain(value: object) -> bool:
         and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
         and value.numel() > 0
     )
+
+
+def _sparse_parts(value: object) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] | None:
+    """Of a sparse tensor: its compressed indices, if it has them, its other indices, and its values. As torch pickles
+    it, the receiver's torch would keep it until its next load()."""
+    if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
+        return None
+    if value.layout is torch.sparse_coo:
+        return None, value._indices(), value._values()
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return value.crow_indices(), value.col_indices(), value.values()
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return value.ccol_indices(), value.row_indices(), value.values()
+    return None
+
+
+def _sparse(
+    compressed: torch.Tensor | None,
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    size: tuple[int, ...],
+    layout: str,
+    is_coalesced: bool,
+) -> torch.Tensor:
+    if compressed is None:
+        return torch.sparse_coo_tensor(indices, values, size, check_invariants=False, is_coalesced=is_coalesced)
+    of: torch.layout = getattr(torch, layout.removeprefix("torch."))
+    return torch.sparse_compressed_tensor(compressed, indices, values, size, layout=of, check_invariants=False)
 
 
 def _tensor(memory: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

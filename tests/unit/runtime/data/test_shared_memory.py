@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import namedtuple
 from typing import Any
 
@@ -48,6 +49,26 @@ def test_a_tensor_has_the_same_bits_and_strides(tensor: torch.Tensor) -> None:
     assert torch.equal(got.to_dense(), tensor.to_dense())
     if tensor.layout is torch.strided and not tensor.is_conj():
         assert got.stride() == tensor.stride()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # that these layouts are in beta
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_nothing_keeps_a_sparse_tensor_that_its_receiver_drops(layout: str) -> None:
+    dense = torch.tensor([[0.0, 2.0], [4.0, 0.0]])
+    blocks: Any = {"blocksize": (1, 1)} if layout[0] == "b" else {}
+    tensor = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **blocks)
+    got = sent(tensor)
+    assert got.layout == tensor.layout and torch.equal(got.to_dense(), dense)
+    assert layout != "coo" or got.is_coalesced()
+    dropped = weakref.ref(got)
+    del got
+    assert dropped() is None
+
+
+def test_entries_of_a_sparse_tensor_are_not_summed_on_the_way() -> None:
+    values = torch.tensor([1.0, 2.0, 4.0])
+    got = sent(torch.sparse_coo_tensor(torch.tensor([[0, 0, 1]]), values, (3,), check_invariants=True))
+    assert got._values().tolist() == [1.0, 2.0, 4.0] and not got.is_coalesced()
 
 
 def test_tensors_are_aligned_and_can_be_written_to() -> None:
