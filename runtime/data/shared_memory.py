@@ -13,6 +13,7 @@ import os
 import pickle
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ ALIGNMENT = 64
 """Bytes; torch aligns its own memory in the same way."""
 
 _LENGTH = struct.Struct("<Q")
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 _WRAPPING = b"."
 """A byte that accompanies a descriptor, which cannot be sent alone."""
 
@@ -29,9 +31,8 @@ class _Pickler(pickle.Pickler):
     """Sends plain tensors out of band, with their strides: a kernel may choose its order of summation by strides."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if (parts := _sparse_parts(obj)) is not None:
-            is_coalesced = obj.layout is torch.sparse_coo and obj.is_coalesced()
-            return _sparse, (*parts, tuple(obj.size()), str(obj.layout), is_coalesced)
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and not obj.requires_grad and obj.layout in _SPARSE:
+            return _sparse(obj)
         if not _is_plain(obj):
             return NotImplemented
         span = 1 + sum((size - 1) * stride for size, stride in zip(obj.size(), obj.stride(), strict=True))
@@ -51,32 +52,27 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _sparse_parts(value: object) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] | None:
-    """Of a sparse tensor: its compressed indices, if it has them, its other indices, and its values. As torch pickles
-    it, the receiver's torch would keep it until its next load()."""
-    if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
-        return None
-    if value.layout is torch.sparse_coo:
-        return None, value._indices(), value._values()
-    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return value.crow_indices(), value.col_indices(), value.values()
-    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return value.ccol_indices(), value.row_indices(), value.values()
-    return None
+def _sparse(tensor: torch.Tensor) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
+    """A call that makes the same sparse tensor. torch's own pickle of it has the receiver's torch keep the tensor until
+    the next torch.load()."""
+    if tensor.layout is torch.sparse_coo:
+        return _coordinates, (tensor._indices(), tensor._values(), tuple(tensor.size()), tensor.is_coalesced())
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    compressed = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    plain = tensor.col_indices() if by_row else tensor.row_indices()
+    return _compressed, (compressed, plain, tensor.values(), tuple(tensor.size()), tensor.layout)
 
 
-def _sparse(
-    compressed: torch.Tensor | None,
-    indices: torch.Tensor,
-    values: torch.Tensor,
-    size: tuple[int, ...],
-    layout: str,
-    is_coalesced: bool,
+def _coordinates(
+    indices: torch.Tensor, values: torch.Tensor, size: tuple[int, ...], is_coalesced: bool
 ) -> torch.Tensor:
-    if compressed is None:
-        return torch.sparse_coo_tensor(indices, values, size, check_invariants=False, is_coalesced=is_coalesced)
-    of: torch.layout = getattr(torch, layout.removeprefix("torch."))
-    return torch.sparse_compressed_tensor(compressed, indices, values, size, layout=of, check_invariants=False)
+    return torch.sparse_coo_tensor(indices, values, size, check_invariants=False, is_coalesced=is_coalesced)
+
+
+def _compressed(
+    compressed: torch.Tensor, plain: torch.Tensor, values: torch.Tensor, size: tuple[int, ...], layout: torch.layout
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=False)
 
 
 def _tensor(memory: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

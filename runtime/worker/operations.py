@@ -55,8 +55,8 @@ class OperationLoop:
 
     def __init__(self) -> None:
         """To be called when the subclass has made the parts."""
-        how = self._told.reduction, self._told.overlap
-        self._turn = RingExchange(self._shared, self._rings, self._reporter, self._journal, *how)
+        reduction, overlap = self._told.reduction, self._told.overlap
+        self._turn = RingExchange(self._shared, self._rings, self._reporter, self._journal, reduction, overlap)
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0

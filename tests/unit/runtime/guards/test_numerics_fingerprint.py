@@ -64,6 +64,7 @@ def in_a_fork(check: Callable[[], None]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", OLD)
 def test_the_older_names_for_tf32_count_in_the_same_part(name: str) -> None:
     def check() -> None:
@@ -78,6 +79,7 @@ def test_the_older_names_for_tf32_count_in_the_same_part(name: str) -> None:
     in_a_fork(check)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_setting_is_a_part_of_its_own(name: str) -> None:
     def check() -> None:
