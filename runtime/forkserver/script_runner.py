@@ -77,8 +77,10 @@ def _run_as_asked(program: Program) -> None:
     if os.environ.get(RANKS, "0") != "0":
         torch_names.check({**torch_names.OF_WORKERS, **torch_names.OF_RANKS})
         from runtime.frontends.ddp.enable import enable
+        from runtime.frontends.frameworks.imports import adapt_frameworks
 
         enable()
+        adapt_frameworks()
     _run(program)
 
 

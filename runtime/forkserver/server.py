@@ -37,6 +37,10 @@ ALWAYS = (
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
 """Prefixes of files that a process has open after it has used a device; such a process must not be forked."""
 
+THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Variables for libraries that would start a thread when they are imported: pyarrow, which `datasets` imports, and so
+transformers.Trainer. Workers do not get them."""
+
 LEFT_OUT_MAX = 3
 """The most modules that are left out: for each of them the imports before it are repeated."""
 
@@ -54,6 +58,7 @@ def main(channel: str, without: str, *command: str) -> None:
     agent = socket.socket(fileno=int(channel))
     inherited = dict(os.environ)
     left_out = without.split(",") if without else []
+    os.environ.update({name: value for name, value in THREADLESS.items() if name not in inherited})
     try:
         wanted = program_of(command)
         prepare(wanted, left_out)
@@ -66,6 +71,8 @@ def main(channel: str, without: str, *command: str) -> None:
         _leave(agent, str(found))
     except ColdStart as refused:
         _leave(agent, str(refused))
+    for name in THREADLESS.keys() - inherited.keys():
+        del os.environ[name]
     if _reports_leaks():
         atexit.register(gc.unfreeze)
     gc.freeze()

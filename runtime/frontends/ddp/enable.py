@@ -72,6 +72,7 @@ def environment(script: RankScript) -> dict[str, str]:
     session, home, ranks = script.training.session, str(script.home), str(script.ranks)
     return {
         "RANK": home,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(torch.get_num_threads())),
         "LOCAL_RANK": str(min(session.local_rank, script.ranks - 1)),
         "ROLE_RANK": home,
         "GROUP_RANK": str(session.home.node),

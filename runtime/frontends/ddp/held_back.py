@@ -59,7 +59,7 @@ def _hold_back(seams: Seams, cls: type, name: str) -> None:
 
 
 def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(self, Optimizer) and (args or kwargs.get("closure") is not None):
+    if isinstance(self, Optimizer) and any(closure is not None for closure in (*args, *kwargs.values())):
         raise mistakes.not_in_place("optimizer.step(closure)", "Call backward() in the loop, and step() behind it.")
     if script.holds_back(self, original.__name__):
         return None

@@ -76,6 +76,8 @@ class Turn(StrEnum):
     """Its backward() has asked for the gradients of all ranks."""
     PASSING = "passing"
     """The epoch is over: a newcomer runs one batch of it, of which nothing stays."""
+    ELSEWHERE = "elsewhere"
+    """A framework's own loop trains: see frontends/frameworks."""
 
 
 class RankScript:
@@ -184,6 +186,10 @@ class RankScript:
         """Become the script of this job's worker."""
         self.job = job
         self.home = min(self.training.session.home.rank, self.ranks - 1)
+
+    def hand_over(self) -> None:
+        """A framework's own loop trains from now on."""
+        self.begun, self.turn, self._epoch = True, Turn.ELSEWHERE, 0
 
     @property
     def training(self) -> Training:
@@ -508,7 +514,7 @@ class RankScript:
                 self._turns.set_gradients_aside()
         elif self.turn is Turn.ENDED and self._reduces is None:
             self._gradient_versions = self.objects.versions_of_gradients()
-        elif self._reduces is not None and self.turn is not Turn.PASSING:
+        elif self._reduces is not None and self.turn not in (Turn.PASSING, Turn.ELSEWHERE):
             raise mistakes.two_backwards() if self.turn is Turn.ENDED else mistakes.unknown_batches()
 
     def after_backward(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 
+import torch
+
 from elastic.errors import Disagree
 from elastic.protocol.loop_state import (
     AskEarly,
@@ -67,10 +69,17 @@ class Calls:
         """Whether the workers have done nothing together: no step in this run or an earlier one, no call, no stop()."""
         return self._at.step == 0 and not self._called and self._riders.stopped is None
 
-    def run(self, op: Op, fingerprint: dict[str, str], compute: Callable[[int], Partial], own: Json = None) -> Partial:
-        """Run a whole operation that reduces scalars only. own: see Session.begin."""
+    def run(
+        self,
+        op: Op,
+        fingerprint: dict[str, str],
+        compute: Callable[[int], Partial],
+        own: Json = None,
+        groups: dict[str, int] | None = None,
+    ) -> Partial:
+        """Run a whole operation, of scalars if there are no groups. groups, own: see Session.begin."""
         self.check_finished()
-        self._session.begin(op, fingerprint, own=own)
+        self._session.begin(op, fingerprint, groups, own=own)
         while True:
             while (unit := self._session.next_unit()) is not None:
                 self.running = unit
@@ -145,6 +154,22 @@ class Calls:
         elif move.keep:
             self._replies.keep(key, value)
         return value
+
+    def vectors(
+        self, label: str, units: int, compute: Callable[[int], Partial], groups: dict[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """Sums of tensors of any size, group -> sum: in a step behind its first pass, or behind the loop, where no
+        newcomer has to be told them. groups: see Session.begin. The tensors are the caller's."""
+        self.check_leaders(label)
+        move = post(self._session.script, Called(), label)
+        assert isinstance(move, RunTogether) and not (move.early or move.keep)
+        at = self._at
+        op = Op(OpKind.EVALUATE, units, at.epoch, at.step, label=label)
+        with self._registered.left_alone():
+            flats = self.run(op, self._agreement.fingerprint(), compute, groups=groups).flats
+        found = {group: flat.clone() for group, flat in flats.items()}
+        self._session.used()
+        return found
 
     def shared(
         self,

@@ -1,0 +1,446 @@
+"""transformers.Trainer in place: its own loop, callbacks and loggers, with the gradients of all ranks in each step.
+
+Trainer asks for the micro-batches of a step, and gets handles. At the last handle this worker's ranks are computed, one
+after the other, by the trainer's own training_step(); behind it Trainer clips, steps, logs, evaluates and saves as it
+always does. The trainer is adapted when it is made: some methods are replaced on the instance, so subclasses are called
+as they were written.
+
+Names of transformers that are not public, as 5.24 has them: `_run_epoch`, `_init_training_state`,
+`_prepare_for_training`, `_finalize_training`, `_save_checkpoint`, `_save_rng_state`, `_load_rng_state`,
+`_load_best_model`, `_track_num_input_tokens`, `_get_num_items_in_batch`, `_tr_loss`, `_total_loss_scalar`,
+`_globalstep_last_logged`, `_initial_global_step`, `_initial_num_input_tokens_seen`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastic.errors import ConfigError
+from runtime.frontends.ddp.rank_script import RankScript
+from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, set_attributes
+from runtime.frontends.frameworks.rank_batches import RankBatches, collated, whole
+from runtime.frontends.frameworks.step_loop import StepLoop
+from runtime.loop.gathering import gather
+from runtime.loop.step import Step
+
+TESTED = ("5.24",)
+"""Versions with which the tests ran."""
+
+PRIVATE = (
+    *("_run_epoch", "_init_training_state", "_prepare_for_training", "_finalize_training", "_save_checkpoint"),
+    *("_save_rng_state", "_load_rng_state", "_load_best_model", "_track_num_input_tokens", "_get_num_items_in_batch"),
+)
+REPLACED = (
+    *PRIVATE[:9],
+    *("training_step", "get_batch_samples", "floating_point_ops", "store_flos", "evaluation_loop", "prediction_step"),
+    *("save_model", "train"),
+)
+"""Methods of a trainer that are replaced on the instance by those of TrainerLoop."""
+COUNTERS = (
+    *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos"),
+    *("_initial_global_step", "_initial_num_input_tokens_seen"),
+)
+OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
+"""Of TrainerState: what is true of one process."""
+
+
+class Handle:
+    """The place of one micro-batch of a step; it holds no data."""
+
+    def __init__(self, last: bool) -> None:
+        self.last = last
+        """Whether it is the last one of its step."""
+        self.flos = 0.0
+        self.tokens = 0
+
+
+def install(seams: Seams, trainers: Any) -> None:
+    """trainers: the module transformers.trainer. Every Trainer that is made from now on is adapted. Raises
+    ConfigError."""
+    if missing := [name for name in PRIVATE if not hasattr(trainers.Trainer, name)]:
+        raise ConfigError(f"transformers.Trainer has no {', '.join(missing)}: this version of it cannot be adapted")
+    original = trainers.Trainer.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if (script := RankScript.current()) is not None:
+            TrainerLoop(self, script)
+
+    seams.replace(trainers.Trainer, "__init__", made)
+
+
+class TrainerLoop:
+    """What a trainer does otherwise. Method names are the trainer's own."""
+
+    def __init__(self, trainer: Any, script: RankScript) -> None:
+        self._trainer = trainer
+        self._own = {name: getattr(trainer, name) for name in REPLACED}
+        """The trainer's methods, as its class has them."""
+        self._script = script
+        self._loop = StepLoop(script)
+        self._source: RankBatches | None = None
+        self._found: dict[str, Any] | None = None
+        """What others, or an earlier run, had kept, until the trainer's own loop has set what it sets at its start."""
+        self._prepared: Any = None
+        self._answers: Iterator[Any] = iter(())
+        """What prediction_step() gives while the trainer goes through an evaluation that is computed already."""
+        for name in REPLACED:
+            setattr(trainer, name, getattr(self, name))
+        script.job.on_lead(self._lead)
+
+    # The state that is kept between steps
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "state": plain_attributes(trainer.state, without=OF_PROCESS),
+            "control": plain_attributes(trainer.control),
+            "callbacks": [plain_attributes(callback) for callback in trainer.callback_handler.callbacks],
+            "counters": {name: getattr(trainer, name) for name in COUNTERS if is_plain(getattr(trainer, name, self))},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._found = state
+        self._put_back()
+
+    def _put_back(self) -> None:
+        trainer, found = self._trainer, self._found
+        if found is None:
+            return
+        set_attributes(trainer.state, found["state"])
+        set_attributes(trainer.control, found["control"])
+        for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
+            set_attributes(callback, kept)
+        set_attributes(trainer, found["counters"])
+
+    def _lead(self) -> None:
+        """This worker is the leader from now on, which logs and saves."""
+        trainer = self._trainer
+        state, handler = trainer.state, trainer.callback_handler
+        if state.is_world_process_zero or not trainer.is_in_train:
+            return
+        state.is_world_process_zero = True
+        for callback in handler.callbacks:
+            if type(callback).__module__.startswith("transformers."):  # they open their bars and files there
+                callback.on_train_begin(
+                    trainer.args,
+                    state,
+                    trainer.control,
+                    model=handler.model,
+                    processing_class=handler.processing_class,
+                    optimizer=handler.optimizer,
+                    lr_scheduler=handler.lr_scheduler,
+                    train_dataloader=handler.train_dataloader,
+                    eval_dataloader=handler.eval_dataloader,
+                )
+
+    # The loop
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """A worker that gets the state from others, or from a checkpoint of this job, reads none of Trainer's snapshots:
+        these are older, and may be deleted or half written."""
+        training = self._script.training
+        if training.at.joining or training.checkpoints.found is not None:
+            resume_from_checkpoint = None
+        return self._own["train"](resume_from_checkpoint, *args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, per_epoch: int, epochs: int, resume: Any, trial: Any) -> Any:
+        """Everything that is trained is made here, so that it is known in which epoch the others are."""
+        trainer = self._trainer
+        found = self._own["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
+        self._check(trial)
+        loader = trainer.get_train_dataloader()
+        self._source = RankBatches(
+            loader,
+            self._loop.ranks,
+            trainer.args.gradient_accumulation_steps,
+            trainer.args.data_seed or trainer.args.seed,
+        )
+        self._prepared = self._own["_prepare_for_training"](max_steps, loader, resume)
+        objects = {"model": trainer.model, "optimizer": trainer.optimizer.optimizer, "scheduler": trainer.lr_scheduler}
+        if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
+            objects["scaler"] = scaler
+        self._loop.begin(self._source, self, objects)
+        if not self._loop.entered:
+            return found
+        return self._loop.epoch, self._loop.position * trainer.args.gradient_accumulation_steps
+
+    def _check(self, trial: Any) -> None:
+        """Raise ConfigError for what cannot be trained in place."""
+        args = self._trainer.args
+        refused = {
+            "hyperparameter_search()": trial is not None,
+            "auto_find_batch_size": args.auto_find_batch_size,
+            "deepspeed": bool(args.deepspeed),
+            "fsdp": bool(args.fsdp),
+            "train_sampling_strategy='batch_rebalance'": args.train_sampling_strategy == "batch_rebalance",
+        }
+        if names := [name for name, used in refused.items() if used]:
+            raise ConfigError(f"Trainer with {names[0]} cannot train in place; start the script with --restart")
+
+    def _prepare_for_training(self, max_steps: int, loader: Any, resume: Any) -> Any:
+        return self._prepared
+
+    def _run_epoch(self, *, epoch: int, **about: Any) -> Any:
+        """The trainer's own, from the step on at which this worker is."""
+        trainer, loop = self._trainer, self._loop
+        if loop.entered:
+            loop.enter(functools.partial(self._shard, about["model"]))
+            self._put_back()
+            if loop.epoch > epoch:  # the job's epoch has ended meanwhile
+                return None
+            loop.entered, self._found = False, None
+            about["epochs_trained"], about["resume_from_checkpoint"] = epoch, "elastic"
+            about["steps_trained_in_current_epoch"] = loop.position * trainer.args.gradient_accumulation_steps
+        else:
+            begun = about["epochs_trained"] == epoch and about["resume_from_checkpoint"] is not None
+            accumulated = trainer.args.gradient_accumulation_steps
+            loop.begin_epoch(epoch, about["steps_trained_in_current_epoch"] // accumulated if begun else 0)
+        return self._own["_run_epoch"](epoch=epoch, **about)
+
+    def get_batch_samples(self, iterator: Any, number: int, device: Any) -> tuple[list[Handle], None]:
+        if not self._loop.next():
+            self._trainer.control.should_training_stop = True
+            return [], None
+        return [Handle(last=number == place) for place in range(1, number + 1)], None
+
+    def training_step(self, model: Any, handle: Handle, items: Any = None) -> torch.Tensor:
+        """At the last micro-batch: the mean loss of all ranks, whose gradients are in place."""
+        device = self._trainer.args.device
+        if not handle.last:
+            return torch.zeros((), device=device)
+        said = self._loop.run(functools.partial(self._shard, model))
+        handle.flos, handle.tokens = said["flos"], int(said["tokens"])
+        return torch.tensor(said["loss"], device=device)
+
+    def _shard(self, model: Any, batches: list[Any], step: Step) -> None:
+        """One rank's part of a step."""
+        trainer = self._trainer
+        own = trainer.args.average_tokens_across_devices
+        trainer.current_gradient_accumulation_steps = len(batches)
+        with self._alone():
+            items = trainer._get_num_items_in_batch(batches, trainer.args.device)
+        if items is not None and own:
+            if float(items) == 0:
+                step.skip()
+            else:
+                # The gradients are weighted by this rank's number. Trainer multiplies its loss by the number of ranks,
+                # as it takes `items` for the number of all ranks.
+                step.weigh(items)
+            items = items * self._loop.ranks
+        total, flos, tokens = 0.0, 0.0, 0
+        for batch in batches:
+            flos += float(self._own["floating_point_ops"](batch))
+            tokens += self._tokens(batch)
+            with self._alone():
+                loss = self._own["training_step"](model, batch, items)
+            total += float(loss)
+        step.log(mean={"loss": total}, sum={"flos": flos, "tokens": tokens})
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        return inputs.flos if isinstance(inputs, Handle) else self._own["floating_point_ops"](inputs)
+
+    def store_flos(self) -> None:
+        """What was counted is that of all ranks."""
+        self._trainer.state.total_flos += self._trainer.current_flos
+        self._trainer.current_flos = 0
+
+    def _tokens(self, inputs: Any) -> int:
+        """How many tokens Trainer would count in this batch."""
+        trainer = self._trainer
+        before = trainer.state.num_input_tokens_seen
+        with self._alone():
+            self._own["_track_num_input_tokens"](inputs)
+        found, trainer.state.num_input_tokens_seen = trainer.state.num_input_tokens_seen - before, before
+        return int(found)
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        self._trainer.state.num_input_tokens_seen += inputs.tokens
+
+    def _finalize_training(self, *args: Any) -> Any:
+        self._loop.end()
+        assert self._source is not None
+        self._source.close()
+        return self._own["_finalize_training"](*args)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """What the trainer collects is what it has: one rank is computed, or the values of all are there already."""
+        accelerator = self._trainer.accelerator
+
+        def same(thing: Any, *args: Any, **kwargs: Any) -> Any:
+            return thing
+
+        names = ("gather", "gather_for_metrics", "pad_across_processes", "reduce")
+        before = {name: vars(accelerator).get(name) for name in names}
+        gathering, self._trainer.gather_function = self._trainer.gather_function, same
+        for name in names:
+            setattr(accelerator, name, same)
+        try:
+            yield
+        finally:
+            self._trainer.gather_function = gathering
+            for name, value in before.items():
+                if value is None:
+                    delattr(accelerator, name)
+                else:
+                    setattr(accelerator, name, value)
+
+    # Evaluation
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """The batches are spread over the workers, and each one goes through the results of all."""
+        trainer = self._trainer
+        rest = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        batches = [list(batch) for batch in whole(dataloader)]
+        if not trainer.is_in_train and not self._loop.over:
+            with self._alone():
+                return self._own["evaluation_loop"](_Batches(dataloader, batches), *rest)
+        loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        together = [batches[first : first + self._loop.ranks] for first in range(0, len(batches), self._loop.ranks)]
+        trainer.accelerator.unwrap_model(trainer.model).eval()
+        shown, trainer.preprocess_logits_for_metrics = trainer.preprocess_logits_for_metrics, None
+        predict = _Prediction(self, dataloader, loss_only, ignore_keys, shown)
+        label = f"{description} of {len(batches)} batches"
+        try:
+            found = gather(self._script.training, label, len(together), lambda number: predict.rows(together[number]))
+            rows = [row for part in found for row in part]
+            self._answers = iter(rows)
+            inputs = [{self.main_input: row[0]} for row in rows]
+            with self._alone():
+                return self._own["evaluation_loop"](_Batches(dataloader, batches, inputs), *rest)
+        finally:
+            trainer.preprocess_logits_for_metrics, self._answers = shown, iter(())
+
+    @property
+    def main_input(self) -> str:
+        """Name of what a model is given first."""
+        return str(getattr(self._trainer.model, "main_input_name", "input_ids"))
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+        answer = next(self._answers, None)
+        if answer is None:
+            return self._own["prediction_step"](model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+        device = self._trainer.args.device
+        return tuple(_on(device, value) for value in answer[1:])
+
+    # Checkpoints of the trainer's own
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Written by the leader; by the next one if it dies meanwhile."""
+        self._by_leader("_save_checkpoint", model, trial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if _internal_call or not (self._trainer.is_in_train or self._loop.over):
+            self._own["save_model"](output_dir, _internal_call)
+        else:
+            self._by_leader("save_model", output_dir)
+
+    def _by_leader(self, method: str, *args: Any) -> None:
+        trainer = self._trainer
+
+        def write() -> dict[str, Any]:
+            if self._script.training.examiner is None:
+                self._own[method](*args)
+            state = trainer.state
+            return {
+                "best_model_checkpoint": state.best_model_checkpoint,
+                "stateful_callbacks": state.stateful_callbacks,
+                "total_flos": state.total_flos,
+            }
+
+        write.__name__ = method
+        set_attributes(trainer.state, self._script.job.once(write))
+        trainer.current_flos = 0
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Random numbers depend on the step and the rank."""
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        """Random numbers depend on the step and the rank."""
+
+    def _load_best_model(self) -> None:
+        best = self._trainer.state.best_model_checkpoint
+        if not os.path.isdir(best):
+            raise ConfigError(
+                f"load_best_model_at_end: {best} is not on this machine. All workers load it, so output_dir must be on "
+                "a file system that all machines share"
+            )
+        self._own["_load_best_model"]()
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    """What the trainer predicts for some batches of an evaluation. shown: its preprocess_logits_for_metrics."""
+
+    of: TrainerLoop
+    loader: Any
+    loss_only: bool
+    ignore_keys: list[str] | None
+    shown: Callable[[Any, Any], Any] | None
+
+    def rows(self, together: list[list[int]]) -> list[list[Any]]:
+        """[inputs, loss, logits, labels] of each batch. together: what all ranks would have at the same time; Trainer
+        takes the mean loss over it."""
+        trainer, rows = self.of._trainer, []
+        keeps_inputs = "inputs" in trainer.args.include_for_metrics
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        batches = [collated(self.loader, indices) for indices in together]
+        with self.of._alone():
+            items = trainer._get_num_items_in_batch(batches, trainer.args.device)
+            if items is not None:  # compute_loss() multiplies by the number of ranks
+                items = items * self.of._loop.ranks / len(together)
+            trainer._get_num_items_in_batch = lambda *args: items  # of all these batches, as in a run of all ranks
+            try:
+                for indices, inputs in zip(together, batches, strict=True):
+                    predict = self.of._own["prediction_step"]
+                    loss, logits, labels = predict(model, inputs, self.loss_only, ignore_keys=self.ignore_keys)
+                    if logits is not None and self.shown is not None:
+                        logits = self.shown(logits, labels)
+                    kept = inputs[self.of.main_input] if keeps_inputs else torch.empty(len(indices), 0)
+                    rows.append([kept, loss, logits, labels])
+            finally:
+                del trainer._get_num_items_in_batch
+        return rows
+
+
+class _Batches:
+    """The batches of an evaluation, for the trainer's own loop."""
+
+    def __init__(self, loader: Any, indices: list[list[int]], inputs: list[Any] | None = None) -> None:
+        self.dataset = loader.dataset
+        self._loader = loader
+        self._indices = indices
+        self._inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._inputs is not None:
+            return iter(self._inputs)
+        return (collated(self._loader, batch) for batch in self._indices)
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _on(device, item) for key, item in value.items()}
+    return type(value)(_on(device, item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,73 @@
+"""Frameworks are adapted when the script imports them: nothing of a framework is imported before."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from runtime.frontends.ddp.seams import Seams
+
+Adapt = Callable[[ModuleType], None]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module when that module has been imported. modules: name -> function."""
+
+    def __init__(self, modules: Mapping[str, Adapt]) -> None:
+        self._waiting = dict(modules)
+
+    def install(self) -> None:
+        """Begin. What is imported already is adapted at once."""
+        for name in list(self._waiting):
+            if name in sys.modules:
+                self._waiting.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        adapt = self._waiting.pop(fullname, None)
+        if adapt is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, adapt)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's own loader, and what follows."""
+
+    def __init__(self, own: Any, adapt: Adapt) -> None:
+        self._own = own
+        self._adapt = adapt
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._own.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._own.exec_module(module)
+        self._adapt(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def _transformers(module: ModuleType) -> None:
+    from runtime.frontends.frameworks import hugging_face
+
+    hugging_face.install(Seams(), module)
+
+
+FRAMEWORKS: dict[str, Adapt] = {"transformers.trainer": _transformers}
+
+
+def adapt_frameworks() -> None:
+    """Adapt each framework that this process imports from now on, or has imported."""
+    AfterImport(FRAMEWORKS).install()

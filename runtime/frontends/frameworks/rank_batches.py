@@ -1,0 +1,161 @@
+"""The batches of a DataLoader that accelerate has prepared, for any rank: those that accelerate gives that rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from elastic.errors import ConfigError
+from elastic.protocol.sampling import hash_of, hash_of_ranks
+from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
+from runtime.data.prefetcher import Habit, Prefetcher, Wanted
+from runtime.data.random_state import randomness_kept, seed_all
+
+EPOCHS_KEPT = 2
+"""The order of the epoch in progress, and of the one that processes fetch ahead for."""
+
+
+class RankBatches:
+    """The data of a pass, see passes.ShardSource: a shard is what one rank has in one step, a list of micro-batches."""
+
+    def __init__(self, loader: DataLoader[Any], ranks: int, micro_batches: int, seed: int) -> None:
+        """loader: as Accelerator.prepare gives it. micro_batches: of one rank in one step; the last step of an epoch
+        has fewer if they do not divide. Raises ConfigError for a dataset without random access."""
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            raise ConfigError(
+                f"{type(loader.dataset).__name__} has no random access: nobody could give a lost worker's samples to "
+                "another one. Use a dataset with __len__ and __getitem__"
+            )
+        self.shards = ranks
+        self._loader = loader
+        self._micro_batches = micro_batches
+        self._seed = seed
+        self._orders: dict[int, list[list[list[int]]]] = {}
+        lengths = [len(batches) for batches in self._order(0)]
+        if len(set(lengths)) != 1:
+            raise ConfigError(f"the ranks have {lengths} batches; leave even_batches on, or set drop_last")
+        self.batches = lengths[0]
+        """Of one rank in one epoch."""
+        self._prefetcher = (
+            Prefetcher(self._fetch, loader.num_workers, loader.dataset) if loader.num_workers > 0 else None
+        )
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.batches // self._micro_batches)
+
+    def _order(self, epoch: int) -> list[list[list[int]]]:
+        """Rank -> its batches of this epoch, each a list of indices."""
+        if epoch not in self._orders:
+            with randomness_kept():
+                seed_all(self._seed, epoch, "order of samples")  # for samplers that know no epoch
+                self._orders[epoch] = orders(self._loader, self.shards, epoch)
+            for old in sorted(self._orders)[:-EPOCHS_KEPT]:
+                del self._orders[old]
+        return self._orders[epoch]
+
+    def about(self) -> dict[str, Any]:
+        """All that decides which samples a step has."""
+        ranks = [[index for batch in batches for index in batch] for batches in self._order(0)]
+        return {
+            "order": "sampler",
+            "shards": self.shards,
+            "samples": len(self._loader.dataset),  # type: ignore[arg-type]  # it is no IterableDataset
+            "drawn": sum(map(len, ranks)),
+            "batches": self.batches,
+            "sha256": hash_of_ranks(ranks),
+        }
+
+    # What a pass asks
+
+    def weight(self, shard: int) -> float:
+        """DistributedDataParallel takes the mean over ranks, however many samples each has."""
+        return 1.0
+
+    def samples(self, epoch: int, step: int) -> list[Any]:
+        given = [[index for batch in self._part(batches, step) for index in batch] for batches in self._order(epoch)]
+        if sum(map(len, given)) <= SAMPLES_LISTED_MAX:
+            return given
+        return [{"n": len(indices), "sha256": hash_of(indices)} for indices in given]
+
+    def begin_step(self, epoch: int, step: int) -> None:
+        """Nothing is open between two steps."""
+
+    def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> list[Any]:
+        if self._prefetcher is None or own is None:
+            return self._fetch(wanted.epoch, wanted.step, wanted.shard)
+        found: list[Any] = self._prefetcher.get(wanted, Habit(own, len(self)))
+        return found
+
+    def ends(self, shard: int) -> bool:
+        """All know how many steps an epoch has."""
+        return False
+
+    def release(self) -> None:
+        """Nothing is open between two steps."""
+
+    def close(self) -> None:
+        """End the processes that fetch ahead."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+    def _part(self, batches: list[list[int]], step: int) -> list[list[int]]:
+        return batches[step * self._micro_batches : (step + 1) * self._micro_batches]
+
+    def _fetch(self, epoch: int, step: int, rank: int) -> list[Any]:
+        seed_fetch(self._seed, epoch, step, rank)
+        return [collated(self._loader, batch) for batch in self._part(self._order(epoch)[rank], step)]
+
+
+class _Listed:
+    """The batches of a batch sampler, drawn once."""
+
+    def __init__(self, batches: list[list[int]], sampler: Any) -> None:
+        self._batches = batches
+        self.batch_size = getattr(sampler, "batch_size", None)
+        self.drop_last = getattr(sampler, "drop_last", False)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def orders(loader: DataLoader[Any], ranks: int, epoch: int) -> list[list[list[int]]]:
+    """Rank -> its batches of this epoch, each a list of indices. Raises ConfigError for a loader of all ranks alike."""
+    sharded, inner = loader.batch_sampler, whole(loader)
+    for part in (loader.dataset, inner, getattr(inner, "sampler", None)):
+        set_epoch: Callable[[int], None] | None = getattr(part, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+    listed = _Listed([list(batch) for batch in inner], inner)
+    if sharded is inner:
+        if ranks > 1:
+            raise ConfigError(
+                "this DataLoader gives every rank the same samples: give it to accelerator.prepare(), as "
+                "Trainer.get_train_dataloader() does"
+            )
+        return [list(listed)]
+    found = []
+    for rank in range(ranks):
+        own: Any = copy(sharded)  # accelerate's BatchSamplerShard
+        own.batch_sampler, own.process_index = listed, rank
+        found.append([list(batch) for batch in own])
+    return found
+
+
+def whole(loader: DataLoader[Any]) -> Any:
+    """The batch sampler that accelerate has split between ranks."""
+    return getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+
+
+def collated(loader: DataLoader[Any], indices: list[int]) -> Any:
+    """The batch of these samples."""
+    dataset: Any = loader.dataset
+    if getattr(dataset, "__getitems__", None):
+        return loader.collate_fn(dataset.__getitems__(indices))
+    return loader.collate_fn([dataset[index] for index in indices])

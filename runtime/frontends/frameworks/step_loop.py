@@ -1,0 +1,143 @@
+"""The steps of a job whose loop a framework runs: handed out, computed shard by shard, and ended.
+
+The framework's batch is a handle that holds no data. Behind it `run` calls the framework's own closure for each shard
+of this worker, and returns when the gradients of all shards are in place. The framework then clips, steps, logs and
+calls its callbacks, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elastic.errors import ConfigError
+from runtime.frontends.ddp.rank_script import ALLOW, RankScript
+from runtime.frontends.frameworks.rank_batches import RankBatches
+from runtime.loop.job import Job
+from runtime.loop.loops import Extent, Steps
+from runtime.loop.passes import PassWork, Place
+from runtime.loop.step import Step
+
+
+class Kept(Protocol):
+    """What a framework keeps between steps, as newcomers copy it and checkpoints have it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Epoch:
+    """The epoch in progress. It is registered, because a framework may end an epoch before its last batch."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.first = 0
+        """Job index of its first step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number, "first": self.first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number, self.first = state["number"], state["first"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenExtent(Extent):
+    """Steps that end when the framework ends them."""
+
+    of: Epoch
+
+    def locate(self, index: int) -> Place:
+        return Place(index, self.of.number, index - self.of.first, None, False)
+
+
+class StepLoop:
+    """Used by the script's thread only: `begin`, then `next` and `run` for each step, then `end`."""
+
+    def __init__(self, script: RankScript) -> None:
+        self._script = script
+        self._epoch = Epoch()
+        self._steps: Steps | None = None
+        self._step: Step | None = None
+        self._ran: dict[str, float] | None = None
+        """The metrics of the step in progress, if it was run before the framework has asked for it."""
+        self.entered = False
+        """This worker came later, or goes on from a checkpoint: the framework has still to be told where."""
+
+    @property
+    def job(self) -> Job:
+        return self._script.job
+
+    @property
+    def ranks(self) -> int:
+        return self._script.ranks
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch in progress."""
+        return self._epoch.number
+
+    @property
+    def position(self) -> int:
+        """How many steps of this epoch are over."""
+        return self._script.training.at.step - self._epoch.first
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop has ended."""
+        return self._script.training.at.is_over
+
+    def begin(self, source: RankBatches, kept: Kept, objects: Mapping[str, Any]) -> None:
+        """Enter the job's loop, with the state of the others if this worker comes later. objects: what is trained.
+
+        Raises ConfigError for a second loop, what Job.register raises.
+        """
+        script, training = self._script, self._script.training
+        if script.begun:
+            raise ConfigError("a job has one training loop, and this script has begun its second one")
+        script.hand_over()
+        script.job.register(**objects, framework=kept, epoch=self._epoch)
+        training.carrier.leave_undigested("framework")
+        training.agreement.claim_shards(script.ranks)
+        training.agreement.plan_steps(None, script.ranks)
+        later = training.at.joining
+        training.begin_steps(source.about())
+        self.entered = later or training.at.step > 0
+        work = PassWork(script.ranks, source, "mean", ALLOW)
+        self._steps = Steps(training, work, OpenExtent(0, 0, None, None, None, self._epoch))
+
+    def enter(self, closure: Callable[[Any, Step], None]) -> None:
+        """A newcomer, or a run that goes on: have the state of the others in the registered objects. closure: see
+        `run`."""
+        if self._script.training.at.joining and self.next():
+            self._ran = self.run(closure)
+
+    def begin_epoch(self, number: int, over: int = 0) -> None:
+        """The framework begins an epoch. over: steps of it that were over before the job began."""
+        at = self._script.training.at
+        self._epoch.number, self._epoch.first = number, at.step + int(at.in_step) - over
+
+    def next(self) -> bool:
+        """Hand out the next step; whether there is one. There is none if the job was stopped."""
+        if self._ran is not None:
+            return True
+        assert self._steps is not None
+        self._step = next(self._steps, None)
+        return self._step is not None
+
+    def run(self, closure: Callable[[Any, Step], None]) -> dict[str, float]:
+        """Compute this worker's shards of the step in progress, and wait for the gradients of all. closure: computes
+        the gradients of a shard from its data. Returns what it has logged, over all shards."""
+        if self._ran is not None:
+            ran, self._ran = self._ran, None
+            return ran
+        assert self._step is not None
+        for data in self._step:
+            closure(data, self._step)
+        return self._step.metrics
+
+    def end(self) -> None:
+        """The framework has left its loop."""
+        if not self.over:
+            self._script.training.end_loop()
