@@ -13,6 +13,8 @@ from runtime.recovery.state.small_values import same_nan
 
 RESERVED = "elastic."
 """Scalar names with this prefix belong to the library."""
+UNRECORDED = "framework: "
+"""Scalars of a step whose names have this prefix are in its metrics, and in no record of it."""
 _STOP = RESERVED + "stop "
 _WISH = RESERVED + "wish "
 

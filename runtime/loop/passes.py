@@ -18,7 +18,7 @@ from runtime.data.prefetcher import Wanted
 from runtime.data.random_state import ShardRandom
 from runtime.data.stream import Stream
 from runtime.guards import checks
-from runtime.loop.control_scalars import RESERVED
+from runtime.loop.control_scalars import RESERVED, UNRECORDED
 from runtime.loop.step_cache import Cached
 from runtime.loop.training import Training
 from runtime.recovery.state.change_detection import StateMarks
@@ -414,7 +414,7 @@ class Pass(Iterator[Any]):
             generation=training.session.generation,
             world_size=training.session.world_size,
             lr=training.carrier.learning_rates(),
-            scalars=dict(running.metrics),
+            scalars={name: value for name, value in running.metrics.items() if not name.startswith(UNRECORDED)},
             samples=running.work.samples(running.place),
             data=training.agreement.data,
         )

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer, lr_scheduler, swa_utils
 
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.rank_script import RankScript
+from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.seams import Seams
 
 _SHARDED = "ZeroRedundancyOptimizer"
@@ -59,7 +59,8 @@ def _hold_back(seams: Seams, cls: type, name: str) -> None:
 
 
 def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(self, Optimizer) and any(closure is not None for closure in (*args, *kwargs.values())):
+    closure = isinstance(self, Optimizer) and any(given is not None for given in (*args, *kwargs.values()))
+    if closure and script.turn is not Turn.ELSEWHERE:
         raise mistakes.not_in_place("optimizer.step(closure)", "Call backward() in the loop, and step() behind it.")
     if script.holds_back(self, original.__name__):
         return None

@@ -1,4 +1,5 @@
-"""The batches of a DataLoader that accelerate has prepared, for any rank: those that accelerate gives that rank."""
+"""The batches of a framework's DataLoader, for any rank: those that accelerate's BatchSamplerShard, or a
+DistributedSampler, gives that rank."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from elastic.protocol.sampling import hash_of, hash_of_ranks
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
 from runtime.data.random_state import randomness_kept, seed_all
+from runtime.frontends.ddp.sampler_source import sampler_of
 
 EPOCHS_KEPT = 2
 """The order of the epoch in progress, and of the one that processes fetch ahead for."""
@@ -21,9 +23,12 @@ EPOCHS_KEPT = 2
 class RankBatches:
     """The data of a pass, see passes.ShardSource: a shard is what one rank has in one step, a list of micro-batches."""
 
-    def __init__(self, loader: DataLoader[Any], ranks: int, micro_batches: int, seed: int) -> None:
-        """loader: as Accelerator.prepare gives it. micro_batches: of one rank in one step; the last step of an epoch
-        has fewer if they do not divide. Raises ConfigError for a dataset without random access."""
+    def __init__(
+        self, loader: DataLoader[Any], ranks: int, micro_batches: int, seed: int, limit: int | None = None
+    ) -> None:
+        """loader: as Accelerator.prepare gives it, or with a DistributedSampler. micro_batches: of one rank in one
+        step; the last step of an epoch has fewer if they do not divide. limit: batches of one rank in one epoch, at
+        most. Raises ConfigError for a dataset without random access."""
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             raise ConfigError(
                 f"{type(loader.dataset).__name__} has no random access: nobody could give a lost worker's samples to "
@@ -33,6 +38,7 @@ class RankBatches:
         self._loader = loader
         self._micro_batches = micro_batches
         self._seed = seed
+        self._limit = limit
         self._orders: dict[int, list[list[list[int]]]] = {}
         lengths = [len(batches) for batches in self._order(0)]
         if len(set(lengths)) != 1:
@@ -51,8 +57,8 @@ class RankBatches:
         """Rank -> its batches of this epoch, each a list of indices."""
         if epoch not in self._orders:
             with randomness_kept():
-                seed_all(self._seed, epoch, "order of samples")  # for samplers that know no epoch
-                self._orders[epoch] = orders(self._loader, self.shards, epoch)
+                found = orders(self._loader, self.shards, epoch, self._seed)
+                self._orders[epoch] = [batches[: self._limit] for batches in found]
             for old in sorted(self._orders)[:-EPOCHS_KEPT]:
                 del self._orders[old]
         return self._orders[epoch]
@@ -125,19 +131,23 @@ class _Listed:
         return len(self._batches)
 
 
-def orders(loader: DataLoader[Any], ranks: int, epoch: int) -> list[list[list[int]]]:
-    """Rank -> its batches of this epoch, each a list of indices. Raises ConfigError for a loader of all ranks alike."""
+def orders(loader: DataLoader[Any], ranks: int, epoch: int, seed: int) -> list[list[list[int]]]:
+    """Rank -> its batches of this epoch, each a list of indices. seed: for samplers that know no epoch. Raises
+    ConfigError for a loader of all ranks alike."""
     sharded, inner = loader.batch_sampler, whole(loader)
     for part in (loader.dataset, inner, getattr(inner, "sampler", None)):
         set_epoch: Callable[[int], None] | None = getattr(part, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
+    seed_all(seed, epoch, "order of samples")
+    if (sampler := sampler_of(loader)) is not None:
+        return [_of_rank(loader, sampler, rank, (seed, epoch)) for rank in range(ranks)]
     listed = _Listed([list(batch) for batch in inner], inner)
     if sharded is inner:
         if ranks > 1:
             raise ConfigError(
-                "this DataLoader gives every rank the same samples: give it to accelerator.prepare(), as "
-                "Trainer.get_train_dataloader() does"
+                "this DataLoader gives every rank the same samples: give it a DistributedSampler, or to "
+                "accelerator.prepare(), as transformers.Trainer.get_train_dataloader() does"
             )
         return [list(listed)]
     found = []
@@ -146,6 +156,16 @@ def orders(loader: DataLoader[Any], ranks: int, epoch: int) -> list[list[list[in
         own.batch_sampler, own.process_index = listed, rank
         found.append([list(batch) for batch in own])
     return found
+
+
+def _of_rank(loader: DataLoader[Any], sampler: Any, rank: int, place: tuple[int, int]) -> list[list[int]]:
+    """A rank's batches. All ranks draw from the same random numbers: a sampler may draw all samples for each."""
+    own, sampler.rank = sampler.rank, rank
+    seed_all(*place, "order of samples")
+    try:
+        return [list(batch) for batch in loader.batch_sampler or ()]
+    finally:
+        sampler.rank = own
 
 
 def whole(loader: DataLoader[Any]) -> Any:

@@ -84,6 +84,11 @@ class StepLoop:
         return self._script.training.at.step - self._epoch.first
 
     @property
+    def ran(self) -> bool:
+        """Whether the step in progress was run before the framework has asked for it."""
+        return self._ran is not None
+
+    @property
     def over(self) -> bool:
         """Whether the loop has ended."""
         return self._script.training.at.is_over

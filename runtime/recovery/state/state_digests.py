@@ -23,10 +23,11 @@ Leaf: TypeAlias = tuple[str, str, torch.Tensor | None]
 
 
 def leaves(header: dict[str, Json], tensors: Sequence[torch.Tensor], undigested: Collection[str]) -> list[Leaf]:
-    """The leaves of a copy, in the order of registration. undigested: objects whose plain values are left out."""
+    """The leaves of a copy, in the order of registration. undigested: objects that are left out."""
     found: list[Leaf] = []
     for entry, tensor in zip(cast(list[dict[str, Any]], header["tensors"]), tensors, strict=True):
-        found.append((entry["name"], f"{entry['dtype']} {entry['shape']}", tensor))
+        if entry["name"].partition(".")[0] not in undigested:
+            found.append((entry["name"], f"{entry['dtype']} {entry['shape']}", tensor))
     trees = {
         name: cast(dict[str, Json], entry)["state"] for name, entry in cast(dict[str, Json], header["objects"]).items()
     }

@@ -50,7 +50,7 @@ class Carrier(RegisteredObjects):
         """The modes of the registered modules, and during a pass those with which it began."""
 
     def leave_undigested(self, name: str) -> None:
-        """Leave this object, which is copied, out of digests: it has no tensors, and differs between workers."""
+        """Leave this object, which is copied, out of digests: it may differ between workers, and between runs."""
         self._undigested.add(name)
 
     def freeze(self) -> None:
