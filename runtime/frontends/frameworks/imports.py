@@ -65,7 +65,17 @@ def _transformers(module: ModuleType) -> None:
     hugging_face.install(Seams(), module)
 
 
-FRAMEWORKS: dict[str, Adapt] = {"transformers.trainer": _transformers}
+def _lightning(module: ModuleType) -> None:
+    from runtime.frontends.frameworks import lightning
+
+    lightning.install(Seams(), module)
+
+
+FRAMEWORKS: dict[str, Adapt] = {
+    "transformers.trainer": _transformers,
+    "lightning.pytorch": _lightning,
+    "pytorch_lightning": _lightning,
+}
 
 
 def adapt_frameworks() -> None:

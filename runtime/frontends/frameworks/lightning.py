@@ -1,0 +1,116 @@
+"""Lightning in place: its own Trainer, loops, callbacks and loggers, with the gradients of all ranks in each step.
+
+Lightning's loops get the places of batches instead of batches. At the last place of a step, the strategy computes this
+worker's ranks, one after the other, by Lightning's own training step and backward(); behind it Lightning clips, steps,
+logs, validates and saves as it always does. In an evaluation the batches are spread over the workers, and each worker's
+loop goes through the results of all.
+
+A newcomer comes to its first batch, and is given there what the others' loops have: all stand at the same place.
+
+Names of Lightning that are not public, as 2.6 has them: those of PRIVATE, and what lightning_state.py names.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+from elastic.errors import ConfigError
+from runtime.frontends.ddp.rank_script import RankScript
+from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.frameworks.lightning_evaluation import BatchPlace
+from runtime.frontends.frameworks.lightning_strategy import RankStrategy
+
+TESTED = ("2.6",)
+"""Versions with which the tests ran."""
+
+PRIVATE = {
+    "trainer.connectors.signal_connector": ("_SignalConnector.register_signal_handlers",),
+    "core.module": ("LightningModule._on_before_batch_transfer",),
+    "loops.training_epoch_loop": ("_TrainingEpochLoop._build_kwargs", "_TrainingEpochLoop._should_accumulate"),
+    "loops.optimization.automatic": ("_AutomaticOptimization._training_step",),
+    "trainer.connectors.logger_connector.result": ("_ResultCollection.log", "_ResultMetric.update"),
+    "trainer.connectors.logger_connector.logger_connector": ("_LoggerConnector.should_reset_tensors",),
+}
+"""Module -> names in it."""
+
+LIMITS = ("limit_val_batches", "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps")
+"""Of a trainer: numbers of batches of one rank."""
+
+
+def install(seams: Seams, module: Any) -> None:
+    """module: lightning.pytorch or pytorch_lightning. Every Trainer that is made from now on trains in place. Raises
+    ConfigError."""
+    package = module.__name__
+    missing = [
+        f"{name} in {package}.{file}"
+        for file, names in PRIVATE.items()
+        for name in names
+        if (there := sys.modules.get(f"{package}.{file}")) is None or not _has(there, name)
+    ]
+    if missing:
+        raise ConfigError(f"Lightning has no {', '.join(missing)}: this version of it cannot be adapted")
+    strategies = sys.modules[f"{package}.strategies"]
+    base = strategies.ParallelStrategy
+    strategy: Any = type("ElasticStrategy", (RankStrategy, base), {"base": base, "__module__": __name__})
+    strategies.StrategyRegistry.register("elastic", strategy, description="logical ranks of `elastic run --ranks`")
+    allowed = (strategies.DDPStrategy, strategy)
+    original = module.Trainer.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        script = RankScript.current()
+        if script is None:
+            original(self, *args, **kwargs)
+            return
+        _check_arguments(kwargs, allowed)
+        if not isinstance(kwargs.get("strategy"), strategy):
+            kwargs["strategy"] = "elastic"
+        kwargs.update(devices=1, num_nodes=1)
+        if script.job.device.type == "cpu":
+            kwargs["accelerator"] = "cpu"
+        original(self, *args, **kwargs)
+        for name in LIMITS:
+            if type(limit := getattr(self, name)) is int:
+                setattr(self, name, limit * script.ranks)
+
+    def fit(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A worker that gets the state from others, or from a checkpoint of this job, reads none of Lightning's: these
+        are older, and may be deleted or half written."""
+        given = inspect.signature(original).bind(*args, **kwargs)
+        if script.training.at.joining or script.training.checkpoints.found is not None:
+            given.arguments.pop("ckpt_path", None)
+        return original(*given.args, **given.kwargs)
+
+    def transfer(script: RankScript, original: Any, /, self: Any, batch: Any, dataloader_idx: int = 0) -> Any:
+        return batch if isinstance(batch, BatchPlace) else original(self, batch, dataloader_idx=dataloader_idx)
+
+    def exists(script: RankScript, original: Any, /, self: Any, filepath: Any, trainer: Any) -> Any:
+        return trainer.strategy.file_exists(str(filepath))
+
+    seams.replace(module.Trainer, "__init__", made)
+    seams.wrap(module.Trainer, "fit", fit)
+    seams.wrap(sys.modules[f"{package}.core.module"].LightningModule, "_on_before_batch_transfer", transfer)
+    seams.wrap(sys.modules[f"{package}.callbacks"].ModelCheckpoint, "file_exists", exists)
+
+
+def _has(module: Any, name: str) -> bool:
+    owner, _, attribute = name.partition(".")
+    return hasattr(getattr(module, owner, None), attribute)
+
+
+def _check_arguments(given: dict[str, Any], allowed: tuple[type, ...]) -> None:
+    """Raise ConfigError for arguments of a Trainer that cannot train in place."""
+    strategy = given.get("strategy", "auto")
+    fits = strategy in ("auto", "elastic") or strategy.startswith("ddp") if isinstance(strategy, str) else None
+    if not (type(strategy) in allowed if fits is None else fits):
+        shown = strategy if isinstance(strategy, str) else type(strategy).__name__
+        raise ConfigError(
+            f"Trainer(strategy={shown!r}) cannot train in place; write strategy='ddp', or start the script with "
+            "--restart"
+        )
+    for name in ("sync_batchnorm", "reload_dataloaders_every_n_epochs"):
+        if given.get(name):
+            raise ConfigError(f"Trainer({name}={given[name]!r}) cannot train in place; leave it out")

@@ -1,0 +1,227 @@
+"""What Lightning keeps between steps, for newcomers and for runs that go on: the progress of its loops, what was logged
+in this epoch, and the plain attributes of callbacks, of the LightningModule and of the data module.
+
+CSVLogger's file is a part of it: the next leader goes on with the rows that were logged so far, no more and no less.
+Names of Lightning that are not public, as 2.6 has them: `_results`, `_batches_that_stepped`, `_has_run`,
+`_seen_batches_per_dataloader`, `_logger_connector` and its `_progress_bar_metrics`, `_logged_metrics`,
+`_callback_metrics`, `_current_fx`, `_first_loop_iter`; of a result `_update_count`, `_computed`, `_forward_cache`; of
+CSVLogger `_experiment`, `_prefix`, `_check_log_dir_exists`.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, set_attributes
+
+ROWS_KEPT = 256
+"""Rows of a CSV file that a worker keeps: a leader that dies may have written none of the last ones."""
+
+CONNECTOR = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics", "_current_fx", "_first_loop_iter")
+OF_RESULT = ("value", "cumulated_batch_size", "has_reset", "_update_count", "_computed", "_forward_cache")
+OF_META = (
+    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx"),
+    "metric_attribute",
+)
+OF_METRIC = ("_update_count", "_computed")
+
+
+class LightningState:
+    """What is kept of a trainer. csv: the files of its loggers."""
+
+    def __init__(
+        self, trainer: Any, csv_files: list[CsvRows], metrics: Callable[[], Iterator[tuple[str, Any]]]
+    ) -> None:
+        """metrics: (path, metric) of each metric of torchmetrics in the LightningModule."""
+        self._trainer = trainer
+        self._csv = csv_files
+        self._metrics = metrics
+        self._bare = frozenset(vars(_bare_module(trainer)))
+        self.written: list[str] = []
+        """Checkpoints of Lightning's own that this job has written and not removed."""
+        self.found: dict[str, Any] | None = None
+        """What others, or an earlier run, had kept, until Lightning has set what it sets when it begins."""
+        self._noted: dict[str, Any] = {}
+        self.note()
+
+    def note(self) -> None:
+        """A step begins: this is what is copied until the next one begins. While it is computed, other threads copy."""
+        trainer = self._trainer
+        loop = trainer.fit_loop.epoch_loop
+        self._noted = {
+            "loops": trainer.fit_loop.state_dict(),
+            "should_stop": trainer.should_stop,
+            "validation": [loop.val_loop._has_run, dict(loop.val_loop._seen_batches_per_dataloader)],
+            "results": [_of_result(key, result) for key, result in loop._results.items()],
+            "connector": {name: dict_or_value(getattr(trainer._logger_connector, name)) for name in CONNECTOR},
+            "metrics": {
+                path: {name: deepcopy(getattr(metric, name)) for name in (*metric._defaults, *OF_METRIC)}
+                for path, metric in self._metrics()
+            },
+            "callbacks": [_of_callback(callback) for callback in trainer.callbacks],
+            "module": plain_attributes(trainer.lightning_module, without=self._bare),
+            "data": {} if trainer.datamodule is None else plain_attributes(trainer.datamodule),
+            "loggers": [plain_attributes(logger) for logger in trainer.loggers],
+            "csv": [file.state_dict() for file in self._csv],
+            "written": list(self.written),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._noted
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.found = self._noted = state
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Give Lightning's objects what was found."""
+        trainer, found = self._trainer, self.found
+        if found is None:
+            return
+        fit = trainer.fit_loop
+        epoch = fit.epoch_loop
+        fit.load_state_dict(found["loops"])
+        for loop in (fit, epoch, epoch.val_loop, epoch.automatic_optimization, epoch.manual_optimization):
+            loop.on_iteration_done()  # all are in the middle of their loops: none of them begins anew
+        trainer.should_stop = found["should_stop"]
+        epoch.val_loop._has_run = found["validation"][0]
+        epoch.val_loop._seen_batches_per_dataloader.update(found["validation"][1])
+        set_attributes(trainer._logger_connector, found["connector"])
+        self._put_results(epoch, found["results"])
+        metrics = dict(self._metrics())
+        for path, values in found["metrics"].items():
+            set_attributes(metrics[path], values)
+        for callback, (attributes, state) in zip(trainer.callbacks, found["callbacks"], strict=True):
+            if state:
+                callback.load_state_dict(state)
+            set_attributes(callback, attributes)
+        set_attributes(trainer.lightning_module, found["module"])
+        if trainer.datamodule is not None:
+            set_attributes(trainer.datamodule, found["data"])
+        for logger, attributes in zip(trainer.loggers, found["loggers"], strict=True):
+            set_attributes(logger, attributes)
+        for file, rows in zip(self._csv, found["csv"], strict=True):
+            file.load_state_dict(rows)
+        self.written = list(found["written"])
+
+    def _put_results(self, loop: Any, rows: list[dict[str, Any]]) -> None:
+        results = loop._results
+        results.clear()
+        module, strategy = self._trainer.lightning_module, self._trainer.strategy
+        for row in rows:
+            path = row["meta"]["metric_attribute"]
+            value = torch.zeros((), device=strategy.root_device) if path is None else module.get_submodule(path)
+            # Lightning makes the entry; then the value that is logged for this is replaced.
+            results.log(value=value, batch_size=1, sync_dist_fn=strategy.reduce, **row["meta"])
+            vars(results[row["key"]]).update(row["values"])
+
+
+def _bare_module(trainer: Any) -> Any:
+    """A LightningModule without anything of a user's: its attributes are Lightning's own."""
+    base = next(kind for kind in type(trainer.lightning_module).__mro__ if kind.__name__ == "LightningModule")
+    return base()
+
+
+def dict_or_value(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _of_callback(callback: Any) -> list[Any]:
+    """Its plain attributes, and its own state if that is plain; Lightning's callbacks have theirs in attributes. What a
+    progress bar has is of its process."""
+    if ".callbacks.progress" in type(callback).__module__:
+        return [{}, {}]
+    own = {} if ".callbacks." in type(callback).__module__ else callback.state_dict()
+    return [plain_attributes(callback), own if is_plain(own) else {}]
+
+
+def _of_result(key: str, result: Any) -> dict[str, Any]:
+    meta, values = result.meta, {name: vars(result).get(name) for name in OF_RESULT}
+    if not result.is_tensor:
+        del values["value"]
+    return {
+        "key": key,
+        "meta": {
+            **{name: getattr(meta, name) for name in OF_META},
+            "reduce_fx": meta.reduce_fx.__name__,
+            "sync_dist": meta.sync.should,
+            "rank_zero_only": meta.sync.rank_zero_only,
+        },
+        "values": values,
+    }
+
+
+class CsvRows:
+    """The rows of a CSVLogger: counted by every worker, written by the leader."""
+
+    def __init__(self, logger: Any, leads: Callable[[], bool]) -> None:
+        """leads: whether this worker writes; it calls `lead`."""
+        self._logger = logger
+        self._leads = leads
+        self._own = logger.log_metrics
+        self._led = False
+        self._count = 0
+        self._recent: list[dict[str, Any]] = []
+        logger.log_metrics = self.log_metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._count, "recent": list(self._recent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count, self._recent = state["count"], list(state["recent"])
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """As the logger's own, which does nothing but in the leader."""
+        self._led = self._leads()
+        prefix = f"{self._logger._prefix}{self._logger.LOGGER_JOIN_CHAR}" if self._logger._prefix else ""
+        row = {
+            prefix + name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()
+        }
+        self._recent = [*self._recent, {**row, "step": self._count if step is None else step}][-ROWS_KEPT:]
+        self._count += 1
+        self._own(metrics, step)
+
+    def lead(self) -> None:
+        """Go on with the file of another leader, or of an earlier run."""
+        if self._led or self._count == 0:
+            return
+        self._led = True
+        with _nothing_deleted(self._logger):
+            experiment = self._logger.experiment
+        file = Path(experiment.metrics_file_path)
+        rows: list[dict[str, Any]] = []
+        if file.is_file():
+            with file.open(newline="") as there:
+                rows = [{name: value for name, value in row.items() if value != ""} for row in csv.DictReader(there)]
+        rows = rows[: self._count - len(self._recent)] + self._recent
+        keys = sorted({name for row in rows for name in row})
+        beside = file.with_suffix(".csv.tmp")
+        with beside.open("w", newline="") as out:
+            writer = csv.DictWriter(out, fieldnames=keys)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(beside, file)
+        experiment.metrics, experiment.metrics_keys = [], keys
+
+
+@contextmanager
+def _nothing_deleted(logger: Any) -> Iterator[None]:
+    """CSVLogger deletes the file of an earlier run when it begins."""
+    logger._experiment = None
+    base = next(kind for kind in type(logger).__mro__ if kind.__name__ == "CSVLogger")
+    writer = vars(sys.modules[base.__module__])["ExperimentWriter"]
+    kind = next(kind for kind in writer.__mro__ if "_check_log_dir_exists" in vars(kind))
+    own, kind._check_log_dir_exists = kind._check_log_dir_exists, lambda self: None
+    try:
+        yield
+    finally:
+        kind._check_log_dir_exists = own

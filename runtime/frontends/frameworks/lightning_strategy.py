@@ -1,0 +1,395 @@
+"""Lightning's strategy for logical ranks: what its loops ask for, who writes, and what the ranks compute.
+
+At the last place of a step, `optimizer_step` computes this worker's ranks by Lightning's own training step. Then
+Lightning calls its closure, as it always does: it gets the loss of all ranks, and has what they have logged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from elastic.errors import ConfigError
+from runtime.frontends.ddp.rank_script import RankScript
+from runtime.frontends.frameworks import lightning_parts as parts
+from runtime.frontends.frameworks.lightning_evaluation import BatchPlace, EvaluationPlaces, batch_size_of, evaluated
+from runtime.frontends.frameworks.lightning_state import CsvRows, LightningState
+from runtime.frontends.frameworks.rank_batches import RankBatches
+from runtime.frontends.frameworks.step_loop import StepLoop
+from runtime.loop.step import Step
+
+
+class LeaderRank(int):
+    """In the place of rank_zero_only.rank: at each moment it is 0 in the leader and 1 in all others."""
+
+    leads: Callable[[], bool]
+
+    @property
+    def now(self) -> int:
+        return 0 if self.leads() else 1
+
+    def __eq__(self, other: object) -> bool:
+        return self.now == other
+
+    def __ne__(self, other: object) -> bool:
+        return self.now != other
+
+    def __gt__(self, other: int) -> bool:
+        return self.now > other
+
+    def __lt__(self, other: int) -> bool:
+        return self.now < other
+
+    def __bool__(self) -> bool:
+        return self.now != 0
+
+    def __repr__(self) -> str:
+        return str(self.now)
+
+    __hash__ = int.__hash__
+
+
+class StepPlaces:
+    """The training batches of one epoch, as Lightning's loop asks for them."""
+
+    def __init__(self, loader: DataLoader[Any], batches: int, take: Callable[[], None]) -> None:
+        self.dataset, self.batch_size = loader.dataset, loader.batch_size
+        self._batches = batches
+        self._take = take
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[BatchPlace]:
+        for number in range(self._batches):
+            self._take()
+            yield BatchPlace(self, number)
+
+
+class RankStrategy:
+    """The strategy's methods; the class that `install` makes has ParallelStrategy of the imported Lightning behind
+    it."""
+
+    base: Any
+    _lightning_module: Any
+    optimizers: list[Any]
+    precision_plugin: Any
+    checkpoint_io: Any
+    lr_scheduler_configs: list[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.script = RankScript.running()
+        self.loop = StepLoop(self.script)
+        self._behind = self.script.training.at.joining or self.script.training.checkpoints.found is not None
+        """This worker has still to be told what others, or an earlier run, have."""
+        self._source: RankBatches | None = None
+        self._state: LightningState | None = None
+        self._csv: list[CsvRows] = []
+        self._before: list[str] = []
+        """Files that were there when the job began."""
+        self._epoch = -1
+        self._entering = False
+        self._said: list[parts.Record] | None = None
+        self._loss = 0.0
+        self._broadcasts = 0
+
+    # Who this is
+
+    @property
+    def root_device(self) -> torch.device:
+        return self.script.job.device
+
+    @property
+    def is_distributed(self) -> bool:
+        """Lightning gives the training loader alone a DistributedSampler: all else is computed once, not by rank."""
+        return bool(self._trainer is not None and self._trainer.training)
+
+    @property
+    def is_global_zero(self) -> bool:
+        if self._behind or self.script.training.session.world_size == 0 or self.script.rank_now != 0:
+            return False  # who is no member of any world yet has no rank
+        for file in self._csv:
+            file.lead()  # it may lead since this moment, in the middle of a step
+        return True
+
+    @property
+    def global_rank(self) -> int:
+        return 0 if self.is_global_zero else max(1, self.script.home)
+
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ["LOCAL_RANK"])
+
+    @property
+    def world_size(self) -> int:
+        return self.script.ranks
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.script.ranks, "rank": 0}
+
+    @property
+    def _trainer(self) -> Any:
+        module = self._lightning_module
+        return None if module is None else module._trainer
+
+    def set_world_ranks(self) -> None:
+        """Called when the strategy is connected with its trainer."""
+        rank = LeaderRank()
+        rank.leads = lambda: self.is_global_zero
+        sys.modules["lightning_utilities.core.rank_zero"].rank_zero_only.rank = rank
+
+    def setup_environment(self) -> None:
+        self.base.setup_environment(self)
+        trainer, script = self._trainer, self.script
+        trainer._signal_connector.register_signal_handlers = lambda: None  # this worker ends by its agent's word
+        if script.begun or self._csv:
+            return
+        self.broadcast("")  # behind it, this worker is a member or a newcomer
+        for logger in trainer.loggers:
+            if vars(logger).get("_version", "") is None:
+                logger._version = self.broadcast(logger.version)
+            if any(kind.__name__ == "CSVLogger" for kind in type(logger).__mro__):
+                self._csv.append(CsvRows(logger, lambda: self.is_global_zero))
+
+    def model_to_device(self) -> None:
+        self._lightning_module.to(self.root_device)
+
+    # What all do together
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """All workers make the same calls, and nobody has to wait."""
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What the leader has. Between the beginning of a step and its gradients, and in what is done once, it is what
+        this worker has: all have the same there."""
+        script = self.script
+        if not script.begun:
+            self._broadcasts += 1
+            return script.job.shared(f"Lightning's broadcast {self._broadcasts}", lambda: obj)
+        at = script.training.at
+        if self._behind or at.early or at.elsewhere or self._epoch < 0 or script.training.calls.leaders is not None:
+            return obj
+        return script.job.agree(obj)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Every worker has what all ranks have together already."""
+        return tensor
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return decision
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """A row for the one that stands for all ranks. Raises ConfigError in training_step()."""
+        if torch.is_grad_enabled() and self.script.training.at.in_pass:
+            raise ConfigError("all_gather() in training_step() cannot train in place; use self.log(), or --restart")
+        return tensor.unsqueeze(0)
+
+    # Training
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        trainer = self._trainer
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        if not trainer.training:
+            if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
+                return dataloader  # each worker goes through all of it
+            if dataloader.batch_sampler is None:
+                return dataloader
+            return EvaluationPlaces(dataloader, self.world_size, seed, by_rank=not trainer.predicting)
+        self._check(dataloader)
+        limit = trainer.limit_train_batches
+        batches = len(dataloader)
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        self._source = RankBatches(dataloader, self.world_size, trainer.accumulate_grad_batches, seed, batches)
+        self._begin()
+        return StepPlaces(dataloader, self._source.batches, self._take)
+
+    def _check(self, loader: Any) -> None:
+        """Raise ConfigError for what cannot be trained in place."""
+        trainer, module = self._trainer, self._lightning_module
+        scheduled = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
+        refused = {
+            "a training loader that is no DataLoader": not isinstance(loader, DataLoader),
+            "an IterableDataset": isinstance(getattr(loader, "dataset", None), IterableDataset),
+            "a second training loader": self._source is not None,
+            "manual optimization": not module.automatic_optimization,
+            f"{len(self.optimizers)} optimizers": len(self.optimizers) != 1,
+            "GradientAccumulationScheduler": scheduled,
+            "training_step(dataloader_iter)": "dataloader_iter" in inspect.signature(module.training_step).parameters,
+        }
+        if names := [name for name, used in refused.items() if used]:
+            raise ConfigError(
+                f"Lightning with {names[0]} cannot train in place; start the script with --restart, or write the loop "
+                "with job.steps()"
+            )
+
+    def _begin(self) -> None:
+        trainer, module = self._trainer, self._lightning_module
+        objects: dict[str, Any] = {"model": module, "optimizer": self.optimizers[0]}
+        for number, config in enumerate(self.lr_scheduler_configs):
+            objects[f"scheduler{number or ''}"] = config.scheduler
+        if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
+            objects["scaler"] = scaler
+        for number, callback in enumerate(trainer.callbacks):
+            for name, value in vars(callback).items():
+                if isinstance(value, nn.Module) and value is not module:
+                    objects[f"callback{number}_{name.strip('_')}"] = value
+        self._before = self.script.job.shared("files before", lambda: _files(trainer.callbacks))
+        self._state = LightningState(trainer, self._csv, lambda: parts.metrics_of(module))
+        assert self._source is not None
+        self.loop.begin(self._source, self._state, objects)
+        # Lightning's closure would set to zero what all ranks have computed. Gradients begin with each rank.
+        module.optimizer_zero_grad = lambda *args, **kwargs: None
+
+    def _take(self) -> None:
+        """Lightning's loop asks for a batch: at the first one of a step, the step begins."""
+        trainer, loop = self._trainer, self.loop
+        fit = trainer.fit_loop
+        progress = fit.epoch_loop.batch_progress.current
+        assert self._state is not None
+        if loop.entered:
+            self._entering = True
+            loop.enter(self._shard)
+            self._state.put_back()
+            self._entering = self._behind = loop.entered = False
+            self._state.found = None
+            fit._data_fetcher.fetched, self._epoch = progress.ready, loop.epoch
+        elif progress.ready % trainer.accumulate_grad_batches:
+            return
+        elif self._epoch != (epoch := fit.epoch_progress.current.processed):
+            loop.begin_epoch(epoch, progress.ready // trainer.accumulate_grad_batches)
+            self._epoch = epoch
+        if not loop.ran:
+            self._state.note()
+        if not loop.next():
+            raise SystemExit(0)  # the job is stopped
+
+    def _shard(self, batches: list[Any], step: Step) -> None:
+        """One rank's part of a step."""
+        trainer, module = self._trainer, self._lightning_module
+        loop = trainer.fit_loop.epoch_loop
+        ready = loop.batch_progress.current.ready
+        first = ready if self._entering else ready - 1 - (ready - 1) % trainer.accumulate_grad_batches
+        means: dict[str, float] = {}
+        total = 0.0
+        for number, batch in enumerate(batches):
+            batch = self.transferred(batch, 0)
+            kwargs = loop._build_kwargs(OrderedDict(), batch, first + number)
+            size = batch_size_of(trainer, batch)
+            with parts.recording(trainer, module, loop, size) as record:
+                result = loop.automatic_optimization._training_step(kwargs)
+                self.base.backward(self, result.closure_loss, self.optimizers[0])
+            means.update(parts.tell(step, module, number, record))
+            total += float(result.loss)
+        step.log(mean={**means, "loss": total})
+
+    def transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        batch = self.precision_plugin.convert_input(batch)
+        batch = self._lightning_module._on_before_batch_transfer(batch, dataloader_idx=dataloader_idx)
+        return self.batch_to_device(batch, dataloader_idx=dataloader_idx)
+
+    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        if isinstance(batch, BatchPlace):
+            return batch
+        return self.base.batch_to_device(self, batch, device=device, dataloader_idx=dataloader_idx)
+
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """For a place: the loss of the step, behind its last batch; all ranks' gradients are in place then."""
+        if not isinstance(batch, BatchPlace):
+            return self.base.training_step(self, batch, *args, **kwargs)
+        results = self._trainer.fit_loop.epoch_loop._results
+        results.batch_size = batch.loader.batch_size or 1
+        if self._said is None:
+            return torch.zeros((), device=self.root_device)
+        for record in self._said:
+            parts.have(self._lightning_module, record)
+        return torch.tensor(self._loss * self._trainer.accumulate_grad_batches, device=self.root_device)
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Lightning's own call, behind training_step() for a place: there is nothing to do."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        said = self.loop.run(self._shard)
+        self._loss = said["loss"]
+        self._said = parts.told(self._lightning_module, said, self.world_size)
+        try:
+            return self.base.optimizer_step(self, optimizer, closure, model, **kwargs)
+        finally:
+            self._said = None
+
+    def on_train_end(self) -> None:
+        if self._state is not None:
+            self._state.note()
+        self.loop.end()
+        if self._source is not None:
+            self._source.close()
+            del self._lightning_module.optimizer_zero_grad
+
+    # Evaluation
+
+    def validation_step(self, batch: Any, *args: Any) -> Any:
+        return self._evaluated("validation", batch, args)
+
+    def test_step(self, batch: Any, *args: Any) -> Any:
+        return self._evaluated("test", batch, args)
+
+    def predict_step(self, batch: Any, *args: Any) -> Any:
+        return self._evaluated("predict", batch, args)
+
+    def _evaluated(self, stage: str, place: Any, args: tuple[Any, ...]) -> Any:
+        if isinstance(place, BatchPlace):
+            return evaluated(self, stage, place, args)
+        return getattr(self.base, f"{stage}_step")(self, place, *args)
+
+    # Checkpoints of Lightning's own
+
+    def file_exists(self, path: str) -> bool:
+        """Whether Lightning has to take another name: what this job wrote in steps that were lost does not count."""
+        written = self._state.written if self._state is not None else []
+        return path in self._before or path in written
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Written by the leader; by the next one if it dies meanwhile."""
+
+        def save() -> None:
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+        self._by_leader(save)
+        if self._state is not None and str(filepath) not in self._state.written:
+            self._state.written.append(str(filepath))
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        def remove() -> None:
+            self.checkpoint_io.remove_checkpoint(filepath)
+
+        self._by_leader(remove)
+        if self._state is not None and str(filepath) in self._state.written:
+            self._state.written.remove(str(filepath))
+
+    def _by_leader(self, act: Callable[[], None]) -> None:
+        if self.script.training.examiner is not None or self._trainer.state.status == "interrupted":
+            return  # others do not come here
+        if self.script.begun:
+            self.script.job.once(act)
+        elif self.is_global_zero:
+            act()
+
+    def teardown(self) -> None:
+        """The model stays on its device: the job writes its last checkpoint from there."""
+        self.precision_plugin.teardown()
+
+
+def _files(callbacks: list[Any]) -> list[str]:
+    """What is in the directories of Lightning's checkpoints."""
+    roots = {str(callback.dirpath) for callback in callbacks if getattr(callback, "dirpath", None)}
+    return sorted(os.path.join(root, name) for root in roots if os.path.isdir(root) for name in os.listdir(root))

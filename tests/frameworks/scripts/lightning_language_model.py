@@ -1,0 +1,99 @@
+"""A language model by Lightning: accumulated gradients, clipping, a schedule, bfloat16, validation inside of epochs,
+and CSVLogger. `lightning_language_model.py OUTPUT_DIR`."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Counting(Dataset):
+    """Sequences that count up, of 4 to 16 words."""
+
+    def __init__(self, samples, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.lengths = torch.randint(4, 17, (samples,), generator=generator)
+        self.starts = torch.randint(0, 40, (samples,), generator=generator)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return (self.starts[index] + torch.arange(int(self.lengths[index]))) % 47 + 1
+
+
+def padded(samples):
+    return {"words": nn.utils.rnn.pad_sequence(samples, batch_first=True)}
+
+
+class Language(L.LightningModule):
+    def __init__(self, dropout):
+        super().__init__()
+        self.words = nn.Embedding(48, 24, padding_idx=0)
+        self.layer = nn.TransformerEncoderLayer(24, 2, 48, dropout, batch_first=True)
+        self.head = nn.Linear(24, 48)
+
+    def forward(self, words):
+        mask = nn.Transformer.generate_square_subsequent_mask(words.shape[1])
+        return self.head(self.layer(self.words(words), src_mask=mask, is_causal=True))
+
+    def loss(self, batch):
+        words = batch["words"]
+        logits = self(words[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), ignore_index=0)
+
+    def training_step(self, batch):
+        loss = self.loss(batch)
+        self.log("loss", loss, sync_dist=True)
+        self.log("longest", float(batch["words"].shape[1]), reduce_fx="max", on_epoch=True, sync_dist=True)
+        return {"loss": loss}
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, self.trainer.estimated_stepping_batches)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Nap(Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        time.sleep(pace() / 2)
+
+
+def pace():
+    """Seconds that a step takes at least, which a test sets while the job runs."""
+    file = Path(os.environ.get("LIVE_GATES", "")) / "pace"
+    return float(file.read_text()) if file.is_file() else 0.0
+
+
+L.seed_everything(2)
+trainer = L.Trainer(
+    accelerator="cpu",
+    strategy=sys.argv[2] if len(sys.argv) > 2 else "elastic",
+    devices=4,
+    max_steps=40,
+    accumulate_grad_batches=2,
+    gradient_clip_val=0.5,
+    precision=os.environ.get("PRECISION", "bf16-mixed"),
+    val_check_interval=0.5,
+    logger=CSVLogger(sys.argv[1], name=None, version="", flush_logs_every_n_steps=1),
+    callbacks=[
+        ModelCheckpoint(every_n_train_steps=10, save_top_k=-1, filename="{step}"),
+        LearningRateMonitor("step"),
+        Nap(),
+    ],
+    log_every_n_steps=2,
+    enable_progress_bar=False,
+)
+train = DataLoader(Counting(190, 0), batch_size=2, collate_fn=padded, shuffle=True)
+held = DataLoader(Counting(int(os.environ.get("EVALUATED", "45")), 1), batch_size=4, collate_fn=padded)
+trainer.fit(Language(float(os.environ.get("DROPOUT", "0.1"))), train, held)

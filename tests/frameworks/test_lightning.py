@@ -1,0 +1,163 @@
+"""Scripts with Lightning, unchanged: deaths, joins and resumed runs leave no trace in weights, metrics and files."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.records import ledger
+from tests.live.jobs import DEADLINE_S, Job
+from tests.live.test_ddp import digest
+
+pytest.importorskip("lightning", reason="frameworks are installed by `make test-frameworks`")
+
+SCRIPTS = Path(__file__).parent / "scripts"
+KINDS = ("lightning_classification", "lightning_language_model", "lightning_images")
+CLOCKS = ("_last_time_checked", "_start_time")
+"""In states of callbacks: what a clock says."""
+
+
+@dataclass(frozen=True)
+class Run:
+    digest: str
+    files: dict[str, bytes]
+    """All but Lightning's checkpoints."""
+    checkpoints: dict[str, Any]
+    steps: list[Any]
+    """Of the ledger."""
+
+
+def words(kind: str, workers: int, output: Path, *more: str) -> tuple[str, ...]:
+    options = ("--workers", str(workers), "--ranks", "4", "--checkpoint-every", "4 steps")
+    return (*options, str(SCRIPTS / f"{kind}.py"), str(output), *more)
+
+
+def ended(job: Job, output: Path) -> Run:
+    """What a job has left that has ended well."""
+    assert job.wait() == 0, job.output
+    files = {path.relative_to(output): path for path in sorted(output.rglob("*")) if path.is_file()}
+    own = {str(name): path for name, path in files.items() if path.suffix == ".ckpt"}
+    rest = {str(name): path.read_bytes() for name, path in files.items() if path.suffix != ".ckpt"}
+    directories = {str(path.relative_to(output)): b"" for path in output.rglob("*") if path.is_dir()}
+    loaded = {name: torch.load(path, weights_only=False) for name, path in own.items()}
+    return Run(digest(job), {**rest, **directories}, loaded, ledger.read(job.dir / "steps.jsonl"))
+
+
+def same(run: Run, wanted: Run, output: Path, quiet: Path) -> None:
+    assert run.digest == wanted.digest
+    assert ledger.compare(run.steps, wanted.steps) is None
+    assert run.files == wanted.files
+    assert run.checkpoints.keys() == wanted.checkpoints.keys()
+    for name, checkpoint in run.checkpoints.items():
+        assert_equal(checkpoint, wanted.checkpoints[name], name, str(output), str(quiet))
+
+
+def assert_equal(one: Any, other: Any, where: str, mine: str, theirs: str) -> None:
+    """Deeply, also tensors; paths are those of the run's own directory."""
+    if isinstance(one, str):
+        assert isinstance(other, str)
+        assert one.replace(mine, "") == other.replace(theirs, ""), where
+    elif isinstance(one, dict):
+        ours = {str(key).replace(mine, ""): value for key, value in one.items() if key not in CLOCKS}
+        others = {str(key).replace(theirs, ""): value for key, value in other.items() if key not in CLOCKS}
+        assert ours.keys() == others.keys(), where
+        for key, value in ours.items():
+            assert_equal(value, others[key], f"{where}: {key}", mine, theirs)
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{where}[{number}]", mine, theirs)
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+@functools.cache
+def quiet(kind: str, home: Path) -> Run:
+    """One worker that has all ranks, without a fault."""
+    with Job(home, *words(kind, 1, home / kind), name=f"quiet-{kind}") as job:
+        return ended(job, home / kind)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quiet")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_deaths_and_two_joins_leave_no_trace(kind: str, home: Path, tmp_path: Path) -> None:
+    wanted, output = quiet(kind, home), tmp_path / "output"
+    with Job(tmp_path, *words(kind, 3, output)) as job:
+        job.pace(0.5)
+        job.await_world(3)
+        for steps in (3, 12):
+            job.await_steps(steps)
+            first = job.members()[0]
+            job.send(first)
+            job.await_event("worker_exited", worker_id=first)
+            job.await_world(3)
+        job.pace(0)
+        same(ended(job, output), wanted, output, home / kind)
+        assert not job.events("script_failed"), job.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_when_everything_was_killed(kind: str, home: Path, tmp_path: Path) -> None:
+    wanted, output = quiet(kind, home), tmp_path / "output"
+    with Job(tmp_path, *words(kind, 2, output)) as job:
+        job.pace(0.1)
+        job.await_steps(17)
+        job.command.process.kill()
+        job.wait()
+        assert job.left_behind() == {}
+    with Job(tmp_path, *words(kind, 3, output)) as job:
+        job.pace(0)
+        same(ended(job, output), wanted, output, home / kind)
+
+
+def test_losses_are_those_of_torchrun(tmp_path: Path) -> None:
+    """Without dropout, as random numbers are seeded otherwise. All samples are evaluated in whole batches of all ranks,
+    or Lightning would count some of them twice."""
+    kind = "lightning_language_model"
+    plain = {"DROPOUT": "0", "PRECISION": "32-true", "EVALUATED": "48"}
+    with Job(tmp_path, *words(kind, 2, tmp_path / "ours"), environment=plain) as job:
+        ended(job, tmp_path / "ours")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    arguments = [str(SCRIPTS / f"{kind}.py"), str(tmp_path / "theirs"), "ddp"]
+    variables = {**os.environ, **plain, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *arguments], env=variables, check=True, capture_output=True, timeout=DEADLINE_S)
+    ours, theirs = (rows(tmp_path / name / "metrics.csv") for name in ("ours", "theirs"))
+    assert [row.keys() for row in ours] == [row.keys() for row in theirs]
+    assert sum("loss" in row for row in ours) == 20
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=1e-5), (mine, other)
+
+
+def rows(file: Path) -> list[dict[str, float]]:
+    with file.open(newline="") as text:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(text)]
+
+
+def test_what_cannot_train_in_place_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    options = ("--workers", "1", "--ranks", "2", "--no-replace")
+    with Job(tmp_path, *options, str(SCRIPTS / "lightning_refused.py")) as job:
+        assert job.wait() == 1, job.output
+        refused = [line for line in job.output.splitlines() if line.startswith("refused: ")]
+    names = (
+        *("strategy='fsdp'", "sync_batchnorm=True", "manual optimization", "manual optimization"),
+        *("an IterableDataset", "GradientAccumulationScheduler", "all_gather() in training_step()"),
+    )
+    assert len(refused) == len(names), refused
+    for name, line in zip(names, refused, strict=True):
+        assert name in line
+        assert any(instead in line for instead in ("write ", "leave it out", "use ")), line

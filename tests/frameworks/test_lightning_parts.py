@@ -1,0 +1,134 @@
+"""What a part of a step does to a LightningModule: recorded, taken back, and had once on every worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.errors import ConfigError
+from runtime.frontends.frameworks import lightning_parts as parts
+
+RANKS = 3
+
+
+class Sum(nn.Module):
+    """As a metric of torchmetrics."""
+
+    def __init__(self, reduction: str = "dim_zero_sum") -> None:
+        super().__init__()
+        self._defaults = {"total": torch.zeros(2)}
+        self._reductions = {"total": SimpleNamespace(__name__=reduction)}
+        self.total, self.device = torch.zeros(2), torch.device("cpu")
+        self._update_count, self._computed, self._forward_cache = 0, None, None
+
+    def add(self, values: list[float]) -> None:
+        self.total = self.total + torch.tensor(values)
+        self._update_count += 1
+
+    def compute(self) -> torch.Tensor:
+        return self.total.sum()
+
+
+class Module(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.losses = 0, [0.5]
+        self.average, self.metric = torch.zeros(2), Sum()
+        self.logged: list[tuple[str, float]] = []
+        self.told = False
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        number = float(value.compute() if isinstance(value, Sum) else value)
+        self.logged.append((name, number))
+        assert options["on_step"] is True
+        assert options["on_epoch"] is False
+
+
+class Scalars:
+    """As a Step: the sums over all shards."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.shard = SimpleNamespace(index=0)
+
+    def log(self, sum: dict[str, float]) -> None:
+        for name, value in sum.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
+
+
+def fresh() -> tuple[Module, Any, Any]:
+    return Module(), SimpleNamespace(_logger_connector=SimpleNamespace(_current_fx=None)), SimpleNamespace(_results={})
+
+
+def one(rank: int, module: Module, loop: Any) -> None:
+    """What a training step does in a rank."""
+    module.seen += 1
+    module.losses.append(float(rank))
+    module.average = module.average + rank
+    module.metric.add([1.0, rank])
+    module.told = True
+    given = {"on_step": True, "on_epoch": False}
+    loop._results.log("training_step", "loss", torch.tensor(float(rank)), batch_size=rank + 1, **given)
+    loop._results.log("training_step", "most", torch.tensor(float(rank)), reduce_fx="max", **given)
+    loop._results.log("training_step", "sum", None, metric_attribute="metric", **given)
+    if rank == 1:
+        loop._results.log("training_step", "seldom", torch.tensor(7.0), **given)
+
+
+def step(body: Any = one) -> tuple[Module, list[parts.Record]]:
+    module, trainer, loop = fresh()
+    scalars: Any = Scalars()
+    for rank in range(RANKS):
+        scalars.shard.index = rank
+        with parts.recording(trainer, module, loop, lambda: 4) as record:
+            body(rank, module, loop)
+        parts.tell(scalars, module, 0, record)
+    return module, parts.told(module, scalars.metrics, RANKS)
+
+
+def test_a_part_is_taken_back_by_the_worker_that_computes_it() -> None:
+    module, _ = step()
+    assert (module.seen, module.losses, module.told, module.metric._update_count) == (0, [0.5], False, 0)
+    assert module.average.tolist() == module.metric.total.tolist() == [0.0, 0.0]
+
+
+def test_all_workers_have_a_step_once() -> None:
+    """Also those that have computed no rank: what a rank alone has logged is in the scalars."""
+    module, records = step()
+    parts.have(module, records[0])
+    assert (module.seen, module.losses, module.told) == (1, [0.5, 1.0], True)
+    assert module.average.tolist() == [1.0, 1.0]
+    assert module.metric.total.tolist() == [3.0, 3.0]
+    weighted = (0 * 1 + 1 * 2 + 2 * 3) / (1 + 2 + 3)
+    assert sorted(module.logged) == [
+        ("loss", pytest.approx(weighted)), ("most", 2.0), ("seldom", 7.0), ("sum", 6.0)
+    ]  # fmt: skip
+
+
+def test_an_evaluation_has_its_parts_in_their_order() -> None:
+    module, trainer, loop = fresh()
+    for rank in range(RANKS):
+        with parts.recording(trainer, module, loop, lambda: 4) as record:
+            one(rank, module, loop)
+        parts.have(module, parts.Record.of(record.plain()))
+    assert (module.seen, module.losses) == (3, [0.5, 0.0, 1.0, 2.0])
+    assert module.metric.total.tolist() == [3.0, 3.0]
+    assert [value for name, value in module.logged if name == "loss"] == [0.0, 1.0, 2.0]
+
+
+def test_what_a_step_does_not_carry_is_refused() -> None:
+    def strings(rank: int, module: Module, loop: Any) -> None:
+        module.losses.append("a")  # type: ignore[arg-type]
+
+    def listed(rank: int, module: Module, loop: Any) -> None:
+        module.metric._reductions["total"] = SimpleNamespace(__name__="dim_zero_cat")
+        module.metric.add([1.0, 2.0])
+
+    with pytest.raises(ConfigError, match=r"self\.losses what is no number"):
+        step(strings)
+    with pytest.raises(ConfigError, match="Sum in training_step"):
+        step(listed)
