@@ -20,7 +20,7 @@ from tests.live.test_ddp import digest
 pytest.importorskip("transformers", reason="frameworks are installed by `make test-frameworks`")
 
 SCRIPTS = Path(__file__).parent / "scripts"
-KINDS = ("hf_classification", "hf_language_model", "hf_early_stopping")
+KINDS = ("hf_classification", "hf_language_model", "hf_early_stopping", "hf_sft")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 TIMES = ("runtime", "per_second")
 """In names of what Trainer logs: what a clock says."""

@@ -651,18 +651,3 @@ class RankScript:
             raise mistakes.never_trained()
         self.leave()
         self.job.close()
-
-
-def watched_backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
-    """torch.autograd.backward, to which every spelling comes; also the nested ones of reentrant checkpointing, which
-    end no turn."""
-    if script.in_backward:
-        original(*args, **kwargs)
-        return
-    script.before_backward()
-    script.in_backward = True
-    try:
-        original(*args, **kwargs)
-    finally:
-        script.in_backward = False
-    script.after_backward()

@@ -7,7 +7,8 @@ framework keeps between steps is registered, for newcomers and for runs that go 
 
     step_loop.py     the job's steps: handed out, computed shard by shard, ended
     rank_batches.py  the batches of a loader that accelerate has prepared, for any rank
-    plain_state.py   what can be kept of a callback
+    plain_state.py   what a framework keeps between steps
     hugging_face.py  transformers.Trainer
+    trl_metrics.py   what trl's trainers note while they compute a loss
     imports.py       adapts a framework when the script imports it
 """

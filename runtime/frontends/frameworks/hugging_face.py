@@ -7,14 +7,14 @@ as they were written.
 
 Names of transformers that are not public, as 5.24 has them: `_run_epoch`, `_init_training_state`,
 `_prepare_for_training`, `_finalize_training`, `_save_checkpoint`, `_save_rng_state`, `_load_rng_state`,
-`_load_best_model`, `_track_num_input_tokens`, `_get_num_items_in_batch`, `_tr_loss`, `_total_loss_scalar`,
-`_globalstep_last_logged`, `_initial_global_step`, `_initial_num_input_tokens_seen`.
+`_load_best_model`, `_track_num_input_tokens`, `_get_num_items_in_batch`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +25,12 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
-from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, set_attributes
+from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches, collated, whole
 from runtime.frontends.frameworks.step_loop import StepLoop
-from runtime.loop.gathering import gather
+from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.step import Step
+from runtime.loop.training.gathering import gather
 
 TESTED = ("5.24",)
 """Versions with which the tests ran."""
@@ -44,12 +45,12 @@ REPLACED = (
     *("save_model", "train"),
 )
 """Methods of a trainer that are replaced on the instance by those of TrainerLoop."""
-COUNTERS = (
-    *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos"),
-    *("_initial_global_step", "_initial_num_input_tokens_seen"),
-)
 OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Of TrainerState: what is true of one process."""
+
+
+NOTED = "noted."
+"""In front of the names of what trl's trainers note."""
 
 
 class Handle:
@@ -65,8 +66,14 @@ class Handle:
 def install(seams: Seams, trainers: Any) -> None:
     """trainers: the module transformers.trainer. Every Trainer that is made from now on is adapted. Raises
     ConfigError."""
+    version = sys.modules["transformers"].__version__
     if missing := [name for name in PRIVATE if not hasattr(trainers.Trainer, name)]:
-        raise ConfigError(f"transformers.Trainer has no {', '.join(missing)}: this version of it cannot be adapted")
+        raise ConfigError(
+            f"transformers.Trainer has no {', '.join(missing)}: transformers {version} cannot be trained in place, "
+            f"{', '.join(TESTED)} can; or start the script with --restart"
+        )
+    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
+        print(f"elastic: transformers {version} is not tested with elastic-ring, {', '.join(TESTED)} is", flush=True)
     original = trainers.Trainer.__init__
 
     @functools.wraps(original)
@@ -105,7 +112,7 @@ class TrainerLoop:
             "state": plain_attributes(trainer.state, without=OF_PROCESS),
             "control": plain_attributes(trainer.control),
             "callbacks": [plain_attributes(callback) for callback in trainer.callback_handler.callbacks],
-            "counters": {name: getattr(trainer, name) for name in COUNTERS if is_plain(getattr(trainer, name, self))},
+            "trainer": plain_attributes(trainer),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,7 +127,7 @@ class TrainerLoop:
         set_attributes(trainer.control, found["control"])
         for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
             set_attributes(callback, kept)
-        set_attributes(trainer, found["counters"])
+        set_attributes(trainer, found["trainer"])
 
     def _lead(self) -> None:
         """This worker is the leader from now on, which logs and saves."""
@@ -146,8 +153,8 @@ class TrainerLoop:
     # The loop
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """A worker that gets the state from others, or from a checkpoint of this job, reads none of Trainer's snapshots:
-        these are older, and may be deleted or half written."""
+        """A worker that gets the state from others, or from a checkpoint of this job, reads no snapshot of Trainer's:
+        it is older, and may be deleted or half written."""
         training = self._script.training
         if training.at.joining or training.checkpoints.found is not None:
             resume_from_checkpoint = None
@@ -219,7 +226,10 @@ class TrainerLoop:
         if not handle.last:
             return torch.zeros((), device=device)
         said = self._loop.run(functools.partial(self._shard, model))
+        model.train()  # as training_step() leaves it, also in a worker without a rank
         handle.flos, handle.tokens = said["flos"], int(said["tokens"])
+        means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
+        note(self._trainer, "train", means, said["noted_total"])
         return torch.tensor(said["loss"], device=device)
 
     def _shard(self, model: Any, batches: list[Any], step: Step) -> None:
@@ -238,13 +248,16 @@ class TrainerLoop:
                 step.weigh(items)
             items = items * self._loop.ranks
         total, flos, tokens = 0.0, 0.0, 0
+        noted = Noted(trainer, "train")
         for batch in batches:
             flos += float(self._own["floating_point_ops"](batch))
             tokens += self._tokens(batch)
             with self._alone():
                 loss = self._own["training_step"](model, batch, items)
             total += float(loss)
-        step.log(mean={"loss": total}, sum={"flos": flos, "tokens": tokens})
+        means, grown = noted.taken()
+        means = {NOTED + name: value for name, value in means.items()}
+        step.log(mean={"loss": total, **means}, sum={"flos": flos, "tokens": tokens, "noted_total": grown})
 
     def floating_point_ops(self, inputs: Any) -> float:
         return inputs.flos if isinstance(inputs, Handle) else self._own["floating_point_ops"](inputs)
@@ -309,7 +322,7 @@ class TrainerLoop:
         trainer = self._trainer
         rest = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
         batches = [list(batch) for batch in whole(dataloader)]
-        if not trainer.is_in_train and not self._loop.over:
+        if self._loop.entered or not (trainer.is_in_train or self._loop.over):  # nobody else is at this call
             with self._alone():
                 return self._own["evaluation_loop"](_Batches(dataloader, batches), *rest)
         loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
@@ -337,8 +350,10 @@ class TrainerLoop:
         answer = next(self._answers, None)
         if answer is None:
             return self._own["prediction_step"](model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
-        device = self._trainer.args.device
-        return tuple(_on(device, value) for value in answer[1:])
+        _, noted, *answered = answer
+        if noted is not None:
+            note(self._trainer, "eval", noted, 0)
+        return tuple(_on(self._trainer.args.device, value) for value in answered)
 
     # Checkpoints of the trainer's own
 
@@ -396,25 +411,31 @@ class _Prediction:
     shown: Callable[[Any, Any], Any] | None
 
     def rows(self, together: list[list[int]]) -> list[list[Any]]:
-        """[inputs, loss, logits, labels] of each batch. together: what all ranks would have at the same time; Trainer
-        takes the mean loss over it."""
+        """[inputs, noted, loss, logits, labels] of each batch. together: what all ranks would have at the same time;
+        Trainer takes the mean loss over it."""
         trainer, rows = self.of._trainer, []
         keeps_inputs = "inputs" in trainer.args.include_for_metrics
         model = trainer.accelerator.unwrap_model(trainer.model)
         batches = [collated(self.loader, indices) for indices in together]
         with self.of._alone():
+            own = [trainer._get_num_items_in_batch([batch], trainer.args.device) for batch in batches]
             items = trainer._get_num_items_in_batch(batches, trainer.args.device)
             if items is not None:  # compute_loss() multiplies by the number of ranks
                 items = items * self.of._loop.ranks / len(together)
             trainer._get_num_items_in_batch = lambda *args: items  # of all these batches, as in a run of all ranks
             try:
-                for indices, inputs in zip(together, batches, strict=True):
-                    predict = self.of._own["prediction_step"]
+                means: dict[str, float] = {}
+                for indices, inputs, part in zip(together, batches, own, strict=True):
+                    predict, noted = self.of._own["prediction_step"], Noted(trainer, "eval")
                     loss, logits, labels = predict(model, inputs, self.loss_only, ignore_keys=self.ignore_keys)
                     if logits is not None and self.shown is not None:
                         logits = self.shown(logits, labels)
+                    weight = 1 / len(batches) if part is None else float(part / sum(own))
+                    for name, value in noted.taken()[0].items():
+                        means[name] = means.get(name, 0.0) + weight * value
                     kept = inputs[self.of.main_input] if keeps_inputs else torch.empty(len(indices), 0)
-                    rows.append([kept, loss, logits, labels])
+                    rows.append([kept, None, loss, logits, labels])
+                rows[-1][1] = means  # noted once for the batches of all ranks
             finally:
                 del trainer._get_num_items_in_batch
         return rows

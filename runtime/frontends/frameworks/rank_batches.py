@@ -49,13 +49,15 @@ class RankBatches:
 
     def _order(self, epoch: int) -> list[list[list[int]]]:
         """Rank -> its batches of this epoch, each a list of indices."""
-        if epoch not in self._orders:
+        found = self._orders.pop(epoch, None)
+        if found is None:
             with randomness_kept():
                 seed_all(self._seed, epoch, "order of samples")  # for samplers that know no epoch
-                self._orders[epoch] = orders(self._loader, self.shards, epoch)
-            for old in sorted(self._orders)[:-EPOCHS_KEPT]:
-                del self._orders[old]
-        return self._orders[epoch]
+                found = orders(self._loader, self.shards, epoch)
+        self._orders[epoch] = found  # behind those that were used before
+        if len(self._orders) > EPOCHS_KEPT:
+            del self._orders[next(iter(self._orders))]
+        return found
 
     def about(self) -> dict[str, Any]:
         """All that decides which samples a step has."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
+from runtime.frontends.frameworks.plain_state import Kept
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.loop.job import Job
 from runtime.loop.loops import Extent, Steps
@@ -20,14 +21,7 @@ from runtime.loop.passes import PassWork, Place
 from runtime.loop.step import Step
 
 
-class Kept(Protocol):
-    """What a framework keeps between steps, as newcomers copy it and checkpoints have it."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Epoch:
+class EpochPlace:
     """The epoch in progress. It is registered, because a framework may end an epoch before its last batch."""
 
     def __init__(self) -> None:
@@ -46,7 +40,7 @@ class Epoch:
 class OpenExtent(Extent):
     """Steps that end when the framework ends them."""
 
-    of: Epoch
+    of: EpochPlace
 
     def locate(self, index: int) -> Place:
         return Place(index, self.of.number, index - self.of.first, None, False)
@@ -57,7 +51,7 @@ class StepLoop:
 
     def __init__(self, script: RankScript) -> None:
         self._script = script
-        self._epoch = Epoch()
+        self._epoch = EpochPlace()
         self._steps: Steps | None = None
         self._step: Step | None = None
         self._ran: dict[str, float] | None = None
