@@ -254,7 +254,7 @@ class RankScript:
         """The script is between a batch and its backward(), where nothing can be done together."""
         if self.turn is Turn.OFFERED:  # unless the script has left the loop at its top
             return self._iterator() is not None and (self._loop is None or inside(self.frames.standing(), *self._loop))
-        return self.turn in (Turn.OPEN, Turn.UNREDUCED)
+        return self.turn in (Turn.OPEN, Turn.UNREDUCED) or (self.turn is Turn.ELSEWHERE and self.training.at.in_pass)
 
     def _offer(self, source: RankSource, number: int) -> Any:
         """The first batch of a step, of the rank whose turn will probably be the first. The step begins when a model

@@ -51,6 +51,7 @@ OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
 
 NOTED = "noted."
 """In front of the names of what trl's trainers note."""
+NOTED_TOTAL = "noted total"
 
 
 class Handle:
@@ -155,6 +156,7 @@ class TrainerLoop:
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """A worker that gets the state from others, or from a checkpoint of this job, reads no snapshot of Trainer's:
         it is older, and may be deleted or half written."""
+        self._loop.check_first()
         training = self._script.training
         if training.at.joining or training.checkpoints.found is not None:
             resume_from_checkpoint = None
@@ -227,9 +229,9 @@ class TrainerLoop:
             return torch.zeros((), device=device)
         said = self._loop.run(functools.partial(self._shard, model))
         model.train()  # as training_step() leaves it, also in a worker without a rank
-        handle.flos, handle.tokens = said["flos"], int(said["tokens"])
+        handle.flos, handle.tokens = said["flos"], int(said.get("tokens", 0))
         means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
-        note(self._trainer, "train", means, said["noted_total"])
+        note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
         return torch.tensor(said["loss"], device=device)
 
     def _shard(self, model: Any, batches: list[Any], step: Step) -> None:
@@ -257,7 +259,8 @@ class TrainerLoop:
             total += float(loss)
         means, grown = noted.taken()
         means = {NOTED + name: value for name, value in means.items()}
-        step.log(mean={"loss": total, **means}, sum={"flos": flos, "tokens": tokens, "noted_total": grown})
+        sums = {name: value for name, value in (("tokens", tokens), (NOTED_TOTAL, grown)) if value}
+        step.log(mean={"loss": total, **means}, sum={"flos": flos, **sums})
 
     def floating_point_ops(self, inputs: Any) -> float:
         return inputs.flos if isinstance(inputs, Handle) else self._own["floating_point_ops"](inputs)

@@ -82,14 +82,21 @@ class StepLoop:
         """Whether the loop has ended."""
         return self._script.training.at.is_over
 
+    def check_first(self) -> None:
+        """Raise ConfigError if this is the script's second training loop."""
+        if self._script.begun:
+            raise ConfigError(
+                "a job has one training loop, and this script begins its second one: make it a job of its own, or "
+                "start the script with --restart"
+            )
+
     def begin(self, source: RankBatches, kept: Kept, objects: Mapping[str, Any]) -> None:
         """Enter the job's loop, with the state of the others if this worker comes later. objects: what is trained.
 
         Raises ConfigError for a second loop, what Job.register raises.
         """
         script, training = self._script, self._script.training
-        if script.begun:
-            raise ConfigError("a job has one training loop, and this script has begun its second one")
+        self.check_first()
         script.hand_over()
         script.job.register(**objects, framework=kept, epoch=self._epoch)
         training.carrier.leave_undigested("framework")
