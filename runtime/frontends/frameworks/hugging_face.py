@@ -15,9 +15,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +22,12 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alone
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
-from runtime.frontends.frameworks.rank_batches import RankBatches, collated, whole
+from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.step import Step
-from runtime.loop.training.gathering import gather
 
 TESTED = ("5.24",)
 """Versions with which the tests ran."""
@@ -44,7 +41,7 @@ REPLACED = (
     *("training_step", "get_batch_samples", "floating_point_ops", "store_flos", "evaluation_loop", "prediction_step"),
     *("save_model", "train"),
 )
-"""Methods of a trainer that are replaced on the instance by those of TrainerLoop."""
+"""Methods of a trainer that are replaced on the instance by those of TrainerLoop and Evaluation."""
 OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Of TrainerState: what is true of one process."""
 
@@ -99,10 +96,9 @@ class TrainerLoop:
         self._found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until the trainer's own loop has set what it sets at its start."""
         self._prepared: Any = None
-        self._answers: Iterator[Any] = iter(())
-        """What prediction_step() gives while the trainer goes through an evaluation that is computed already."""
+        evaluation = Evaluation(trainer, self._own, self._loop, script.training)
         for name in REPLACED:
-            setattr(trainer, name, getattr(self, name))
+            setattr(trainer, name, getattr(evaluation if hasattr(evaluation, name) else self, name))
         script.job.on_lead(self._lead)
 
     # The state that is kept between steps
@@ -239,7 +235,7 @@ class TrainerLoop:
         trainer = self._trainer
         own = trainer.args.average_tokens_across_devices
         trainer.current_gradient_accumulation_steps = len(batches)
-        with self._alone():
+        with alone(trainer):
             items = trainer._get_num_items_in_batch(batches, trainer.args.device)
         if items is not None and own:
             if float(items) == 0:
@@ -254,7 +250,7 @@ class TrainerLoop:
         for batch in batches:
             flos += float(self._own["floating_point_ops"](batch))
             tokens += self._tokens(batch)
-            with self._alone():
+            with alone(trainer):
                 loss = self._own["training_step"](model, batch, items)
             total += float(loss)
         means, grown = noted.taken()
@@ -274,7 +270,7 @@ class TrainerLoop:
         """How many tokens Trainer would count in this batch."""
         trainer = self._trainer
         before = trainer.state.num_input_tokens_seen
-        with self._alone():
+        with alone(trainer):
             self._own["_track_num_input_tokens"](inputs)
         found, trainer.state.num_input_tokens_seen = trainer.state.num_input_tokens_seen - before, before
         return int(found)
@@ -287,76 +283,6 @@ class TrainerLoop:
         assert self._source is not None
         self._source.close()
         return self._own["_finalize_training"](*args)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """What the trainer collects is what it has: one rank is computed, or the values of all are there already."""
-        accelerator = self._trainer.accelerator
-
-        def same(thing: Any, *args: Any, **kwargs: Any) -> Any:
-            return thing
-
-        names = ("gather", "gather_for_metrics", "pad_across_processes", "reduce")
-        before = {name: vars(accelerator).get(name) for name in names}
-        gathering, self._trainer.gather_function = self._trainer.gather_function, same
-        for name in names:
-            setattr(accelerator, name, same)
-        try:
-            yield
-        finally:
-            self._trainer.gather_function = gathering
-            for name, value in before.items():
-                if value is None:
-                    delattr(accelerator, name)
-                else:
-                    setattr(accelerator, name, value)
-
-    # Evaluation
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
-        """The batches are spread over the workers, and each one goes through the results of all."""
-        trainer = self._trainer
-        rest = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        batches = [list(batch) for batch in whole(dataloader)]
-        if self._loop.entered or not (trainer.is_in_train or self._loop.over):  # nobody else is at this call
-            with self._alone():
-                return self._own["evaluation_loop"](_Batches(dataloader, batches), *rest)
-        loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        together = [batches[first : first + self._loop.ranks] for first in range(0, len(batches), self._loop.ranks)]
-        trainer.accelerator.unwrap_model(trainer.model).eval()
-        shown, trainer.preprocess_logits_for_metrics = trainer.preprocess_logits_for_metrics, None
-        predict = _Prediction(self, dataloader, loss_only, ignore_keys, shown)
-        label = f"{description} of {len(batches)} batches"
-        try:
-            found = gather(self._script.training, label, len(together), lambda number: predict.rows(together[number]))
-            rows = [row for part in found for row in part]
-            self._answers = iter(rows)
-            inputs = [{self.main_input: row[0]} for row in rows]
-            with self._alone():
-                return self._own["evaluation_loop"](_Batches(dataloader, batches, inputs), *rest)
-        finally:
-            trainer.preprocess_logits_for_metrics, self._answers = shown, iter(())
-
-    @property
-    def main_input(self) -> str:
-        """Name of what a model is given first."""
-        return str(getattr(self._trainer.model, "main_input_name", "input_ids"))
-
-    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
-        answer = next(self._answers, None)
-        if answer is None:
-            return self._own["prediction_step"](model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
-        _, noted, *answered = answer
-        if noted is not None:
-            note(self._trainer, "eval", noted, 0)
-        return tuple(_on(self._trainer.args.device, value) for value in answered)
 
     # Checkpoints of the trainer's own
 
@@ -401,70 +327,3 @@ class TrainerLoop:
                 "a file system that all machines share"
             )
         self._own["_load_best_model"]()
-
-
-@dataclass(frozen=True)
-class _Prediction:
-    """What the trainer predicts for some batches of an evaluation. shown: its preprocess_logits_for_metrics."""
-
-    of: TrainerLoop
-    loader: Any
-    loss_only: bool
-    ignore_keys: list[str] | None
-    shown: Callable[[Any, Any], Any] | None
-
-    def rows(self, together: list[list[int]]) -> list[list[Any]]:
-        """[inputs, noted, loss, logits, labels] of each batch. together: what all ranks would have at the same time;
-        Trainer takes the mean loss over it."""
-        trainer, rows = self.of._trainer, []
-        keeps_inputs = "inputs" in trainer.args.include_for_metrics
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        batches = [collated(self.loader, indices) for indices in together]
-        with self.of._alone():
-            own = [trainer._get_num_items_in_batch([batch], trainer.args.device) for batch in batches]
-            items = trainer._get_num_items_in_batch(batches, trainer.args.device)
-            if items is not None:  # compute_loss() multiplies by the number of ranks
-                items = items * self.of._loop.ranks / len(together)
-            trainer._get_num_items_in_batch = lambda *args: items  # of all these batches, as in a run of all ranks
-            try:
-                means: dict[str, float] = {}
-                for indices, inputs, part in zip(together, batches, own, strict=True):
-                    predict, noted = self.of._own["prediction_step"], Noted(trainer, "eval")
-                    loss, logits, labels = predict(model, inputs, self.loss_only, ignore_keys=self.ignore_keys)
-                    if logits is not None and self.shown is not None:
-                        logits = self.shown(logits, labels)
-                    weight = 1 / len(batches) if part is None else float(part / sum(own))
-                    for name, value in noted.taken()[0].items():
-                        means[name] = means.get(name, 0.0) + weight * value
-                    kept = inputs[self.of.main_input] if keeps_inputs else torch.empty(len(indices), 0)
-                    rows.append([kept, None, loss, logits, labels])
-                rows[-1][1] = means  # noted once for the batches of all ranks
-            finally:
-                del trainer._get_num_items_in_batch
-        return rows
-
-
-class _Batches:
-    """The batches of an evaluation, for the trainer's own loop."""
-
-    def __init__(self, loader: Any, indices: list[list[int]], inputs: list[Any] | None = None) -> None:
-        self.dataset = loader.dataset
-        self._loader = loader
-        self._indices = indices
-        self._inputs = inputs
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._inputs is not None:
-            return iter(self._inputs)
-        return (collated(self._loader, batch) for batch in self._indices)
-
-
-def _on(device: torch.device, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _on(device, item) for key, item in value.items()}
-    return type(value)(_on(device, item) for item in value) if isinstance(value, list | tuple) else value
