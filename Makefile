@@ -21,7 +21,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -183,6 +183,10 @@ bench-goodput: setup ## measure what is left of the work under faults all the ti
 
 bench-ranks: setup ## measure what a script with --ranks costs beside job.steps() and torch DDP
 	$(PY) -m tests.bench.ranks
+
+bench-frameworks: setup ## measure a healthy step of a framework's own loop in place, beside torchrun
+	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,frameworks]'
+	$(PY) -m tests.bench.frameworks
 
 bench-observation: setup ## measure what metrics and a dashboard with an open page cost a job
 	$(PY) -m tests.bench.observation
