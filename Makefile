@@ -21,7 +21,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,7 +94,7 @@ live: setup etcd $(PROMETHEUS) ## live tests alone: real processes, real etcd
 	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run; every world, death and join of the exactness tests
-	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/loop tests/unit/runtime/frontends/ddp
+	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/loop tests/unit/runtime/frontends/ddp tests/unit/runtime/frontends/frameworks
 
 fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, other ones each time
 	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/allreduce/reduction/test_fuzz_data.py tests/unit/elastic/wire/test_fuzz_control.py tests/unit/chaos_tests/scenario/test_fuzz_chaos.py
@@ -104,6 +104,10 @@ test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everyth
 
 # Beside `setup`, as these packages bring a hundred others. Root, for the packages of Debian that this and the next two
 # targets install, outside of .venv.
+test-frameworks: setup ## scripts with Hugging Face's Trainer and trl, in place: kills, joins, resumed runs, and torchrun's losses
+	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,frameworks]'
+	$(BOUND) 60m $(PYTEST) $(LONG) tests/frameworks
+
 test-engines: setup etcd $(CLOUD_INIT) ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, Optuna, Lightning, Hugging Face Trainer, a Jupyter kernel; manifests and recipes for clouds by their linters
 	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
 	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,trackers,jupyter,ray,spark,parquet,search,engines,trainers]'
@@ -179,6 +183,10 @@ bench-goodput: setup ## measure what is left of the work under faults all the ti
 
 bench-ranks: setup ## measure what a script with --ranks costs beside job.steps() and torch DDP
 	$(PY) -m tests.bench.ranks
+
+bench-frameworks: setup ## measure a healthy step of a framework's own loop in place, beside torchrun
+	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,frameworks]'
+	$(PY) -m tests.bench.frameworks
 
 bench-observation: setup ## measure what metrics and a dashboard with an open page cost a job
 	$(PY) -m tests.bench.observation

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runtime.frontends.ddp.drawn_batches import batches
-    from runtime.frontends.ddp.enable import enable
+    from runtime.frontends.frameworks.imports import enable
 
 __all__ = ["batches", "enable"]
-_LAZY = {"batches": "runtime.frontends.ddp.drawn_batches", "enable": "runtime.frontends.ddp.enable"}
+_LAZY = {"batches": "runtime.frontends.ddp.drawn_batches", "enable": "runtime.frontends.frameworks.imports"}
 
 
 def __getattr__(name: str) -> object:

@@ -76,11 +76,9 @@ def _run_as_asked(program: Program) -> None:
         supervisor.run(lambda: _run(program))
     if os.environ.get(RANKS, "0") != "0":
         torch_names.check({**torch_names.OF_WORKERS, **torch_names.OF_RANKS})
-        from runtime.frontends.ddp.enable import enable
-        from runtime.frontends.frameworks.imports import adapt_frameworks
+        from runtime.frontends.frameworks.imports import enable
 
         enable()
-        adapt_frameworks()
     _run(program)
 
 

@@ -20,7 +20,7 @@ from tests.live.test_ddp import digest
 pytest.importorskip("transformers", reason="frameworks are installed by `make test-frameworks`")
 
 SCRIPTS = Path(__file__).parent / "scripts"
-KINDS = ("hf_classification", "hf_language_model", "hf_early_stopping")
+KINDS = ("hf_classification", "hf_language_model", "hf_early_stopping", "hf_sft")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 TIMES = ("runtime", "per_second")
 """In names of what Trainer logs: what a clock says."""
@@ -132,3 +132,10 @@ def test_losses_and_metrics_are_those_of_torchrun(kind: str, tmp_path: Path) -> 
         # Of the steps since the last log, torchrun's Trainer counts the losses of rank 0 alone.
         assert mine.pop("train_loss", 0) == pytest.approx(other.pop("train_loss", 0), rel=1e-3)
         assert mine == pytest.approx(other, rel=1e-5), (mine, other)
+
+
+def test_a_script_may_ask_for_its_ranks_itself(home: Path, tmp_path: Path) -> None:
+    wanted, output = quiet("hf_classification", home), tmp_path / "output"
+    script = str(SCRIPTS / "hf_enabled.py")
+    with Job(tmp_path, "--workers", "2", script, str(output), environment=OFFLINE) as job:
+        same(ended(job, output), wanted, output, home / "hf_classification")

@@ -26,7 +26,8 @@ LAYERS = (
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
     *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
     *("runtime.recovery.transfer", "runtime.worker", "runtime.loop"),
-    *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.restart"),
+    *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
+    "runtime.frontends.restart",
     *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.cli"),
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
     *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run"),
@@ -479,7 +480,7 @@ FILE_LINES, FUNCTION_LINES, CLASS_FIELDS, PARAMETERS = 500, 77, 20, 8
 
 OVER = {
     "elastic.config": 676,
-    "runtime.frontends.ddp.rank_script": 662,
+    "runtime.frontends.ddp.rank_script": 653,
     "elastic.config.JobSpec": 30,
     "elastic.protocol.membership.group.Group": 58,
     "elastic.protocol.worker_state.state.WorkerState": 31,

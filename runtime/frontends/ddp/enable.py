@@ -17,7 +17,7 @@ from elastic.errors import ConfigError
 from runtime.data.loader import check_count
 from runtime.data.random_state import seed_all
 from runtime.frontends.ddp import batches, held_back, process_group, wrapper
-from runtime.frontends.ddp.rank_script import RankScript, watched_backward
+from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
 from runtime.loop.job import begin
 
@@ -60,7 +60,6 @@ def install(seams: Seams) -> None:
     wrapper.install(seams)
     held_back.install(seams)
     seams.wrap(DataLoader, "__iter__", batches.iterate)
-    seams.wrap(torch.autograd, "backward", watched_backward)
     seams.wrap(torch.multiprocessing, "spawn", _spawn)
     seams.replace(builtins, "enumerate", batches.Counted)
 

@@ -254,7 +254,7 @@ class RankScript:
         """The script is between a batch and its backward(), where nothing can be done together."""
         if self.turn is Turn.OFFERED:  # unless the script has left the loop at its top
             return self._iterator() is not None and (self._loop is None or inside(self.frames.standing(), *self._loop))
-        return self.turn in (Turn.OPEN, Turn.UNREDUCED)
+        return self.turn in (Turn.OPEN, Turn.UNREDUCED) or (self.turn is Turn.ELSEWHERE and self.training.at.in_pass)
 
     def _offer(self, source: RankSource, number: int) -> Any:
         """The first batch of a step, of the rank whose turn will probably be the first. The step begins when a model
@@ -651,18 +651,3 @@ class RankScript:
             raise mistakes.never_trained()
         self.leave()
         self.job.close()
-
-
-def watched_backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
-    """torch.autograd.backward, to which every spelling comes; also the nested ones of reentrant checkpointing, which
-    end no turn."""
-    if script.in_backward:
-        original(*args, **kwargs)
-        return
-    script.before_backward()
-    script.in_backward = True
-    try:
-        original(*args, **kwargs)
-    finally:
-        script.in_backward = False
-    script.after_backward()

@@ -46,6 +46,7 @@ INSTEAD = {"mixed_precision": "Use torch.autocast."}
 
 def install(seams: Seams) -> None:
     """For models that are wrapped from now on, in threads that have a script."""
+    seams.wrap(torch.autograd, "backward", _backward)
     for name, replacement in METHODS.items():
         if hasattr(DistributedDataParallel, name):  # what is newer than 2.11 is not in every torch
             seams.wrap(DistributedDataParallel, name, replacement)
@@ -95,6 +96,21 @@ def _note_forward(reduces: bool) -> None:
     script = RankScript.current()
     if script is not None and torch.is_grad_enabled():
         script.forward(reduces=reduces)
+
+
+def _backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
+    """torch.autograd.backward, to which every spelling comes; also the nested ones of reentrant checkpointing, which
+    end no turn."""
+    if script.in_backward:
+        original(*args, **kwargs)
+        return
+    script.before_backward()
+    script.in_backward = True
+    try:
+        original(*args, **kwargs)
+    finally:
+        script.in_backward = False
+    script.after_backward()
 
 
 @contextmanager

@@ -5,14 +5,16 @@ for each rank that this worker computes; behind it the gradients of all ranks ar
 steps, logs and calls its callbacks once. So no frame of the script is run twice, and read-ahead does no harm. What the
 framework keeps between steps is registered, for newcomers and for runs that go on.
 
-    step_loop.py              the job's steps: handed out, computed shard by shard, ended
-    rank_batches.py           the batches that accelerate, or a DistributedSampler, gives any rank
-    plain_state.py            what can be kept of a callback
-    hugging_face.py           transformers.Trainer
-    lightning.py              Lightning: its Trainer is adapted
-    lightning_strategy.py     what its loops ask for: the steps of the ranks
-    lightning_evaluation.py   validate, test and predict
-    lightning_parts.py        what a part logs and adds up, had on every worker
-    lightning_state.py        what is kept of it between steps
-    imports.py                adapts a framework when the script imports it
+    step_loop.py                the job's steps: handed out, computed shard by shard, ended
+    rank_batches.py             the batches that accelerate, or a DistributedSampler, gives any rank
+    plain_state.py              what a framework keeps between steps
+    hugging_face.py             transformers.Trainer
+    hugging_face_evaluation.py  its evaluations, spread over the workers
+    trl_metrics.py              what trl's trainers note while they compute a loss
+    lightning.py                Lightning: its Trainer is adapted
+    lightning_strategy.py       what its loops ask for: the steps of the ranks
+    lightning_evaluation.py     validate, test and predict
+    lightning_parts.py          what a part logs and adds up, had on every worker
+    lightning_state.py          what is kept of it between steps
+    imports.py                  adapts a framework when the script imports it
 """

@@ -7,17 +7,14 @@ as they were written.
 
 Names of transformers that are not public, as 5.24 has them: `_run_epoch`, `_init_training_state`,
 `_prepare_for_training`, `_finalize_training`, `_save_checkpoint`, `_save_rng_state`, `_load_rng_state`,
-`_load_best_model`, `_track_num_input_tokens`, `_get_num_items_in_batch`, `_tr_loss`, `_total_loss_scalar`,
-`_globalstep_last_logged`, `_initial_global_step`, `_initial_num_input_tokens_seen`.
+`_load_best_model`, `_track_num_input_tokens`, `_get_num_items_in_batch`.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
 from typing import Any
 
 import torch
@@ -25,10 +22,11 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
-from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, set_attributes
-from runtime.frontends.frameworks.rank_batches import RankBatches, collated, whole
+from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alone
+from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
+from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
-from runtime.loop.gathering import gather
+from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.step import Step
 
 TESTED = ("5.24",)
@@ -43,13 +41,14 @@ REPLACED = (
     *("training_step", "get_batch_samples", "floating_point_ops", "store_flos", "evaluation_loop", "prediction_step"),
     *("save_model", "train"),
 )
-"""Methods of a trainer that are replaced on the instance by those of TrainerLoop."""
-COUNTERS = (
-    *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos"),
-    *("_initial_global_step", "_initial_num_input_tokens_seen"),
-)
+"""Methods of a trainer that are replaced on the instance by those of TrainerLoop and Evaluation."""
 OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Of TrainerState: what is true of one process."""
+
+
+NOTED = "noted."
+"""In front of the names of what trl's trainers note."""
+NOTED_TOTAL = "noted total"
 
 
 class Handle:
@@ -65,8 +64,14 @@ class Handle:
 def install(seams: Seams, trainers: Any) -> None:
     """trainers: the module transformers.trainer. Every Trainer that is made from now on is adapted. Raises
     ConfigError."""
+    version = sys.modules["transformers"].__version__
     if missing := [name for name in PRIVATE if not hasattr(trainers.Trainer, name)]:
-        raise ConfigError(f"transformers.Trainer has no {', '.join(missing)}: this version of it cannot be adapted")
+        raise ConfigError(
+            f"transformers.Trainer has no {', '.join(missing)}: transformers {version} cannot be trained in place, "
+            f"{', '.join(TESTED)} can; or start the script with --restart"
+        )
+    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
+        print(f"elastic: transformers {version} is not tested with elastic-ring, {', '.join(TESTED)} is", flush=True)
     original = trainers.Trainer.__init__
 
     @functools.wraps(original)
@@ -91,10 +96,9 @@ class TrainerLoop:
         self._found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until the trainer's own loop has set what it sets at its start."""
         self._prepared: Any = None
-        self._answers: Iterator[Any] = iter(())
-        """What prediction_step() gives while the trainer goes through an evaluation that is computed already."""
+        evaluation = Evaluation(trainer, self._own, self._loop, script.training)
         for name in REPLACED:
-            setattr(trainer, name, getattr(self, name))
+            setattr(trainer, name, getattr(evaluation if hasattr(evaluation, name) else self, name))
         script.job.on_lead(self._lead)
 
     # The state that is kept between steps
@@ -105,7 +109,7 @@ class TrainerLoop:
             "state": plain_attributes(trainer.state, without=OF_PROCESS),
             "control": plain_attributes(trainer.control),
             "callbacks": [plain_attributes(callback) for callback in trainer.callback_handler.callbacks],
-            "counters": {name: getattr(trainer, name) for name in COUNTERS if is_plain(getattr(trainer, name, self))},
+            "trainer": plain_attributes(trainer),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,7 +124,7 @@ class TrainerLoop:
         set_attributes(trainer.control, found["control"])
         for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
             set_attributes(callback, kept)
-        set_attributes(trainer, found["counters"])
+        set_attributes(trainer, found["trainer"])
 
     def _lead(self) -> None:
         """This worker is the leader from now on, which logs and saves."""
@@ -146,8 +150,9 @@ class TrainerLoop:
     # The loop
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """A worker that gets the state from others, or from a checkpoint of this job, reads none of Trainer's snapshots:
-        these are older, and may be deleted or half written."""
+        """A worker that gets the state from others, or from a checkpoint of this job, reads no snapshot of Trainer's:
+        it is older, and may be deleted or half written."""
+        self._loop.check_first()
         training = self._script.training
         if training.at.joining or training.checkpoints.found is not None:
             resume_from_checkpoint = None
@@ -219,7 +224,10 @@ class TrainerLoop:
         if not handle.last:
             return torch.zeros((), device=device)
         said = self._loop.run(functools.partial(self._shard, model))
-        handle.flos, handle.tokens = said["flos"], int(said["tokens"])
+        model.train()  # as training_step() leaves it, also in a worker without a rank
+        handle.flos, handle.tokens = said["flos"], int(said.get("tokens", 0))
+        means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
+        note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
         return torch.tensor(said["loss"], device=device)
 
     def _shard(self, model: Any, batches: list[Any], step: Step) -> None:
@@ -227,7 +235,7 @@ class TrainerLoop:
         trainer = self._trainer
         own = trainer.args.average_tokens_across_devices
         trainer.current_gradient_accumulation_steps = len(batches)
-        with self._alone():
+        with alone(trainer):
             items = trainer._get_num_items_in_batch(batches, trainer.args.device)
         if items is not None and own:
             if float(items) == 0:
@@ -238,13 +246,17 @@ class TrainerLoop:
                 step.weigh(items)
             items = items * self._loop.ranks
         total, flos, tokens = 0.0, 0.0, 0
+        noted = Noted(trainer, "train")
         for batch in batches:
             flos += float(self._own["floating_point_ops"](batch))
             tokens += self._tokens(batch)
-            with self._alone():
+            with alone(trainer):
                 loss = self._own["training_step"](model, batch, items)
             total += float(loss)
-        step.log(mean={"loss": total}, sum={"flos": flos, "tokens": tokens})
+        means, grown = noted.taken()
+        means = {NOTED + name: value for name, value in means.items()}
+        sums = {name: value for name, value in (("tokens", tokens), (NOTED_TOTAL, grown)) if value}
+        step.log(mean={"loss": total, **means}, sum={"flos": flos, **sums})
 
     def floating_point_ops(self, inputs: Any) -> float:
         return inputs.flos if isinstance(inputs, Handle) else self._own["floating_point_ops"](inputs)
@@ -258,7 +270,7 @@ class TrainerLoop:
         """How many tokens Trainer would count in this batch."""
         trainer = self._trainer
         before = trainer.state.num_input_tokens_seen
-        with self._alone():
+        with alone(trainer):
             self._own["_track_num_input_tokens"](inputs)
         found, trainer.state.num_input_tokens_seen = trainer.state.num_input_tokens_seen - before, before
         return int(found)
@@ -271,74 +283,6 @@ class TrainerLoop:
         assert self._source is not None
         self._source.close()
         return self._own["_finalize_training"](*args)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """What the trainer collects is what it has: one rank is computed, or the values of all are there already."""
-        accelerator = self._trainer.accelerator
-
-        def same(thing: Any, *args: Any, **kwargs: Any) -> Any:
-            return thing
-
-        names = ("gather", "gather_for_metrics", "pad_across_processes", "reduce")
-        before = {name: vars(accelerator).get(name) for name in names}
-        gathering, self._trainer.gather_function = self._trainer.gather_function, same
-        for name in names:
-            setattr(accelerator, name, same)
-        try:
-            yield
-        finally:
-            self._trainer.gather_function = gathering
-            for name, value in before.items():
-                if value is None:
-                    delattr(accelerator, name)
-                else:
-                    setattr(accelerator, name, value)
-
-    # Evaluation
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
-        """The batches are spread over the workers, and each one goes through the results of all."""
-        trainer = self._trainer
-        rest = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        batches = [list(batch) for batch in whole(dataloader)]
-        if not trainer.is_in_train and not self._loop.over:
-            with self._alone():
-                return self._own["evaluation_loop"](_Batches(dataloader, batches), *rest)
-        loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        together = [batches[first : first + self._loop.ranks] for first in range(0, len(batches), self._loop.ranks)]
-        trainer.accelerator.unwrap_model(trainer.model).eval()
-        shown, trainer.preprocess_logits_for_metrics = trainer.preprocess_logits_for_metrics, None
-        predict = _Prediction(self, dataloader, loss_only, ignore_keys, shown)
-        label = f"{description} of {len(batches)} batches"
-        try:
-            found = gather(self._script.training, label, len(together), lambda number: predict.rows(together[number]))
-            rows = [row for part in found for row in part]
-            self._answers = iter(rows)
-            inputs = [{self.main_input: row[0]} for row in rows]
-            with self._alone():
-                return self._own["evaluation_loop"](_Batches(dataloader, batches, inputs), *rest)
-        finally:
-            trainer.preprocess_logits_for_metrics, self._answers = shown, iter(())
-
-    @property
-    def main_input(self) -> str:
-        """Name of what a model is given first."""
-        return str(getattr(self._trainer.model, "main_input_name", "input_ids"))
-
-    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
-        answer = next(self._answers, None)
-        if answer is None:
-            return self._own["prediction_step"](model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
-        device = self._trainer.args.device
-        return tuple(_on(device, value) for value in answer[1:])
 
     # Checkpoints of the trainer's own
 
@@ -383,64 +327,3 @@ class TrainerLoop:
                 "a file system that all machines share"
             )
         self._own["_load_best_model"]()
-
-
-@dataclass(frozen=True)
-class _Prediction:
-    """What the trainer predicts for some batches of an evaluation. shown: its preprocess_logits_for_metrics."""
-
-    of: TrainerLoop
-    loader: Any
-    loss_only: bool
-    ignore_keys: list[str] | None
-    shown: Callable[[Any, Any], Any] | None
-
-    def rows(self, together: list[list[int]]) -> list[list[Any]]:
-        """[inputs, loss, logits, labels] of each batch. together: what all ranks would have at the same time; Trainer
-        takes the mean loss over it."""
-        trainer, rows = self.of._trainer, []
-        keeps_inputs = "inputs" in trainer.args.include_for_metrics
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        batches = [collated(self.loader, indices) for indices in together]
-        with self.of._alone():
-            items = trainer._get_num_items_in_batch(batches, trainer.args.device)
-            if items is not None:  # compute_loss() multiplies by the number of ranks
-                items = items * self.of._loop.ranks / len(together)
-            trainer._get_num_items_in_batch = lambda *args: items  # of all these batches, as in a run of all ranks
-            try:
-                for indices, inputs in zip(together, batches, strict=True):
-                    predict = self.of._own["prediction_step"]
-                    loss, logits, labels = predict(model, inputs, self.loss_only, ignore_keys=self.ignore_keys)
-                    if logits is not None and self.shown is not None:
-                        logits = self.shown(logits, labels)
-                    kept = inputs[self.of.main_input] if keeps_inputs else torch.empty(len(indices), 0)
-                    rows.append([kept, loss, logits, labels])
-            finally:
-                del trainer._get_num_items_in_batch
-        return rows
-
-
-class _Batches:
-    """The batches of an evaluation, for the trainer's own loop."""
-
-    def __init__(self, loader: Any, indices: list[list[int]], inputs: list[Any] | None = None) -> None:
-        self.dataset = loader.dataset
-        self._loader = loader
-        self._indices = indices
-        self._inputs = inputs
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._inputs is not None:
-            return iter(self._inputs)
-        return (collated(self._loader, batch) for batch in self._indices)
-
-
-def _on(device: torch.device, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _on(device, item) for key, item in value.items()}
-    return type(value)(_on(device, item) for item in value) if isinstance(value, list | tuple) else value

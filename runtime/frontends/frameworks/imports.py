@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from runtime.frontends.ddp import enable as ddp_enable
+from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
 
 Adapt = Callable[[ModuleType], None]
@@ -78,6 +80,10 @@ FRAMEWORKS: dict[str, Adapt] = {
 }
 
 
-def adapt_frameworks() -> None:
-    """Adapt each framework that this process imports from now on, or has imported."""
-    AfterImport(FRAMEWORKS).install()
+def enable(ranks: int | None = None) -> None:
+    """As ddp.enable: train this script as logical ranks. Each framework that it imports from now on, or has imported,
+    is adapted. Raises ConfigError."""
+    before = RankScript.current()
+    ddp_enable.enable(ranks)
+    if before is None and RankScript.current() is not None:
+        AfterImport(FRAMEWORKS).install()

@@ -18,7 +18,7 @@ from runtime.data.random_state import randomness_kept, seed_all
 from runtime.frontends.ddp.sampler_source import sampler_of
 from runtime.frontends.frameworks import lightning_parts as parts
 from runtime.frontends.frameworks.rank_batches import collated, orders
-from runtime.loop.gathering import gather
+from runtime.loop.training.gathering import gather
 
 
 class BatchPlace:

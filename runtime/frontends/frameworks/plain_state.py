@@ -1,38 +1,91 @@
-"""Plain attributes of objects: what newcomers and checkpoints can have of a callback that a user wrote."""
+"""What a framework keeps between steps: state_dict()s, and plain attributes of callbacks that users wrote."""
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from copy import copy
+from typing import Any, Protocol
 
 import torch
 
 DEPTH_MAX = 8
 ELEMENTS_MAX = 4096
 """Of a tensor that counts as plain: a larger one is no counter and no average of scores."""
+VALUES_MAX = 20_000
+"""Of one attribute: a larger one is data, which each process has by itself."""
+_TENSOR = "elastic: a tensor"
+_DICTIONARIES = (dict, defaultdict, OrderedDict, Counter)
 
 
-def is_plain(value: object, depth: int = DEPTH_MAX) -> bool:
-    """Whether it consists of numbers, strings, lists, tuples, dictionaries and short tensors."""
+class Kept(Protocol):
+    """What a framework keeps between steps, as newcomers copy it and checkpoints have it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def is_plain(value: object) -> bool:
+    """Whether it consists of numbers, strings, lists, tuples, dictionaries and short tensors, and is no data."""
+    return _values(value, DEPTH_MAX) <= VALUES_MAX
+
+
+def _values(value: Any, depth: int) -> int:
+    """How many values it has; more than VALUES_MAX for what is not plain."""
     if value is None or type(value) in (bool, int, float, str):
-        return True
-    if isinstance(value, torch.Tensor):
-        return type(value) is torch.Tensor and value.numel() <= ELEMENTS_MAX
-    if depth == 0:
-        return False
-    if type(value) in (list, tuple):
-        return all(is_plain(item, depth - 1) for item in value)  # type: ignore[attr-defined]  # it is iterable
-    if type(value) is dict:
-        return all(type(key) in (str, int) and is_plain(item, depth - 1) for key, item in value.items())
-    return False
+        return 1
+    if type(value) is torch.Tensor and value.numel() <= ELEMENTS_MAX:
+        return 1
+    if type(value) in _DICTIONARIES and all(type(key) in (str, int) for key in value):
+        items = value.values()
+    elif type(value) in (list, tuple):
+        items = value
+    else:
+        return VALUES_MAX + 1
+    if depth == 0 or len(items) > VALUES_MAX:
+        return VALUES_MAX + 1
+    total = 1
+    for item in items:
+        total += _values(item, depth - 1)
+        if total > VALUES_MAX:
+            break
+    return total
 
 
 def plain_attributes(thing: object, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Copies of the attributes of an object that are plain."""
-    return {name: deepcopy(value) for name, value in vars(thing).items() if name not in without and is_plain(value)}
+    """Copies of the attributes of an object that are plain. Tensors become numbers, as tensors are part of each digest,
+    and what callbacks measure may differ between workers."""
+    return {
+        name: _mapped(value, _packed) for name, value in vars(thing).items() if name not in without and is_plain(value)
+    }
 
 
 def set_attributes(thing: object, values: dict[str, Any]) -> None:
-    """Give an object these attributes."""
+    """Give an object the attributes that `plain_attributes` has found."""
     for name, value in values.items():
-        setattr(thing, name, deepcopy(value))
+        setattr(thing, name, _mapped(value, _unpacked))
+
+
+def _mapped(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """A copy of the value, with each value in it converted."""
+    if (converted := convert(value)) is not value:
+        return converted
+    if type(value) in _DICTIONARIES:
+        found = copy(value)
+        for key, item in value.items():
+            found[key] = _mapped(item, convert)
+        return found
+    return type(value)(_mapped(item, convert) for item in value) if type(value) in (list, tuple) else value
+
+
+def _packed(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return {_TENSOR: [str(value.dtype).removeprefix("torch."), str(value.device), value.tolist()]}
+
+
+def _unpacked(value: Any) -> Any:
+    if not (isinstance(value, dict) and value.keys() == {_TENSOR}):
+        return value
+    dtype, device, numbers = value[_TENSOR]
+    return torch.tensor(numbers, dtype=getattr(torch, dtype), device=device)

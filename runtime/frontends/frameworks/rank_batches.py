@@ -55,13 +55,15 @@ class RankBatches:
 
     def _order(self, epoch: int) -> list[list[list[int]]]:
         """Rank -> its batches of this epoch, each a list of indices."""
-        if epoch not in self._orders:
+        found = self._orders.pop(epoch, None)
+        if found is None:
             with randomness_kept():
-                found = orders(self._loader, self.shards, epoch, self._seed)
-                self._orders[epoch] = [batches[: self._limit] for batches in found]
-            for old in sorted(self._orders)[:-EPOCHS_KEPT]:
-                del self._orders[old]
-        return self._orders[epoch]
+                drawn = orders(self._loader, self.shards, epoch, self._seed)
+                found = [batches[: self._limit] for batches in drawn]
+        self._orders[epoch] = found  # behind those that were used before
+        if len(self._orders) > EPOCHS_KEPT:
+            del self._orders[next(iter(self._orders))]
+        return found
 
     def about(self) -> dict[str, Any]:
         """All that decides which samples a step has."""

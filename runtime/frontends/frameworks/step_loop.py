@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
+from runtime.frontends.frameworks.plain_state import Kept
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.loop.job import Job
 from runtime.loop.loops import Extent, Steps
@@ -20,14 +21,7 @@ from runtime.loop.passes import PassWork, Place
 from runtime.loop.step import Step
 
 
-class Kept(Protocol):
-    """What a framework keeps between steps, as newcomers copy it and checkpoints have it."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Epoch:
+class EpochPlace:
     """The epoch in progress. It is registered, because a framework may end an epoch before its last batch."""
 
     def __init__(self) -> None:
@@ -46,7 +40,7 @@ class Epoch:
 class OpenExtent(Extent):
     """Steps that end when the framework ends them."""
 
-    of: Epoch
+    of: EpochPlace
 
     def locate(self, index: int) -> Place:
         return Place(index, self.of.number, index - self.of.first, None, False)
@@ -57,7 +51,7 @@ class StepLoop:
 
     def __init__(self, script: RankScript) -> None:
         self._script = script
-        self._epoch = Epoch()
+        self._epoch = EpochPlace()
         self._steps: Steps | None = None
         self._step: Step | None = None
         self._ran: dict[str, float] | None = None
@@ -93,14 +87,21 @@ class StepLoop:
         """Whether the loop has ended."""
         return self._script.training.at.is_over
 
+    def check_first(self) -> None:
+        """Raise ConfigError if this is the script's second training loop."""
+        if self._script.begun:
+            raise ConfigError(
+                "a job has one training loop, and this script begins its second one: make it a job of its own, or "
+                "start the script with --restart"
+            )
+
     def begin(self, source: RankBatches, kept: Kept, objects: Mapping[str, Any]) -> None:
         """Enter the job's loop, with the state of the others if this worker comes later. objects: what is trained.
 
         Raises ConfigError for a second loop, what Job.register raises.
         """
         script, training = self._script, self._script.training
-        if script.begun:
-            raise ConfigError("a job has one training loop, and this script has begun its second one")
+        self.check_first()
         script.hand_over()
         script.job.register(**objects, framework=kept, epoch=self._epoch)
         training.carrier.leave_undigested("framework")

@@ -72,6 +72,7 @@ arguments = TrainingArguments(
     lr_scheduler_type="cosine",
     warmup_steps=5,
     logging_steps=4,
+    eval_on_start=True,
     eval_strategy="steps",
     eval_steps=10,
     save_steps=10,

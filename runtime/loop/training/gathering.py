@@ -17,7 +17,8 @@ import torch
 from elastic.errors import UsageError
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.data.random_state import randomness_kept
-from runtime.loop.training import Training, empty_leaf
+from runtime.loop.training.calls import empty_leaf
+from runtime.loop.training.training import Training
 from runtime.recovery.state.encoding import NamedTensor, decode, dtype_name, encode, from_blob, to_blob
 from runtime.session import OpKind
 
