@@ -27,6 +27,7 @@ from runtime.frontends.frameworks.plain_state import plain_attributes, set_attri
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.frontends.frameworks.trl_metrics import Noted, note
+from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
 
 TESTED = ("5.24",)
@@ -46,9 +47,9 @@ OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Of TrainerState: what is true of one process."""
 
 
-NOTED = "noted."
+FLOS, TOKENS, NOTED_TOTAL = (UNRECORDED + name for name in ("flos", "tokens", "total noted"))
+NOTED = UNRECORDED + "noted "
 """In front of the names of what trl's trainers note."""
-NOTED_TOTAL = "noted total"
 
 
 class Handle:
@@ -225,7 +226,7 @@ class TrainerLoop:
             return torch.zeros((), device=device)
         said = self._loop.run(functools.partial(self._shard, model))
         model.train()  # as training_step() leaves it, also in a worker without a rank
-        handle.flos, handle.tokens = said["flos"], int(said.get("tokens", 0))
+        handle.flos, handle.tokens = said[FLOS], int(said.get(TOKENS, 0))
         means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
         note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
         return torch.tensor(said["loss"], device=device)
@@ -255,8 +256,8 @@ class TrainerLoop:
             total += float(loss)
         means, grown = noted.taken()
         means = {NOTED + name: value for name, value in means.items()}
-        sums = {name: value for name, value in (("tokens", tokens), (NOTED_TOTAL, grown)) if value}
-        step.log(mean={"loss": total, **means}, sum={"flos": flos, **sums})
+        sums = {name: value for name, value in ((TOKENS, tokens), (NOTED_TOTAL, grown)) if value}
+        step.log(mean={"loss": total, **means}, sum={FLOS: flos, **sums})
 
     def floating_point_ops(self, inputs: Any) -> float:
         return inputs.flos if isinstance(inputs, Handle) else self._own["floating_point_ops"](inputs)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
-from copy import copy
+from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +13,6 @@ ELEMENTS_MAX = 4096
 """Of a tensor that counts as plain: a larger one is no counter and no average of scores."""
 VALUES_MAX = 20_000
 """Of one attribute: a larger one is data, which each process has by itself."""
-_TENSOR = "elastic: a tensor"
 _DICTIONARIES = (dict, defaultdict, OrderedDict, Counter)
 
 
@@ -53,39 +51,11 @@ def _values(value: Any, depth: int) -> int:
 
 
 def plain_attributes(thing: object, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Copies of the attributes of an object that are plain. Tensors become numbers, as tensors are part of each digest,
-    and what callbacks measure may differ between workers."""
-    return {
-        name: _mapped(value, _packed) for name, value in vars(thing).items() if name not in without and is_plain(value)
-    }
+    """Copies of the attributes of an object that are plain."""
+    return {name: deepcopy(value) for name, value in vars(thing).items() if name not in without and is_plain(value)}
 
 
 def set_attributes(thing: object, values: dict[str, Any]) -> None:
-    """Give an object the attributes that `plain_attributes` has found."""
+    """Give an object these attributes."""
     for name, value in values.items():
-        setattr(thing, name, _mapped(value, _unpacked))
-
-
-def _mapped(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """A copy of the value, with each value in it converted."""
-    if (converted := convert(value)) is not value:
-        return converted
-    if type(value) in _DICTIONARIES:
-        found = copy(value)
-        for key, item in value.items():
-            found[key] = _mapped(item, convert)
-        return found
-    return type(value)(_mapped(item, convert) for item in value) if type(value) in (list, tuple) else value
-
-
-def _packed(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return {_TENSOR: [str(value.dtype).removeprefix("torch."), str(value.device), value.tolist()]}
-
-
-def _unpacked(value: Any) -> Any:
-    if not (isinstance(value, dict) and value.keys() == {_TENSOR}):
-        return value
-    dtype, device, numbers = value[_TENSOR]
-    return torch.tensor(numbers, dtype=getattr(torch, dtype), device=device)
+        setattr(thing, name, deepcopy(value))
