@@ -1,7 +1,7 @@
 """Ways into the loop for scripts that do not call job.steps(), and the rendezvous of torchrun.
 
 ddp/         scripts for torchrun and DistributedDataParallel, unchanged: `elastic run --ranks N`
-frameworks/  training loops of frameworks, unchanged: transformers.Trainer
+frameworks/  training loops of frameworks, unchanged: transformers.Trainer, Lightning
 restart/     any script for torchrun, started again in each generation: `elastic run --restart`
 torchrun/    the rendezvous of torchrun on etcd; in torchrun's agents, apart from the other packages
 """

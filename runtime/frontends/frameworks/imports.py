@@ -64,13 +64,21 @@ class _Loader(importlib.abc.Loader):
 def _transformers(module: ModuleType) -> None:
     from runtime.frontends.frameworks import hugging_face
 
+    _note_version("transformers", sys.modules["transformers"].__version__, hugging_face.TESTED)
     hugging_face.install(Seams(), module)
 
 
 def _lightning(module: ModuleType) -> None:
     from runtime.frontends.frameworks import lightning
 
+    _note_version(module.__name__, sys.modules[module.__name__].__version__, lightning.TESTED)
     lightning.install(Seams(), module)
+
+
+def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:
+    """Say so if the tests did not run with this version."""
+    if not version.startswith(tuple(f"{series}." for series in tested)):
+        print(f"elastic: {framework} {version} is not tested in place, {', '.join(tested)} is", flush=True)
 
 
 FRAMEWORKS: dict[str, Adapt] = {

@@ -51,7 +51,10 @@ def install(seams: Seams, module: Any) -> None:
         if (there := sys.modules.get(f"{package}.{file}")) is None or not _has(there, name)
     ]
     if missing:
-        raise ConfigError(f"Lightning has no {', '.join(missing)}: this version of it cannot be adapted")
+        raise ConfigError(
+            f"Lightning has no {', '.join(missing)}: this version cannot train in place, {', '.join(TESTED)} can; or "
+            "start the script with --restart"
+        )
     strategies = sys.modules[f"{package}.strategies"]
     base = strategies.ParallelStrategy
     strategy: Any = type("ElasticStrategy", (RankStrategy, base), {"base": base, "__module__": __name__})
