@@ -125,16 +125,7 @@ class EmbeddedEtcd:
         # Settings of another etcd must not reach this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         # Of the signals that every process may get, etcd stops in order by SIGTERM and SIGINT, whatever it inherits.
-        with (self.directory / "log").open("ab") as log, stop_signals.blocked():
-            return subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,  # Ctrl-C is for us to handle; etcd goes last
-            )
+        return children.start(command, self.directory / "log", cwd=self.directory, env=environment)
 
     def _wait_healthy(self) -> None:
         deadline_s = time.monotonic() + START_S

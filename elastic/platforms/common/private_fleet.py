@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
 from elastic.platforms.common.fleet_host import SERVICES
 from elastic.platforms.common.node_task import Ticket
-from elastic.process import children, stop_signals
+from elastic.process import children
 from elastic.records import temp_dirs
 from elastic.records.job_directory import read_json
 from elastic.security import certificate_authority
@@ -48,16 +47,8 @@ class PrivateFleet:
         self._authority.issue("fleet", [Role.RENDEZVOUS], self.directory / SERVICES)
         self._authority.issue(OPERATOR, [Role.OPERATOR], self.directory / OPERATOR)
         (self.directory / "journal").mkdir()
-        command = [sys.executable, "-P", "-m", "elastic.platforms.common.fleet_host", str(self.directory), host]
-        with (self.directory / "log").open("ab") as log, stop_signals.blocked():
-            self._process = subprocess.Popen(
-                command,
-                env=stop_signals.environment(children.own_environment()),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
+        command = children.python("elastic.platforms.common.fleet_host", str(self.directory), host)
+        self._process = children.start(command, self.directory / "log", stdin=subprocess.PIPE)
         try:
             deadline_s = time.monotonic() + START_S
             while (told := read_json(self.directory / "rendezvous.json")) is None:
