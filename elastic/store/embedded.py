@@ -51,14 +51,16 @@ class EmbeddedEtcd:
     It is killed by the kernel when the thread that started it ends, hence only the main thread may start it. Its
     directory goes with it; one that a killed process left behind is removed by the next start.
 
-    binary: path of the server; by default find_binary().
+    binary: path of the server; by default find_binary(). data: where it keeps its data, which outlasts it; by default
+    in its own directory.
     Raises ConfigError if it cannot be started here, StoreUnavailable if it is not healthy within START_S.
     """
 
-    def __init__(self, *, binary: str | None = None) -> None:
+    def __init__(self, *, binary: str | None = None, data: Path | None = None) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("only the main thread may start etcd: it dies with the thread that started it")
         self._binary = binary or find_binary()
+        self._data = str(data or "data")
         self._own = temp_dirs.in_tmp(PREFIX)
         self.directory = self._own.path
         self.endpoint = f"unix:{self.directory}/localhost:1"
@@ -111,7 +113,7 @@ class EmbeddedEtcd:
         command = children.dying_with_this(
             self._binary,
             "--name=embedded",
-            "--data-dir=data",
+            f"--data-dir={self._data}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",

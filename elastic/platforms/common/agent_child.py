@@ -77,7 +77,7 @@ class AgentChild:
         self, place: AgentPlace, environment: Mapping[str, str] = MappingProxyType({}), log: Path | None = None
     ) -> None:
         self._place, self._environment, self._log = place, environment, log
-        self._output = Growing(place.job_dir / "logs" / "stdout.log", from_end=False)
+        self._output = Growing(place.job_dir / "logs" / "stdout.log", from_end=True)
         channels = ChannelFactory(of_role(place.certs, Role.VIEWER))
         self._client = FleetClient(place.replicas, wait_s=0.0, channels=channels)
         self._asked = 0

@@ -93,13 +93,15 @@ def test_it_ends_with_the_job_and_not_before_the_agent_of_the_job_has_gone(
 ) -> None:
     token = node.job_dir / TOKEN
     token.touch()
-    (node.job_dir / "logs" / "stdout.log").write_text("loss 0.5\n")
+    output = node.job_dir / "logs" / "stdout.log"
+    output.write_text("of an earlier start\n")
     node.answers = [ElasticError("nobody leads"), RUNS]
     child = node.child()
     looks: list[str] = []
 
     def look(entry: Mapping[str, Any]) -> bool:
-        if node.pid:
+        if node.pid and node.answers != [OVER]:
+            output.write_text(f"{output.read_text()}loss 0.5\n")
             node.answers = [OVER]
         if entry == OVER:
             looks.append("over")
