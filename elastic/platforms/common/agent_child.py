@@ -5,6 +5,7 @@ What the workers print on rank 0 is printed here.
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import time
@@ -28,6 +29,9 @@ from elastic.security.roles import Role
 POLL_S = 0.2
 ASK_S = 1.0
 """How often the fleet is asked whether the job is over."""
+
+SELDOM_S = 5.0
+"""How often while the job is on this node: a thousand nodes ask one leader."""
 
 STOP_S = 20.0
 """From asking an agent whose job is over to end until it is killed."""
@@ -113,23 +117,26 @@ class AgentChild:
         return ending
 
     def _attend(self, agent: subprocess.Popen[bytes], look: Look) -> Ending:
-        heard_s, asks_s, may_leave = time.monotonic(), 0.0, False
+        heard_s, asked_s, looks_s, may_leave = time.monotonic(), -math.inf, 0.0, False
         while agent.poll() is None:
             self._follow()
-            over = self.entry.get("state") == "ended"
+            now_s, over = time.monotonic(), self.entry.get("state") == "ended"
+            is_here = (self._place.job_dir / TOKEN).exists()
             if self._asked:
                 return Ending.ASKED
-            if over and not (self._place.job_dir / TOKEN).exists():
+            if over and not is_here:
                 return Ending.OVER
             if may_leave and relay.node_is_left(self._place.job_dir):
                 return Ending.LEFT
-            if time.monotonic() >= asks_s and not over:
-                if self._ask():
-                    heard_s = time.monotonic()
-                elif self._place.patience_s is not None and time.monotonic() > heard_s + self._place.patience_s:
-                    raise ElasticError(f"the rendezvous at {','.join(self._place.replicas)} is gone")
+            if now_s >= looks_s and not over:
+                if now_s >= asked_s + (SELDOM_S if is_here else ASK_S):
+                    asked_s = now_s
+                    if self._ask():
+                        heard_s = now_s
+                    elif self._place.patience_s is not None and now_s > heard_s + self._place.patience_s:
+                        raise ElasticError(f"the rendezvous at {','.join(self._place.replicas)} is gone")
                 may_leave = look(self.entry)
-                asks_s = time.monotonic() + ASK_S
+                looks_s = time.monotonic() + ASK_S
             time.sleep(POLL_S)  # files and other processes: there is nothing to wait on
         return Ending.DIED
 

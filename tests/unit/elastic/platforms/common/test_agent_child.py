@@ -46,6 +46,7 @@ class Node:
         (self.job_dir / "logs").mkdir(parents=True)
         self.words: list[str] = []
         monkeypatch.setattr(agent_child, "ASK_S", 0.0)
+        monkeypatch.setattr(agent_child, "SELDOM_S", 0.0)
         monkeypatch.setattr(agent_child, "POLL_S", 0.01)
         monkeypatch.setattr(agent_child, "of_role", lambda certs, role: None)
         monkeypatch.setattr(children, "python", self._command)
@@ -113,6 +114,25 @@ def test_it_ends_with_the_job_and_not_before_the_agent_of_the_job_has_gone(
     assert capsys.readouterr().out == "loss 0.5\n"
     assert node.words[:4] == ["elastic.cli", "agent", "--rendezvous", "10.0.0.1:7070,10.0.0.2:7070"]
     assert node.words[-4:] == ["--grace", "60.0", "--slots", "2"]
+
+
+def test_the_fleet_is_asked_seldom_while_the_job_is_on_the_node_and_at_once_when_it_has_left(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_child, "SELDOM_S", 3600.0)
+    token = node.job_dir / TOKEN
+    token.touch()
+    looks: list[Mapping[str, Any]] = []
+
+    def look(entry: Mapping[str, Any]) -> bool:
+        looks.append(entry)
+        node.answers = [OVER]
+        if len(looks) == 5:
+            token.unlink()
+        return False
+
+    assert node.child().serve(look) is Ending.OVER
+    assert looks == [RUNS] * 5 + [OVER], "the first answer, and the next one when the job was gone"
 
 
 def test_it_ends_where_the_job_has_left_if_it_is_to_leave(node: Node) -> None:
