@@ -23,11 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastic.checkpoints.series import newest_at
-from elastic.config import job_from_toml
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet.client import ended_text
-from elastic.fleet.documents import check_for_fleet
 from elastic.platforms.common.agent_child import AgentChild, AgentPlace, Ending
 from elastic.platforms.common.private_fleet import KeptFleet, PrivateFleet
 from elastic.process import children
@@ -49,10 +46,7 @@ LOOK_S = 30.0
 
 
 def fleet(file: Path, directory: Path, *words: str) -> int:
-    """Train the job. Returns its exit code. Main thread only. Raises ConfigError, ElasticError."""
-    for program in ("srun", "scontrol", "scancel"):
-        if shutil.which(program) is None:
-            raise ElasticError(f"{program} is not in PATH on {os.environ['SLURMD_NODENAME']}")
+    """Train the job. Returns its exit code. Main thread only. Raises ElasticError, OSError."""
     near: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: None)  # the agents get it too
     signal.signal(signal.SIGUSR1, lambda *_: near.append(1))
@@ -71,10 +65,8 @@ def fleet(file: Path, directory: Path, *words: str) -> int:
         try:
             ended = _await_end(own, job, agents, near, f"{slurm_job}.0")
             print(ended_text(ended) if ended else f"all agents have ended, and {job} is not over", flush=True)
-            children.wait_or_kill(agents, AGENTS_END_S)
         finally:
-            agents.kill()
-            agents.wait()
+            children.wait_or_kill(agents, AGENTS_END_S)
     code = int(ended["exit_code"]) if ended else ExitCode.BELOW_QUORUM
     if code == ExitCode.DONE:
         (directory / "job").unlink()
@@ -115,24 +107,20 @@ def _etcd(path: str) -> str:
 
 def _begun(own: PrivateFleet, file: Path, kept: Path) -> str:
     """The name of the job. kept: the file with that of an earlier allocation; if it has ended, another job goes on from
-    its checkpoint. Raises ConfigError if it has none."""
-    resume = ""
+    its checkpoint. Exits where the job is refused, which has been said."""
+    resume: tuple[str, ...] = ()
     if kept.exists():
         before = own.client.job(kept.read_text().strip())
         if before["state"] != "ended":
             return str(before["job"])
-        found = newest_at(before["checkpoints"], before["identity"])
-        if found is None:
-            raise ConfigError(f"{before['checkpoints']} has no whole checkpoint of {before['job']}; remove {kept}")
-        resume = f"{before['job']}@{found}"
-        _say(f"goes on from step {found.step}, checkpoint {found}")
-    spec = job_from_toml(file.read_text(encoding="utf-8"), str(file))
-    check_for_fleet(spec)
-    told = own.client.submit(spec, resume)
-    if told["larger"]:
-        _say(f"{told['job']} waits, and is {told['larger']}")
-    write_atomically(kept, str(told["job"]).encode(), 0o600)
-    return str(told["job"])
+        resume = ("--resume", before["job"])
+    command = children.python("elastic.cli", "submit", str(file), *resume)
+    environment = {**children.own_environment(), **own.environment}
+    told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if told.returncode:
+        sys.exit(told.returncode)
+    write_atomically(kept, told.stdout.strip().encode(), 0o600)
+    return told.stdout.strip()
 
 
 def _srun(directory: Path, address: str, job: str, *words: str) -> list[str]:
@@ -212,6 +200,6 @@ if __name__ == "__main__":
         if sys.argv[1] == "fleet":
             sys.exit(fleet(Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]))
         sys.exit(agent(Path(sys.argv[2]), *sys.argv[3:]))
-    except ElasticError as error:
+    except (ElasticError, OSError) as error:
         _say(str(error))
         sys.exit(ExitCode.BAD_INPUT if isinstance(error, ConfigError) else ExitCode.BELOW_QUORUM)

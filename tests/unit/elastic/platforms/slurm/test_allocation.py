@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from elastic.checkpoints.naming import EntryName
-from elastic.config import JobSpec, check_name
+from elastic.config import check_name
 from elastic.errors import ConfigError, ElasticError
 from elastic.platforms.common.private_fleet import KeptFleet
 from elastic.platforms.slurm import allocation
+from elastic.process import children
 from tests.unit.elastic.platforms.slurm.test_scripts import JOB, program
 
 ENDED = {"job": "t-1", "state": "ended", "checkpoints": "/x/t-1", "identity": "i", "digest": "", "because": "drained"}
@@ -26,19 +26,11 @@ ENDED = {"job": "t-1", "state": "ended", "checkpoints": "/x/t-1", "identity": "i
 class Client:
     def __init__(self, entry: dict[str, Any] | None) -> None:
         self._entry = entry
-        self.resumed: list[str] = []
-
-    def overview(self) -> dict[str, Any]:
-        return {}
 
     def job(self, name: str) -> dict[str, Any]:
         if self._entry is None:
             raise ConfigError(f"no job {name!r}")
         return self._entry
-
-    def submit(self, spec: JobSpec, resume: str) -> dict[str, str]:
-        self.resumed.append(resume)
-        return {"job": f"{spec.name}-{2 if resume else 1}", "larger": ""}
 
 
 class Fleet:
@@ -64,9 +56,6 @@ class Fleet:
     def issue(self, node: str) -> None:
         self.issued.append(check_name("NAME", node))
 
-    def check(self) -> None:
-        return None
-
     def begin(self) -> None:
         self.begun += 1
 
@@ -79,13 +68,16 @@ class Fleet:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Slurm's programs note what they were asked for in `said`."""
+    """Slurm's programs, and `elastic submit`, note what they were asked for in `said`."""
     for name in ("scancel", "srun"):
         program(tmp_path / "bin", name, f'echo {name} "$@" >> {tmp_path}/said')
     known = (
         f'case $2 in hostnames) printf "n1\\nGpu_01.site\\n";; node) cat {tmp_path}/node;; job) cat {tmp_path}/job;;'
     )
     program(tmp_path / "bin", "scontrol", f'{known} *) echo scontrol "$@" >> {tmp_path}/said;; esac')
+    submit = f'[ "$ELASTIC_CERTS" ] || exit 9; echo "$@" >> {tmp_path}/said; test -e {tmp_path}/refused && exit 2'
+    program(tmp_path / "bin", "elastic.cli", f"{submit}; case $3 in --resume) echo t-2;; *) echo t-1;; esac")
+    monkeypatch.setattr(children, "python", lambda *words: list(words))
     (tmp_path / "node").write_text("NodeName=n1 NodeAddr=10.0.0.9 NodeHostName=n1\n")
     (tmp_path / "job").write_text("JobId=7 PreemptTime=None\n")
     (tmp_path / "job.toml").write_text(JOB)
@@ -134,7 +126,8 @@ def test_an_allocation_trains_its_job_and_starts_again_what_was_killed(
     told = capfd.readouterr().out.splitlines()
     assert told[0] == "export ELASTIC_RENDEZVOUS=10.0.0.9:20014 ELASTIC_CERTS=/c/operator"
     assert told[-1] == "t-1 is over, exit 0: drained"
-    (srun,) = said(here)
+    submit, srun = said(here)
+    assert submit == f"submit {here}/job.toml"
     assert srun.startswith("srun --no-kill --kill-on-bad-exit=0 --wait=0 ")
     assert srun.endswith(f"{allocation.MODULE} agent {here}/run n1 10.0.0.9:20014 t-1 20 --slots 2")
     assert not (here / "run" / "job").exists(), "nothing to go on with"
@@ -158,7 +151,7 @@ def test_a_job_that_was_interrupted_is_requeued_at_the_limit_or_where_slurm_has_
         (here / "job").write_text("JobId=7 PreemptTime=2026-01-01T00:00:00\n")
     assert allocation.fleet(here / "job.toml", here / "run", "20") == 6
     wanted = ["scancel --signal=TERM 5007.0"] * near + ["scontrol requeue 5007"] * (near or preempted)
-    assert sorted(line for line in said(here) if not line.startswith("srun")) == wanted
+    assert sorted(line for line in said(here) if line.startswith("sc")) == wanted
     assert (here / "run" / "job").read_text() == "t-1", "an allocation with this directory goes on"
 
 
@@ -168,36 +161,27 @@ def test_agents_that_have_all_ended_do_not_keep_the_allocation(here: Path, monke
     assert allocation.fleet(here / "job.toml", here / "run", "20") == 3
 
 
-@pytest.mark.parametrize(
-    ("entry", "newest", "resumed", "job"),
-    [
-        ({**ENDED, "state": "placed"}, None, [], "t-1"),
-        (ENDED, EntryName(7, 0, 1, "0" * 8), ["t-1@step-000000000007.0.g1-00000000"], "t-2"),
-    ],
-)
+@pytest.mark.parametrize(("state", "resumed", "job"), [("placed", [], "t-1"), ("ended", [" --resume t-1"], "t-2")])
 def test_the_job_of_an_earlier_allocation_goes_on(
-    entry: dict[str, Any], newest: EntryName | None, resumed: list[str], job: str, here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(allocation, "newest_at", lambda url, identity: newest)
-    monkeypatch.setattr(Fleet, "entered", entry)
+    state: str, resumed: list[str], job: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fleet, "entered", {**ENDED, "state": state})
     own: Any = Fleet("h:1", KeptFleet(here, "", "ann"))
     (here / "kept").write_text("t-1\n")
     assert allocation._begun(own, here / "job.toml", here / "kept") == job
-    assert own.client.resumed == resumed and (here / "kept").read_text().strip() == job
+    assert said(here) == [f"submit {here}/job.toml{words}" for words in resumed]
+    assert (here / "kept").read_text().strip() == job
 
 
-def test_a_job_without_a_checkpoint_or_that_is_not_known_is_no_silent_new_one(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(allocation, "newest_at", lambda url, identity: None)
+def test_a_job_that_is_refused_or_not_known_is_no_silent_new_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "kept").write_text("t-1")
-    for entry in (ENDED, None):
+    (here / "refused").touch()
+    for entry, error in ((ENDED, SystemExit), (None, ConfigError)):
         monkeypatch.setattr(Fleet, "entered", entry)
         own: Any = Fleet("h:1", KeptFleet(here, "", "ann"))
-        with pytest.raises(ConfigError, match=r"no whole checkpoint|no job"):
+        with pytest.raises(error, match="^2$|no job"):
             allocation._begun(own, here / "job.toml", here / "kept")
-        assert own.client.resumed == []
+        assert (here / "kept").read_text() == "t-1"
 
 
 def test_the_address_may_be_given_and_slurm_may_not_know_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,15 +223,8 @@ def test_a_node_requeues_the_job_when_the_first_one_has_left_it(here: Path, monk
     assert said(here) == ["scontrol requeue 5007"]
 
 
-def test_a_program_of_slurm_that_is_missing_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(here))
-    with pytest.raises(ElasticError, match="srun is not in PATH on n1"):
-        allocation.fleet(here / "job.toml", here / "run", "20")
-    assert not (here / "run").exists()
-
-
 def test_the_program_says_why_it_ends(here: Path) -> None:
-    command = [sys.executable, "-m", allocation.MODULE, "fleet", "job.toml", "run", "20"]
+    command = [sys.executable, "-m", allocation.MODULE, "fleet", "job.toml", str(here / "run"), "20"]
     variables = {**os.environ, "PATH": str(here)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (3, "elastic: srun is not in PATH on n1\n")
+    assert (done.returncode, done.stderr) == (3, "elastic: [Errno 2] No such file or directory: 'scontrol'\n")
