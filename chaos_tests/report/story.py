@@ -1,4 +1,4 @@
-"""What the plots show, told from a run: who lived when, what was done to whom, how fast it went."""
+"""What the report shows, told from a run: who lived when, what was done to whom, how fast it went."""
 
 from __future__ import annotations
 

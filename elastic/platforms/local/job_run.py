@@ -63,8 +63,6 @@ NOTICES_S = 1.0
 LOG_TAIL_LINES = 15
 CHUNK = 65_536
 
-"""-P: a file of the working directory must not replace a module of the control plane."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
