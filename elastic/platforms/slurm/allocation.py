@@ -166,6 +166,7 @@ def agent(directory: Path, first: str, address: str, job: str, grace: str, *word
         grace_s=float(grace),
         words=words,
     )
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # to the agent, which gets it too, it is a notice
     threading.Thread(target=_watch, args=(first,), daemon=True).start()
     child = AgentChild(place)
     child.obey()

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from elastic.config import check_name
-from elastic.errors import ConfigError, ElasticError
+from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.platforms.common.agent_child import AgentPlace, Ending, Look
 from elastic.platforms.common.private_fleet import KeptFleet
 from elastic.platforms.slurm import allocation
 from elastic.process import children
@@ -179,7 +180,7 @@ def test_a_job_that_is_refused_or_not_known_is_no_silent_new_one(here: Path, mon
     for entry, error in ((ENDED, SystemExit), (None, ConfigError)):
         monkeypatch.setattr(Fleet, "entered", entry)
         own: Any = Fleet("h:1", KeptFleet(here, "", "ann"))
-        with pytest.raises(error, match="^2$|no job"):
+        with pytest.raises(error, match=r"^2$|no job"):
             allocation._begun(own, here / "job.toml", here / "kept")
         assert (here / "kept").read_text() == "t-1"
 
@@ -206,6 +207,37 @@ def test_two_allocations_do_not_share_a_directory(here: Path, monkeypatch: pytes
     monkeypatch.setattr(allocation, "LOCK_S", 0.0)
     with allocation._lock(here), pytest.raises(ConfigError, match="give another --dir"):
         allocation._lock(here)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [(Ending.OVER, 0), (Ending.ASKED, ExitCode.TERMINATED), (Ending.DIED, ExitCode.TERMINATED)]
+)
+def test_a_node_has_its_agent_until_the_job_is_over_and_outlives_a_signal_that_is_a_notice_to_it(
+    ending: Ending, code: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[AgentPlace] = []
+
+    class Child:
+        status = 7
+
+        def __init__(self, place: AgentPlace) -> None:
+            places.append(place)
+
+        def obey(self) -> None:
+            return None
+
+        def serve(self, look: Look) -> Ending:
+            assert callable(signal.getsignal(signal.SIGUSR1)) and not look({})
+            return ending
+
+    monkeypatch.setattr(allocation, "AgentChild", Child)
+    monkeypatch.setattr(allocation, "_watch", lambda first: None)
+    monkeypatch.setenv("SLURMD_NODENAME", "Gpu_01.site")
+    assert allocation.agent(here, "n1", "10.0.0.9:20014", "t-1", "20", "--slots", "2") == code
+    (place,) = places
+    assert (place.node, place.certs, place.jobs_dir) == ("gpu-01", here / "certs" / "gpu-01", here / "Gpu_01.site")
+    assert (place.replicas, place.job, place.grace_s) == (("10.0.0.9:20014",), "t-1", 20.0)
+    assert place.words == ("--slots", "2") and place.patience_s is None
 
 
 def test_a_node_requeues_the_job_when_the_first_one_has_left_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
