@@ -57,7 +57,8 @@ def test_a_child_is_asked_by_the_signal_that_it_listens_to() -> None:
     with subprocess.Popen(["sleep", "60"]) as plain:
         children.ask(plain)
         assert plain.wait(60) == -signal.SIGTERM
-    listens = "import signal; signal.pthread_sigmask(signal.SIG_UNBLOCK, range(1, 65)); signal.pause()"
-    child = children.start([sys.executable, "-c", listens])
+    listens = "import signal, sys; sys.stdin.read(); signal.pthread_sigmask(signal.SIG_UNBLOCK, range(1, 65))"
+    child = children.start([sys.executable, "-c", listens], stdin=subprocess.PIPE)
     children.ask(child, signal.SIGINT)
-    assert child.wait(60) == -stop_signals.ORDERS[signal.SIGINT]
+    child.communicate(timeout=60)
+    assert child.returncode == -stop_signals.ORDERS[signal.SIGINT]
