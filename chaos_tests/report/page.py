@@ -9,7 +9,7 @@ from typing import Any
 from chaos_tests.checkers import Judgement
 from chaos_tests.checkers.history import History, Run
 from chaos_tests.report.documents import headline, passed
-from chaos_tests.report.story import Story, histogram, tell
+from chaos_tests.report.story import Story, tell
 
 CSS = """
 .above { padding: 1rem clamp(0.75rem, 3vw, 2rem); max-width: 1680px; margin: 0 auto }
@@ -26,15 +26,15 @@ def above(
     asked: Mapping[str, Any],
     history: History,
     findings: Sequence[Judgement],
-    recoveries: Sequence[Mapping[str, Any]],
     may_be_unknown: frozenset[str] = frozenset(),
 ) -> str:
     """HTML: what the report shows before the page of the job."""
     story = tell(history.faulty)
     word = str(passed(findings, may_be_unknown)).lower()
-    rows = histogram([float(one["recovery_ms"]) for one in recoveries if one["complete"]])
-    took = ", ".join(f"{count} in {label} ms" for label, count in rows if count) or "none"
-    skipped = [(number, f"{kind} is skipped", because) for number, kind, because in story.skipped]
+    skipped = (
+        f"<tr><td>{number}</td><td>{escape(kind)} is skipped</td><td>{escape(because)}</td></tr>"
+        for number, kind, because in story.skipped
+    )
     parts = [
         f'<style>{CSS}</style><div class="above"><section class="card">'
         f'<h1>Chaos: <span class="{word}">{escape(headline(findings, may_be_unknown))}</span></h1>',
@@ -43,10 +43,9 @@ def above(
         "<h2>Members, generations, faults</h2>",
         '<p class="soft">grey: a process starts &middot; blue: it is a member &middot; orange: a fault lasts</p>',
         lanes(story),
-        f'<p class="soft">Recoveries: {took}</p>',
         "<h2>Invariants</h2>",
         _findings(findings),
-        _table(skipped),
+        f"<table>{''.join(skipped)}</table>",
         "</section></div>",
     ]
     return "\n".join(parts)
@@ -92,11 +91,6 @@ def _findings(findings: Sequence[Judgement]) -> str:
 
 def _places(at: Sequence[str]) -> str:
     return "".join(f"<br><code>{escape(place)}</code>" for place in at)
-
-
-def _table(rows: Sequence[Sequence[object]]) -> str:
-    cells = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table>{cells}</table>"
 
 
 def rate(run: Run, begun_unix_s: float) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def report(campaign: Campaign, may_be_unknown: frozenset[str] = frozenset()) -> 
     told = recoveries(read_all(campaign.home / "faulty"))
     asked = {**asdict(campaign), "home": str(campaign.home)}
     document = documents.document(asked, history, findings, told, may_be_unknown)
-    above = page.above(asked, history, findings, told, may_be_unknown)
+    above = page.above(asked, history, findings, may_be_unknown)
     quiet = ThinnedSeries()
     for step in history.quiet.steps:
         quiet.add(step.number, dict(numbers(step.line["scalars"])))

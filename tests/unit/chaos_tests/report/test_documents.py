@@ -19,7 +19,7 @@ from chaos_tests.checkers.history import Run
 from chaos_tests.nemesis import etcd_members
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.report import documents, page
-from chaos_tests.report.story import histogram, tell
+from chaos_tests.report.story import tell
 from chaos_tests.run import listing, request
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.faults import Aim, Fault, Ground, choose
@@ -157,8 +157,8 @@ class Page(HTMLParser):
 
 
 def test_the_page_says_what_was_decided_and_who_was_hit() -> None:
-    told = Page(page.above(ASKED, good(), judge(good()), [{"recovery_ms": 42.0, "complete": True}]))
-    for word in ("Chaos: ", "PASSED", "train.py <&>", "every sample exactly once", "1 in 20-50 ms"):
+    told = Page(page.above(ASKED, good(), judge(good())))
+    for word in ("Chaos: ", "PASSED", "train.py <&>", "every sample exactly once"):
         assert word in told.words
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_apply_is_said_beside_the_verdict_and_does_not_fail_the_run(
     assert documents.headline(findings) == "PASSED (not applicable: I8, I9)"
     document = documents.document(ASKED, history, findings, [])
     assert (document["passed"], document["headline"]) == (True, documents.headline(findings))
-    assert documents.headline(findings) in Page(page.above(ASKED, history, findings, [])).words
+    assert documents.headline(findings) in Page(page.above(ASKED, history, findings)).words
     suite = ElementTree.fromstring(documents.junit(findings, 1.0))
     said = [case.attrib["message"] for case in suite.findall("*/skipped")]
     assert len(said) == 2 and all(
@@ -231,7 +231,7 @@ def test_a_run_without_a_fault_says_so_in_its_headline(skipped: tuple[tuple[str,
     findings = judge(history)
     assert documents.headline(findings) == documents.headline(findings, frozenset({"I16"})) == said
     assert documents.document(ASKED, history, findings, [])["headline"] == said
-    assert f"Chaos: {said}" in Page(page.above(ASKED, history, findings, [])).words
+    assert f"Chaos: {said}" in Page(page.above(ASKED, history, findings)).words
     suite = ElementTree.fromstring(documents.junit(findings, 1.0))
     assert suite.attrib["name"] == f"chaos: {said}"
 
@@ -270,10 +270,6 @@ def test_a_story_has_the_lives_the_faults_and_the_rates() -> None:
     assert [piece.get("class") for piece in hit.findall("td/span")] == ["starting", "member", "struck"]
     assert hit.find("td/span").get("title") == f"{C}: killed by <SIGKILL>"  # type: ignore[union-attr]
     assert page.rate(history.faulty, 7.0)["values"]["steps_per_s"]["mean"] == list(story.rates)
-
-
-def test_every_recovery_is_in_one_bin() -> None:
-    assert sum(count for _, count in histogram([0, 9.9, 10, 150, 9_999, 10_000, 1e6])) == 7
 
 
 @pytest.mark.parametrize(
