@@ -24,6 +24,7 @@ from chaos_tests.support.json_lines import Journals
 from chaos_tests.support.processes import MARK, await_exits, kill_if_there, living, new_mark
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
+from elastic.process import children
 from elastic.security import certificate_authority
 from elastic.security.channels import ChannelFactory
 from elastic.security.keyring import of_role
@@ -145,16 +146,9 @@ class Cluster:
         self, host: str, *words: str, environment: Mapping[str, str] = MappingProxyType({})
     ) -> subprocess.Popen[bytes]:
         """`elastic` with these words on a host, its output in ``<home>/<host>.log``."""
-        with (self.home / f"{host}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*PREFIX, *self.hosts.within(host), sys.executable, "-m", "elastic.cli", *words],
-                cwd=self.home,
-                env={**self._environment, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
+        command = [*PREFIX, *self.hosts.within(host), sys.executable, "-m", "elastic.cli", *words]
+        own = {"cwd": self.home, "env": {**self._environment, **environment}}
+        return children.start(command, self.home / f"{host}.log", obeys=False, **own)
 
     def _shown(self, name: str, role: Role) -> tuple[str, ...]:
         return () if self._papers is None else ("--certs", str(self._papers.of(name, role)))

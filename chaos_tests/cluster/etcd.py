@@ -15,6 +15,7 @@ from typing import Any
 
 from chaos_tests.cluster.hosts import PREFIX, Hosts, Loopback
 from elastic.errors import ElasticError, StoreError, StoreUnavailable
+from elastic.process import children
 from elastic.store.etcd import EtcdStore, Tls
 
 CALL_S = 5.0
@@ -103,10 +104,7 @@ class EtcdMembers:
             "--log-level=error",
             *self._flags,
         ]
-        with (self._directory / f"{name}.log").open("ab") as log:
-            self._members[number] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
-            )
+        self._members[number] = children.start(command, self._directory / f"{name}.log", obeys=False)
 
     def kill(self, *numbers: int) -> None:
         for number in numbers:

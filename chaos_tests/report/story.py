@@ -1,11 +1,9 @@
-"""What the plots show, told from a run: who lived when, what was done to whom, how fast it went."""
+"""What the report shows, told from a run: who lived when, what was done to whom, how fast it went."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from chaos_tests.checkers.history import Event, Injected, Run, injected
 
@@ -102,13 +100,3 @@ def _rates(run: Run, begin_ns: int, end_ns: int) -> tuple[float, ...]:
         counts[int((event.t_ns - begin_ns) / 1e9)] += int(event.line["applied"]) - before
         before = int(event.line["applied"])
     return tuple(float(counts[second]) for second in range(int((end_ns - begin_ns) / 1e9) + 1))
-
-
-RECOVERY_EDGES_MS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-
-
-def histogram(values_ms: Sequence[float]) -> list[tuple[str, int]]:
-    """(label, how many) for each bin."""
-    edges = (0, *RECOVERY_EDGES_MS)
-    rows = [(f"{low}-{high}", sum(low <= value < high for value in values_ms)) for low, high in pairwise(edges)]
-    return [*rows, (f"{edges[-1]}+", sum(value >= edges[-1] for value in values_ms))]

@@ -181,3 +181,9 @@ class FleetClient:
 def _asked(channel: grpc.Channel, question: pb.Question) -> pb.Answer:
     answer: pb.Answer = FleetStub(channel).Ask(question, timeout=TIMEOUT_S)
     return answer
+
+
+def ended_text(entry: dict[str, Any]) -> str:
+    """entry: that of the overview, of a job that is over."""
+    digest = f", digest {entry['digest']}" if entry["digest"] else ""
+    return f"{entry['job']} is over, exit {entry['exit_code']}: {entry['because']}{digest}"

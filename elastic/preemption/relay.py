@@ -56,6 +56,13 @@ def has_left(job_dir: Path, number: int) -> bool:
     return document is not None and document.get("round") == number
 
 
+def node_is_left(job_dir: Path) -> bool:
+    """Whether this node has to go, and the job's workers are gone from it because of that."""
+    document = _read(job_dir / NOTICES)
+    leaves = document is not None and any(notice["ends_s"] is not None for notice in document["notices"])
+    return document is not None and leaves and has_left(job_dir, document["round"])
+
+
 class NoticeRelay(NoticeSource):
     """What the node's daemon has heard; of several notices that which leaves least time."""
 

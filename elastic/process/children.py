@@ -1,4 +1,5 @@
-"""Child processes of this program: the environment that they are given, and how they end with their parent."""
+"""Child processes of this program: how they are started, the environment that they are given, and how they end with
+their parent."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+from elastic import file_modes
 from elastic.errors import ConfigError
-from elastic.process import notify
+from elastic.process import notify, stop_signals
 
 PR_SET_PDEATHSIG = 1
 
@@ -30,6 +35,29 @@ def own_environment() -> dict[str, str]:
     return {**own, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else str(root)}
 
 
+def python(module: str, *words: str) -> list[str]:
+    """The command of another process of the control plane, whose modules are not those of the working directory."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def start(
+    command: Sequence[str], log: Path | None = None, *, obeys: bool = True, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a child with the environment of the control plane, no input, and a process group of its own: Ctrl-C reaches
+    this process alone. log: gets its output and its errors. obeys: it is a child as stop_signals.py has it, and cannot
+    be stopped while it starts. options: those of Popen that are other ones. Raises OSError."""
+    with ExitStack() as stack:
+        if log is not None:
+            file = stack.enter_context(open(log, "ab", opener=file_modes.opener))
+            options = {"stdout": file, "stderr": file, **options}
+        environment = own_environment()
+        if obeys:
+            environment = stop_signals.environment(environment)
+            stack.enter_context(stop_signals.blocked())
+        own = {"env": environment, "stdin": subprocess.DEVNULL, "process_group": 0}
+        return subprocess.Popen(command, **{**own, **options})
+
+
 def dying_with_this(*command: str) -> list[str]:
     """The command as one whose process the kernel kills when the thread that starts it ends. Raises ConfigError if
     there is no setpriv, which begins it by its whole path."""
@@ -46,6 +74,11 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def ask(process: subprocess.Popen[bytes], asked: signal.Signals = signal.SIGTERM) -> None:
+    """Ask a child of this process to stop, if it lives."""
+    process.send_signal(stop_signals.order_to(process.pid, asked))
 
 
 def wait_or_kill(process: subprocess.Popen[bytes], within_s: float) -> None:

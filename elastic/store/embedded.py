@@ -51,14 +51,16 @@ class EmbeddedEtcd:
     It is killed by the kernel when the thread that started it ends, hence only the main thread may start it. Its
     directory goes with it; one that a killed process left behind is removed by the next start.
 
-    binary: path of the server; by default find_binary().
+    binary: path of the server; by default find_binary(). data: where it keeps its data, which outlasts it; by default
+    in its own directory.
     Raises ConfigError if it cannot be started here, StoreUnavailable if it is not healthy within START_S.
     """
 
-    def __init__(self, *, binary: str | None = None) -> None:
+    def __init__(self, *, binary: str | None = None, data: Path | None = None) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("only the main thread may start etcd: it dies with the thread that started it")
         self._binary = binary or find_binary()
+        self._data = str(data or "data")
         self._own = temp_dirs.in_tmp(PREFIX)
         self.directory = self._own.path
         self.endpoint = f"unix:{self.directory}/localhost:1"
@@ -111,7 +113,7 @@ class EmbeddedEtcd:
         command = children.dying_with_this(
             self._binary,
             "--name=embedded",
-            "--data-dir=data",
+            f"--data-dir={self._data}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
@@ -125,16 +127,7 @@ class EmbeddedEtcd:
         # Settings of another etcd must not reach this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         # Of the signals that every process may get, etcd stops in order by SIGTERM and SIGINT, whatever it inherits.
-        with (self.directory / "log").open("ab") as log, stop_signals.blocked():
-            return subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,  # Ctrl-C is for us to handle; etcd goes last
-            )
+        return children.start(command, self.directory / "log", cwd=self.directory, env=environment)
 
     def _wait_healthy(self) -> None:
         deadline_s = time.monotonic() + START_S

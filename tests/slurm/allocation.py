@@ -106,7 +106,7 @@ LIVE_GATES = {json.dumps(str(self._gates))}
 
     def kill(self, what: str) -> None:
         """etcd, the rendezvous, or a worker."""
-        words = {"etcd": "--name\0fleet", "rendezvous": "elastic\0rendezvous", "worker": str(TRAINER)}
+        words = {"etcd": "--name=embedded", "rendezvous": "elastic.platforms.common.fleet_host", "worker": str(TRAINER)}
         self._slurm.kill_program(words[what])
 
     def await_more_steps(self, count: int) -> None:

@@ -123,9 +123,8 @@ PURE_MODULES = (
     *("elastic.records.events.page", "elastic.records.events.story", "elastic.records.events.table"),
     "elastic.platforms.search.decisions",
     "elastic.security.roles",
-    "elastic.platforms.slurm.agents_script",
     "elastic.platforms.slurm.batch_options",
-    "elastic.platforms.slurm.fleet_script",
+    "elastic.platforms.slurm.batch_scripts",
     "elastic.store.base",
     "elastic.store.chunks",
     "elastic.version",
@@ -136,7 +135,6 @@ PURE_MODULES = (
 SMALL = {
     "runtime.allreduce.reduction.host_copies": "what reductions, fingerprints and guards have in common",
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
-    "chaos_tests.run.publish": "`elastic chaos report` needs it, and nothing that makes a run",
     "elastic.agent.context": "what all parts of an agent have, and none of them makes",
     "elastic.agent.process.mpi_placeholder": "a program that mpirun starts, from the standard library alone",
     "elastic.agent.worker.stack_dump": "both ends of one signal: the agent asks, and the worker shows",

@@ -87,8 +87,7 @@ class WaitingAgent:
                 out, log = (stack.enter_context(open(path, "ab", opener=file_modes.regular)) for path in paths)
             self._log = os.fstat(log.fileno())
             self._directory = os.stat(how.directory or ".")
-            stack.enter_context(stop_signals.blocked())
-            self.process = subprocess.Popen(
+            self.process = children.start(
                 [sys.executable, *COMMAND, *how.words],
                 env=how.environment,
                 cwd=how.directory or None,
@@ -96,7 +95,6 @@ class WaitingAgent:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=log,
-                process_group=0,  # Ctrl-C reaches the daemon alone, which ends the rest in order
                 **(user.start() if user is not None else {}),
             )
 

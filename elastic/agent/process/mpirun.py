@@ -27,12 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from elastic import file_modes
 from elastic.agent.process import mpi_placeholder, worker_process
 from elastic.agent.process.process_start import worker_environment
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import ConfigError
-from elastic.process import children, stop_signals
+from elastic.process import children
 from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory, temp_dirs
 from elastic.records.journal import Journal
@@ -151,19 +150,10 @@ class Mpirun:
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
         # mpirun inherits blocked stop signals and keeps them blocked; it is ended with SIGKILL.
-        with open(self._log, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
-            started = subprocess.Popen(
-                children.dying_with_this(
-                    *(program, *options),
-                    *DEAF,
-                    *(sys.executable, "-I", "-S", str(Path(mpi_placeholder.__file__)), address),
-                ),
-                env={**environment(os.environ), "TMPDIR": str(ranks.directory)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        return _Program(started)
+        placeholder = (sys.executable, "-I", "-S", str(Path(mpi_placeholder.__file__)), address)
+        command = children.dying_with_this(program, *options, *DEAF, *placeholder)
+        variables = {**environment(os.environ), "TMPDIR": str(ranks.directory)}
+        return _Program(children.start(command, self._log, env=variables, process_group=None))
 
     def _take(
         self, ranks: Ranks, its: Mapping[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter

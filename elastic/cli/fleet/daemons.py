@@ -24,6 +24,7 @@ from elastic.preemption import selection
 from elastic.process import log
 from elastic.process.log_line import LogFormat
 from elastic.process.option_file import OptionFile, differences
+from elastic.protocol.worker_id import node_name
 from elastic.records.job_directory import DEFAULT_PARENT
 from elastic.rendezvous.endpoint import address_towards, check_plain, check_reachable, own_address, parse
 from elastic.security.roles import ETCD_SERVER_NAME, Role
@@ -360,7 +361,7 @@ def _metrics_of_agent(checked: _Checked) -> AbstractContextManager[str]:
 
 def _node_of(options: argparse.Namespace) -> str:
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    node: str = options.node if options.node is not None else default_node(host)
+    node: str = options.node if options.node is not None else node_name(host)
     check_name("--node", node)
     return node
 
@@ -432,11 +433,6 @@ def default_slots(environment: Mapping[str, str]) -> int:
         if (count := environment.get(variable, "")).isdecimal() and int(count) > 0:
             return int(count)
     return 1
-
-
-def default_node(host: str) -> str:
-    """The host's name as that of a node: without its domain."""
-    return "".join(c if c.isalnum() else "-" for c in host.partition(".")[0].lower()).strip("-")[:63] or "node"
 
 
 def _one(option: str, values: tuple[str, ...]) -> tuple[str]:

@@ -111,6 +111,8 @@ def owner_text(owner: dict[str, str] | None) -> str:
 
 
 def _stop(options: argparse.Namespace) -> int:
+    from elastic.fleet.client import ended_text
+
     client = client_of(options)
     job = client.stop(options.job, "asked for by `elastic stop`")
     with waiting(f"{job} ends by itself; `elastic jobs` shows when it has"):
@@ -120,6 +122,8 @@ def _stop(options: argparse.Namespace) -> int:
 
 def wait_for(options: argparse.Namespace, client: FleetClient, job: str) -> int:
     """Until the job is over, which is said. Returns its exit code."""
+    from elastic.fleet.client import ended_text
+
     with waiting(f"{job} goes on; `elastic stop {job}` ends it"):
         ended = await_end(client, job, None)
     return answer(options, ended, ended_text(ended), int(ended["exit_code"]))
@@ -142,8 +146,3 @@ def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise ElasticError(f"{job} is not over after {within_s:g} s; `elastic status` shows what it does")
         time.sleep(END_POLL_S)  # a remote process: there is nothing to wait on
-
-
-def ended_text(entry: dict[str, Any]) -> str:
-    digest = f", digest {entry['digest']}" if entry["digest"] else ""
-    return f"{entry['job']} is over, exit {entry['exit_code']}: {entry['because']}{digest}"

@@ -164,21 +164,23 @@ def _enter(options: argparse.Namespace) -> int:
 
 
 def _agent(options: argparse.Namespace) -> int:
-    from elastic.platforms.k8s.agent_pod import AgentPodOptions, serve
+    from elastic.platforms.common.agent_child import AgentPlace
+    from elastic.platforms.k8s.agent_pod import job_of, serve
     from elastic.preemption.kubernetes_notices import POD
 
     words = [
         word for name in ("address", "slots", "metrics", "notices") for word in (f"--{name}", getattr(options, name))
     ]
-    found = AgentPodOptions(
+    place = AgentPlace(
         replicas=parse("--rendezvous", options.rendezvous),
-        own=options.own,
+        certs=options.own,
         node=_of_pod(os.environ, POD),
+        job=job_of(options.own),
         jobs_dir=options.jobs_dir,
         grace_s=options.grace,
         words=words,
     )
-    return serve(found)
+    return serve(place)
 
 
 def _probe(options: argparse.Namespace) -> int:

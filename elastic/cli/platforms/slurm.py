@@ -106,7 +106,7 @@ def _add_common(verb: argparse.ArgumentParser, directory: Path | None, about: st
 
 
 def _agents(options: argparse.Namespace) -> int:
-    from elastic.platforms.slurm.agents_script import AgentsOptions, agents_script
+    from elastic.platforms.slurm.batch_scripts import AgentsOptions, agents_script
 
     replicas, certs = parse("--rendezvous", options.rendezvous), options.certs
     check_plain("--rendezvous", replicas, allowed=options.insecure or certs is not None)
@@ -123,11 +123,11 @@ def _agents(options: argparse.Namespace) -> int:
 
 def _fleet(options: argparse.Namespace) -> int:
     from elastic.cli.fleet.submit import read_job_file
-    from elastic.platforms.slurm.fleet_script import FleetOptions, fleet_script
+    from elastic.platforms.slurm.batch_scripts import FleetOptions, fleet_script
 
     spec = read_job_file(options.file)
     batch = _batch(options, spec.name, options.dir or FLEETS_DIR)
-    found = FleetOptions(batch=batch, job=str(options.file.absolute()), anew=options.dir is None)
+    found = FleetOptions(batch=batch, python=sys.executable, job=str(options.file.absolute()), anew=options.dir is None)
     return _done(fleet_script(found), submit=options.submit)
 
 

@@ -32,7 +32,7 @@ from elastic.fleet.documents import Submission
 from elastic.fleet.node.job_environment import DEVICES_VARIABLE, NodeSettings, with_environment
 from elastic.fleet.node.notice_board import NoticeBoard
 from elastic.preemption.selection import RELAYED
-from elastic.process import log_line, stop_signals
+from elastic.process import children, log_line
 from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory
 from elastic.records.files import TOKEN, create_atomically, read_regular, write_atomically
@@ -232,9 +232,9 @@ class JobRunner:
         assert keeper.stdin is not None
         try:
             if not await _first(ended, self._leave):
-                keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGTERM))
+                children.ask(keeper)
                 if not await _first(ended, self._stop, within_s=self._site.grace_s + SLACK_S):
-                    keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGINT))
+                    children.ask(keeper, signal.SIGINT)
                     await _first(ended, within_s=STOP_S)
             keeper.stdin.close()  # the keeper kills what is left, and ends
             await ended.wait()

@@ -95,8 +95,8 @@ class Daemon:
         """Serve until a signal came and no job runs here any more. Returns 128 + the signal's number."""
         host_memory.sweep()  # a daemon that was killed with its keepers may have left memory
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+        for number, asked in stop_signals.obeyed().items():
+            loop.add_signal_handler(number, self._signalled, asked)
         if self._settings is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._board.watch(selection.sources(self._site.notices, os.environ))

@@ -9,6 +9,7 @@ fleet_source.py    the jobs of a fleet, through its replicas
 feeds.py           polls the sources, and wakes the pages that wait
 app.py             the pages and their data over HTTP, with server-sent events
 connections.py     how many connections there may be, and how long one may wait with its request
+saved_page.py      the page of a job that is over, as one file
 pages.py           the page of a job or of a fleet: its source, its feed and its server
 server.py          the process: address, port, signals
 __main__.py        the same beside `elastic run --dashboard`

@@ -23,7 +23,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
-from importlib import resources
 from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
@@ -36,6 +35,7 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.fleet.remote_logs import is_worker
 from elastic.observability.dashboard.access import HEADERS, Access, HttpRefusal
 from elastic.observability.dashboard.feeds import FleetFeed, JobFeed
+from elastic.observability.dashboard.saved_page import PAGE, STATIC
 from elastic.observability.dashboard.sources import Action
 from elastic.records.events import story
 
@@ -50,8 +50,6 @@ BODY_BYTES = 4096
 STORY_MOMENTS = 2000
 LOG_TAIL = 1 << 16
 
-STATIC = resources.files("elastic.observability.dashboard") / "static"
-PAGE = "page.html"
 FILES: Mapping[str, str] = {
     "page.css": "text/css",
     "page.js": "text/javascript",

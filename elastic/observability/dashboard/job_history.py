@@ -152,7 +152,7 @@ class JobHistory:
             self._behind = len(shown) > LIVE_STEPS
             told = []
             for step in shown:
-                told.append(self._steps.add(step["step"], dict(_numbers(step.get("scalars", {})))))
+                told.append(self._steps.add(step["step"], dict(numbers(step.get("scalars", {})))))
                 self._applied += 1
                 self._samples += samples_of(dict(step))
             if self._behind:
@@ -253,7 +253,7 @@ def _head(line: Line) -> dict[str, Any]:
     return {"t": line["t_wall"], "generation": line["generation"], "because": line.get("because", "")}
 
 
-def _numbers(scalars: object) -> Iterator[tuple[str, float]]:
+def numbers(scalars: object) -> Iterator[tuple[str, float]]:
     """Finite values; the ledger has "nan" and "inf" as text, and a curve has a gap there."""
     if isinstance(scalars, Mapping):
         for name, value in scalars.items():

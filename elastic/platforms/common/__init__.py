@@ -1,4 +1,4 @@
-"""A job on the nodes of another system, Ray or Spark, which starts a task of ours on each node.
+"""A job on the nodes of another system, which starts a task of ours on each node.
 
     driver --child--> fleet host: etcd, and one replica of the rendezvous, for this job alone
     task of the engine --child--> agent of the node --> workers
@@ -10,6 +10,7 @@ job_request.py    what is to run, and its JobSpec. Pure
 name_claim.py     of two calls at once with one name, one trains
 fleet_host.py     the program that holds etcd and the rendezvous
 private_fleet.py  the driver's side of it: certificates, tickets, questions
-node_task.py      what a task does on its node
+agent_child.py    an agent as a child, until the job is over
+node_task.py      what a task of Ray or Spark does on its node
 job_driver.py     one job from its start to its result
 """

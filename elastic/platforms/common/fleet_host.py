@@ -1,7 +1,9 @@
-"""`python -m elastic.platforms.common.fleet_host DIR HOST`: etcd and one replica of the rendezvous, for one job.
+"""`python -m elastic.platforms.common.fleet_host DIR CERTS LISTEN ETCD DATA`: etcd and one replica of the rendezvous,
+for one job.
 
 It ends when its input is closed or its parent is gone, and etcd with it. An etcd that ends meanwhile is started again
-on its data. DIR: has `services`, the certificates of the replica, and gets `rendezvous.json` when it listens.
+on its data. DIR: gets `rendezvous.json` when it listens. CERTS: of the replica. ETCD: the server's path; "": any.
+DATA: what etcd keeps; "": nothing outlasts it.
 """
 
 from __future__ import annotations
@@ -23,25 +25,22 @@ from elastic.security.roles import Role
 from elastic.security.secure_server import ServerCertificates
 from elastic.store.embedded import EmbeddedEtcd
 
-SERVICES = "services"
-"""The directory of its certificates."""
-
 PARENT_LOOK_S = 1.0
 
 
-def main(directory: Path, host: str) -> int:
+def main(directory: Path, certs: Path, listen: str, binary: str, data: str) -> int:
     parent = os.getppid()
     begin = log.beginning(LogFormat.TEXT, log.LEVEL)
     try:
-        lock = ServerCertificates(of_role(directory / SERVICES, Role.RENDEZVOUS))
-        with EmbeddedEtcd() as etcd:
+        lock = ServerCertificates(of_role(certs, Role.RENDEZVOUS))
+        with EmbeddedEtcd(binary=binary or None, data=Path(data) if data else None) as etcd:
             over = threading.Event()
             for watch in ((_end_with, parent), (_keep, etcd, over)):
                 threading.Thread(target=watch[0], args=watch[1:], daemon=True).start()
             try:
                 # What etcd has is this job's alone: a version that may lose it when it is killed will do.
                 return asyncio.run(
-                    Server(directory, [etcd.endpoint], f"{host}:0", lock, unsafe_etcd=True, listens=begin).run()
+                    Server(directory, [etcd.endpoint], listen, lock, unsafe_etcd=True, listens=begin).run()
                 )
             finally:
                 over.set()
@@ -73,4 +72,4 @@ def _keep(etcd: EmbeddedEtcd, over: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]))

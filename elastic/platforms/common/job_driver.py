@@ -89,7 +89,7 @@ class JobDriver:
             self._resumed = found
             """The checkpoint with which the job has begun."""
             resume = f"@{found}" if found is not None else ""
-            self.fleet = opened.enter_context(PrivateFleet(host))
+            self.fleet = opened.enter_context(PrivateFleet(f"{host}:0"))
             self.job = str(self.fleet.client.submit(self._spec, resume, identity=identity)["job"])
             self._opened = opened.pop_all()
         self._asks_s = 0.0

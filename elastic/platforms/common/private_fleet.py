@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+from elastic import file_modes
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
-from elastic.platforms.common.fleet_host import SERVICES
 from elastic.platforms.common.node_task import Ticket
-from elastic.process import children, stop_signals
+from elastic.process import children
 from elastic.records import temp_dirs
 from elastic.records.job_directory import read_json
 from elastic.security import certificate_authority
@@ -23,41 +25,59 @@ PREFIX = "elastic-fleet-"
 START_S = 60.0
 STOP_S = 5.0
 POLL_S = 0.05
-OPERATOR = "operator"
+SERVICES, OPERATOR = "services", "operator"
+"""Directories of certificates."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFleet:
+    """What outlasts a fleet. directory: gets `etcd`, its data, `rendezvous`, and `certs`, which are made anew each
+    time. etcd: path of the server. operator: the name in the operator's certificate."""
+
+    directory: Path
+    etcd: str
+    operator: str
 
 
 class PrivateFleet:
-    """A context manager. From any thread. host: the address of this machine that the nodes reach.
+    """A context manager. From any thread. listen: "host:port" of this machine that the nodes reach; port 0: any. keeps:
+    what outlasts it; None: nothing.
 
     Raises ElasticError if it cannot be started.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, listen: str, keeps: KeptFleet | None = None) -> None:
         self._own = temp_dirs.in_tmp(PREFIX)
-        self.directory = self._own.path
+        self.directory = self.certs = self._own.path
         """Only this user can read it. It is removed with the fleet."""
+        self._etcd = ("", "")
+        if keeps is not None:
+            self.directory, self.certs = (keeps.directory / name for name in ("rendezvous", "certs"))
+            self._etcd = (keeps.etcd, str(keeps.directory / "etcd"))
+        self._listen = listen
         try:
-            self._start(host)
+            self._certify(OPERATOR if keeps is None else keeps.operator)
+            self.begin()
         except BaseException:
             self._own.remove()
             raise
 
-    def _start(self, host: str) -> None:
-        certificate_authority.create(self.directory / "ca")
-        self._authority = certificate_authority.Authority(self.directory / "ca")
-        self._authority.issue("fleet", [Role.RENDEZVOUS], self.directory / SERVICES)
-        self._authority.issue(OPERATOR, [Role.OPERATOR], self.directory / OPERATOR)
-        (self.directory / "journal").mkdir()
-        command = [sys.executable, "-P", "-m", "elastic.platforms.common.fleet_host", str(self.directory), host]
-        with (self.directory / "log").open("ab") as log, stop_signals.blocked():
-            self._process = subprocess.Popen(
-                command,
-                env=stop_signals.environment(children.own_environment()),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
+    def _certify(self, operator: str) -> None:
+        """The authority's key is in the memory of this process alone."""
+        authority = self._own.path / "ca"
+        certificate_authority.create(authority)
+        self._authority = certificate_authority.Authority(authority)
+        shutil.rmtree(authority)
+        self._authority.issue("fleet", [Role.RENDEZVOUS], self.certs / SERVICES)
+        self._authority.issue(operator, [Role.OPERATOR], self.certs / OPERATOR)
+
+    def begin(self) -> None:
+        """Start it; also again, after its process has ended. Raises ElasticError if it does not listen in time."""
+        file_modes.make_directory(self.directory / "journal")
+        (self.directory / "rendezvous.json").unlink(missing_ok=True)
+        words = (str(self.directory), str(self.certs / SERVICES), self._listen, *self._etcd)
+        command = children.python("elastic.platforms.common.fleet_host", *words)
+        self._process = children.start(command, self.directory / "log", stdin=subprocess.PIPE)
         try:
             deadline_s = time.monotonic() + START_S
             while (told := read_json(self.directory / "rendezvous.json")) is None:
@@ -66,7 +86,7 @@ class PrivateFleet:
                     raise ElasticError(f"the rendezvous did not listen within {START_S:g} s: {self._log_tail()}")
                 time.sleep(POLL_S)  # a file of another process: there is nothing to wait on
             self.address = str(told["address"])
-            keyring = of_role(self.directory / OPERATOR, Role.OPERATOR)
+            keyring = of_role(self.certs / OPERATOR, Role.OPERATOR)
             self.client = FleetClient([self.address], channels=ChannelFactory(keyring))
         except BaseException:
             self._end()
@@ -91,13 +111,16 @@ class PrivateFleet:
     @property
     def environment(self) -> dict[str, str]:
         """For `elastic status`, `elastic top` and the others, on this machine."""
-        return {"ELASTIC_RENDEZVOUS": self.address, "ELASTIC_CERTS": str(self.directory / OPERATOR)}
+        return {"ELASTIC_RENDEZVOUS": self.address, "ELASTIC_CERTS": str(self.certs / OPERATOR)}
+
+    def issue(self, node: str) -> Path:
+        """Certificates for this node, with which it may also look at the job."""
+        self._authority.issue(node, [Role.AGENT, Role.VIEWER], self.certs / node)
+        return self.certs / node
 
     def ticket(self, job: str, node: str, slots: int, grace_s: float, function: bytes | None) -> Ticket:
         """For a task that is to be this node. Each node has a name of its own, also one that takes another's place."""
-        out = self.directory / node
-        self._authority.issue(node, [Role.AGENT, Role.VIEWER], out)
-        certificates = {path.name: path.read_bytes() for path in out.iterdir()}
+        certificates = {path.name: path.read_bytes() for path in self.issue(node).iterdir()}
         return Ticket(self.address, job, node, slots, grace_s, certificates, function)
 
     def forget(self, node: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import selectors
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elastic import file_modes
 from elastic.errors import ConfigError
-from elastic.process import children, stop_signals
+from elastic.process import children
 
 MODULE = "elastic.observability.dashboard"
 LOG = "dashboard.log"
@@ -37,19 +35,12 @@ def check_installed() -> None:
 def beside(job_dir: Path) -> Iterator[str]:
     """A dashboard of the job until the end of the context. Yields a sentence with the address to open, or why there is
     none: then training goes on without it."""
-    with open(job_dir / "logs" / LOG, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, "--job-dir", str(job_dir)],
-            env=stop_signals.environment(children.own_environment()),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            process_group=0,  # Ctrl-C reaches `elastic run` alone
-        )
+    command = children.python(MODULE, "--job-dir", str(job_dir))
+    process = children.start(command, job_dir / "logs" / LOG, stdout=subprocess.PIPE)
     try:
         yield _how_it_started(process)
     finally:
-        process.send_signal(stop_signals.order_to(process.pid, stop_signals.HELD[0]))
+        children.ask(process)
         children.wait_or_kill(process, END_S)
         assert process.stdout is not None
         process.stdout.close()

@@ -72,14 +72,9 @@ class ScriptRuns:
         variables.pop(AGENT_SOCKET, None)
         began_s = time.monotonic()
         with open(self.directory / f"{name}.err", "w+", errors="replace") as errors:
-            process = subprocess.Popen(
-                children.dying_with_this(*self.command),
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-            )
+            own: dict[str, Any] = {"env": variables, "stdout": subprocess.DEVNULL, "stderr": errors}
+            own |= {"process_group": None, "start_new_session": True}
+            process = children.start(children.dying_with_this(*self.command), obeys=False, **own)
             try:
                 while not _ended(process):
                     _say(title, path, self.steps, began_s)

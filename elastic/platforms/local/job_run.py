@@ -63,9 +63,6 @@ NOTICES_S = 1.0
 LOG_TAIL_LINES = 15
 CHUNK = 65_536
 
-PYTHON = (sys.executable, "-P", "-m")
-"""-P: a file of the working directory must not replace a module of the control plane."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
@@ -232,19 +229,11 @@ class _Children:
     def _spawn(self, log_of: str, command: Sequence[str], pipes: int) -> subprocess.Popen[bytes]:
         """pipes: what its input and its output are."""
         file_modes.make_directory(self._dir / "logs")  # somebody may have removed the directory
-        with open(self._log_of(log_of), "ab", opener=file_modes.opener) as log, stop_signals.blocked():
-            return subprocess.Popen(
-                command,
-                env=stop_signals.environment(children.own_environment()),
-                stdin=pipes,
-                stdout=pipes,
-                stderr=log,
-                process_group=0,  # Ctrl-C reaches this process alone, which stops the others in order
-            )
+        return children.start(command, self._log_of(log_of), stdin=pipes, stdout=pipes)
 
     def _spawn_keeper(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The agent, in the care of a process that lives until everything below it is gone, and ends as it did."""
-        command = [*PYTHON, "elastic.agent.process.subreaper", *arguments]
+        command = children.python("elastic.agent.process.subreaper", *arguments)
         return self._spawn("elastic.agent", command, subprocess.PIPE)
 
     def _end_agent(self) -> None:
@@ -255,7 +244,7 @@ class _Children:
 
     def _start_rendezvous(self) -> None:
         module, where = "elastic.rendezvous", ("--job-dir", str(self._dir), "--etcd", self._etcd.endpoint)
-        command = children.dying_with_this(*PYTHON, module, *where)
+        command = children.dying_with_this(*children.python(module, *where))
         self._rendezvous = self._spawn(module, command, subprocess.DEVNULL)
         self._rendezvous_lives.started()
         self._watch_exit(self._rendezvous, self._rendezvous_ended)
@@ -328,7 +317,7 @@ class _Children:
             self._display.notice(
                 f"the rendezvous service ended {SHORT_LIVES} times, the last time with {how}; giving up"
             )
-            _ask(self._agent, signal.SIGINT)
+            children.ask(self._agent, signal.SIGINT)
             return
         timing = self._spec.timing
         wait_s = min(timing.backoff_max_s, timing.backoff_min_s * (2**self._rendezvous_lives.number - 2))
@@ -348,14 +337,14 @@ class _Children:
         if self._grace_s is None:
             self._leave_ends_s = time.monotonic() + LEAVE_S
         self._signals.received.clear()
-        _ask(self._agent, signal.SIGTERM)
+        children.ask(self._agent, signal.SIGTERM)
         return True
 
     def _stop(self) -> RunOutcome:
         deadline_s = time.monotonic() + STOP_S
         before = self._result()
-        _ask(self._rendezvous, signal.SIGTERM)
-        _ask(self._agent, signal.SIGINT)  # SIGTERM asks it to leave in order
+        children.ask(self._rendezvous, signal.SIGTERM)
+        children.ask(self._agent, signal.SIGINT)  # SIGTERM asks it to leave in order
         while self._agent.poll() is None and (left_s := deadline_s - time.monotonic()) > 0:
             self._turn(left_s)
             if len(self._signals.received) > 1:
@@ -367,7 +356,7 @@ class _Children:
 
     def _end_rendezvous(self) -> None:
         if not (self._dir / "result.json").exists():
-            _ask(self._rendezvous, signal.SIGTERM)
+            children.ask(self._rendezvous, signal.SIGTERM)
         children.wait_or_kill(self._rendezvous, RENDEZVOUS_END_S)
 
     def _outcome(self) -> RunOutcome:
@@ -440,10 +429,6 @@ def how_stopped(
     if before is not None and before.exit_code != ExitCode.STATE_LOST:
         return before
     return RunOutcome(code, f"stopped by {number.name}; the same command again goes on from the newest checkpoint")
-
-
-def _ask(child: subprocess.Popen[bytes], asked: signal.Signals) -> None:
-    child.send_signal(stop_signals.order_to(child.pid, asked))
 
 
 def _how(status: int | None) -> str:

@@ -94,15 +94,9 @@ def _run(words: list[str], function: Path, job_dir: Path, *, quiet: bool) -> Non
     """Raises ConfigError, LaunchFailed, KeyboardInterrupt."""
     shown, reason = in_notebook(), function.with_name("reason")
     pipe = subprocess.PIPE if shown else None
-    command = [sys.executable, "-P", "-m", "elastic.cli", "run", *(["--quiet"] if shown and not quiet else []), *words]
-    process = subprocess.Popen(
-        children.dying_with_this(*command),
-        env={**children.own_environment(), function_file.VARIABLE: str(function), children.REASON_FILE: str(reason)},
-        stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        process_group=0,  # an interrupt reaches this process alone, which passes it on
-    )
+    command = children.python("elastic.cli", "run", *(["--quiet"] if shown and not quiet else []), *words)
+    own = {**children.own_environment(), function_file.VARIABLE: str(function), children.REASON_FILE: str(reason)}
+    process = children.start(children.dying_with_this(*command), obeys=False, env=own, stdout=pipe, stderr=pipe)
     errors = CellStream(sys.stderr, sorts=True)
     try:
         if shown:

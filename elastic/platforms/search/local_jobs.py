@@ -5,16 +5,14 @@ The kernel ends them with the search, so a search that is started again finds wh
 
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from elastic.errors import ExitCode
 from elastic.platforms.search.decisions import JobState, TrialJobView, values_of
-from elastic.process import children, stop_signals
+from elastic.process import children
 from elastic.records import job_directory
 from elastic.records.job_follower import Growing, parsed_steps
 
@@ -48,16 +46,8 @@ class LocalJobs:
         while job_directory.is_live(directory) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)  # processes of a search that was killed: there is nothing to wait on
         own = ("--quiet", "--name", self.name(trial), "--job-dir", str(directory))
-        command = [sys.executable, "-P", "-m", "elastic.cli", "run", *self._options, *own, *words]
-        with (self._home / f"{self.name(trial)}.log").open("ab") as log:
-            self._running[trial] = subprocess.Popen(
-                children.dying_with_this(*command),
-                env=children.own_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
+        command = children.dying_with_this(*children.python("elastic.cli", "run", *self._options, *own, *words))
+        self._running[trial] = children.start(command, self._home / f"{self.name(trial)}.log", obeys=False)
         self._stopped.discard(trial)
 
     def look(self, trial: int) -> TrialJobView:
@@ -85,7 +75,7 @@ class LocalJobs:
         """Ask for the end of the job: after a step, with a checkpoint."""
         process = self._running.get(trial)
         if process is not None and process.poll() is None and trial not in self._stopped:
-            process.send_signal(stop_signals.order_to(process.pid, signal.SIGTERM))
+            children.ask(process)
         self._stopped.add(trial)
 
     def close(self) -> None:

@@ -51,10 +51,9 @@ class BatchOptions:
             f"export PATH={shlex.quote(self.programs)}:$PATH",
         ]
 
-    def agent_words(self) -> list[str]:
-        """The options of `elastic agent` that both scripts have."""
-        slots = [] if self.slots is None else ["--slots", str(self.slots)]
-        return ["--grace", str(self.grace_s), *slots]
+    def slot_words(self) -> list[str]:
+        """For `elastic agent`."""
+        return [] if self.slots is None else ["--slots", str(self.slots)]
 
 
 def _by_option(words: Sequence[str]) -> list[list[str]]:

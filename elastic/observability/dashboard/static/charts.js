@@ -101,13 +101,14 @@ export function lineChart(element, name, stroke, options = {}) {
     axes: axes(options.label ?? "", options.time ? times : undefined),
     series: [
       options.time ? TIME : { label: "step" },
+      ...(options.beside ? [{ label: options.beside, stroke: `${color("--warn")}66`, width: 5, points: { show: false }, value: (_, value) => short(value) }] : []),
       { label: name, stroke: color(stroke), width: 1.5, points: { show: false }, value: (_, value) => short(value) },
       ...(options.band ? [
         { label: "least", stroke: `${color(stroke)}55`, width: 1, points: { show: false }, value: (_, value) => short(value) },
         { label: "most", stroke: `${color(stroke)}55`, width: 1, points: { show: false }, value: (_, value) => short(value) },
       ] : []),
     ],
-    bands: options.band ? [{ series: [3, 2], fill: `${color(stroke)}22` }] : [],
+    bands: options.band ? [{ series: options.beside ? [4, 3] : [3, 2], fill: `${color(stroke)}22` }] : [],
   }));
 }
 

@@ -56,7 +56,14 @@ function toast(said, level = "info") {
 
 class Refused extends Error {}
 
+// In a page that is a file: what the server would have answered.
+const saved = JSON.parse($("saved")?.textContent ?? "null");
+
 async function get(path) {
+  if (saved) {
+    if (path in saved) return saved[path];
+    throw new Refused("this file does not have it; elastic dashboard shows it from the files of the job");
+  }
   const answer = await fetch(path, { credentials: "same-origin" });
   const document_ = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Refused(document_.error ?? `the dashboard answers ${answer.status}`);
@@ -107,6 +114,7 @@ function panel(title, ...content) {
 }
 
 function place(changes) {
+  if (saved) return; // browsers refuse it for files
   const address = new URL(location.href);
   for (const [name, value] of Object.entries(changes)) {
     if (value === null) address.searchParams.delete(name);
@@ -154,6 +162,7 @@ class JobPage {
   }
 
   follow() {
+    if (saved) return;
     const { boot, number } = this.document;
     const events = new EventSource(`${this.path}/events?after=${boot}-${number}`);
     this.events = events;
@@ -272,7 +281,7 @@ class JobPage {
     this.head = shown;
     const state = status.state ?? "starting";
     const can = (action) => session.may_act && (this.document.actions ?? []).includes(action) && state !== "closed" && state !== "ended";
-    const where = this.connected ? h("span", { class: "live good", id: "connection" }, "live") : h("span", { class: "live warn", id: "connection" }, this.over ? "the dashboard has ended" : "connecting");
+    const where = saved ? "" : this.connected ? h("span", { class: "live good", id: "connection" }, "live") : h("span", { class: "live warn", id: "connection" }, this.over ? "the dashboard has ended" : "connecting");
     const exit = status.exit_code === undefined || status.exit_code === null ? "" : `exit ${status.exit_code}`;
     document.title = `${this.name}: ${state}`;
     $("top").replaceChildren(...[
@@ -355,10 +364,12 @@ class JobPage {
     if (this.lossChart && this.lossBand !== band) { forget(this.lossChart); this.lossChart = null; }
     if (!this.lossChart) {
       $("loss").replaceChildren();
-      this.lossChart = lineChart($("loss"), this.scalar, "--accent", { band, label: "step" });
+      this.lossChart = lineChart($("loss"), this.scalar, "--accent", { band, label: "step", beside: this.document.beside?.name });
       this.lossBand = band;
     }
-    this.lossChart.update(band ? [steps.at, values.mean, values.min, values.max] : [steps.at, values.mean]);
+    const beside = this.document.beside;
+    const others = beside ? [steps.at.map((at) => beside.steps.values[this.scalar]?.mean[beside.steps.at.indexOf(at)] ?? null)] : [];
+    this.lossChart.update([steps.at, ...others, ...(band ? [values.mean, values.min, values.max] : [values.mean])]);
   }
 
   draw_rate() {

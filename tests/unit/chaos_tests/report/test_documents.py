@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +18,16 @@ from chaos_tests.checkers import judge
 from chaos_tests.checkers.history import Run
 from chaos_tests.nemesis import etcd_members
 from chaos_tests.nemesis.membership_view import MembershipView
-from chaos_tests.report import documents, plots
-from chaos_tests.report.story import histogram, tell
+from chaos_tests.report import documents, page
+from chaos_tests.report.story import tell
 from chaos_tests.run import listing, request
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.faults import Aim, Fault, Ground, choose
 from chaos_tests.scenario.schedule import PRESETS, ground_of, plan, preset_of
 from elastic.cli import main
 from elastic.errors import ConfigError, ExitCode
+from elastic.observability.dashboard.saved_page import saved_page
+from tests.unit.elastic.observability.dashboard.test_app import write_job
 from tests.unit.histories import C, event, good, with_events, with_result, with_step, without
 
 HOLDERS = ["a", "b", "c"]
@@ -123,17 +127,22 @@ def test_a_world_knows_who_holds_the_state_and_who_is_on_the_way() -> None:
 
 
 class Page(HTMLParser):
-    """Every tag that is opened is closed, and nothing is loaded from elsewhere."""
+    """Every tag that is opened is closed, and nothing is loaded from elsewhere. saved: what the page is made of."""
 
     VOID = ("meta", "br")
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.words = ""
+        self.saved: dict[str, Any] = {}
+        self._is_saved = False
+        self.feed(text)
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        assert not {"src", "href"} & {name for name, _ in attributes}
+        assert not {"src", "href"} & {name for name, value in attributes if value != "#main"}
+        self._is_saved = ("id", "saved") in attributes
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -141,15 +150,29 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.words += data
+        if self._is_saved:
+            self.saved, self._is_saved = json.loads(data), False
+        elif self.open and self.open[-1] not in ("script", "style"):
+            self.words += data
 
 
-def test_the_page_is_whole_and_asks_the_network_for_nothing() -> None:
-    page = Page()
-    page.feed(documents.page(ASKED, good(), judge(good()), [{"recovery_ms": 42.0, "complete": True}]))
-    assert page.open == []
-    for word in ("Chaos: ", "PASSED", "train.py <&>", "every sample exactly once", "kill", C):
-        assert word in page.words
+def test_the_page_says_what_was_decided_and_who_was_hit() -> None:
+    told = Page(page.above(ASKED, good(), judge(good())))
+    for word in ("Chaos: ", "PASSED", "train.py <&>", "every sample exactly once"):
+        assert word in told.words
+
+
+def test_the_report_is_the_page_of_the_job_in_one_file_that_asks_the_network_for_nothing(tmp_path: Path) -> None:
+    write_job(tmp_path / "faulty")
+    text = saved_page(tmp_path / "faulty", "cha os", "<p>above</p>", {"rate": {"at": [1.0], "values": {}}})
+    told = Page(text)
+    document = told.saved["/api/jobs/cha%20os"]
+    assert told.saved["/api/session"]["job"] == "cha os" and not told.saved["/api/session"]["may_act"]
+    assert document["moments"] and document["rate"] == {"at": [1.0], "values": {}}
+    assert "uPlot" in text and "import {" not in text and "above" in told.words
+    assert document["status"]["digest"] == "d" * 64 and document["summary"]["last_step"] == 4
+    used = set(re.findall(r"this\.document\.(\w+)", text))
+    assert used - document.keys() == {"beside"}, "of the report of a chaos run alone"
 
 
 def test_the_documents_say_what_was_decided() -> None:
@@ -169,12 +192,6 @@ def test_a_message_with_colours_and_what_is_no_text_does_not_spoil_the_documents
     assert any("no loss" in found.attrib["message"] for found in suite.findall("*/failure"))
 
 
-def test_a_scalar_that_goes_to_both_ends_of_the_numbers_is_drawn() -> None:
-    assert plots.ticks(float("inf")) == [0.0]
-    spoiled = with_step(with_step(good(), 0, scalars={"loss": -1.7e308}), 1, scalars={"loss": 1.7e308})
-    assert "loss" in documents.page(ASKED, spoiled, judge(spoiled), [])
-
-
 def own_samples(run: Run) -> Run:
     return replace(run, steps=tuple(replace(step, line={**step.line, "samples": []}) for step in run.steps))
 
@@ -186,9 +203,7 @@ def test_what_cannot_apply_is_said_beside_the_verdict_and_does_not_fail_the_run(
     assert documents.headline(findings) == "PASSED (not applicable: I8, I9)"
     document = documents.document(ASKED, history, findings, [])
     assert (document["passed"], document["headline"]) == (True, documents.headline(findings))
-    page = Page()
-    page.feed(documents.page(ASKED, history, findings, []))
-    assert documents.headline(findings) in page.words and page.open == []
+    assert documents.headline(findings) in Page(page.above(ASKED, history, findings)).words
     suite = ElementTree.fromstring(documents.junit(findings, 1.0))
     said = [case.attrib["message"] for case in suite.findall("*/skipped")]
     assert len(said) == 2 and all(
@@ -216,9 +231,7 @@ def test_a_run_without_a_fault_says_so_in_its_headline(skipped: tuple[tuple[str,
     findings = judge(history)
     assert documents.headline(findings) == documents.headline(findings, frozenset({"I16"})) == said
     assert documents.document(ASKED, history, findings, [])["headline"] == said
-    page = Page()
-    page.feed(documents.page(ASKED, history, findings, []))
-    assert f"Chaos: {said}" in page.words
+    assert f"Chaos: {said}" in Page(page.above(ASKED, history, findings)).words
     suite = ElementTree.fromstring(documents.junit(findings, 1.0))
     assert suite.attrib["name"] == f"chaos: {said}"
 
@@ -241,22 +254,22 @@ def test_what_may_be_unknown_must_still_not_be_false() -> None:
 
 
 def test_a_story_has_the_lives_the_faults_and_the_rates() -> None:
-    story = tell(good().faulty)
+    history = with_events(
+        good(),
+        event(0.5, "worker_started", "agent-n", worker=C),
+        event(6.0, "worker_exited", "agent-n", worker=C, because="killed by <SIGKILL>"),
+    )
+    story = tell(history.faulty)
     assert [blow.targets for blow in story.blows] == [(C,)]
     assert sum(story.rates) == 3
     assert [number for _, number, _ in story.generations] == [1, 2, 3]
-    ElementTree.fromstring(plots.timeline(story))
-    ElementTree.fromstring(plots.scalar(good().faulty, good().quiet, "loss"))
-
-
-def test_every_recovery_is_in_one_bin() -> None:
-    assert sum(count for _, count in histogram([0, 9.9, 10, 150, 9_999, 10_000, 1e6])) == 7
-
-
-@pytest.mark.parametrize("most", [0.0, 0.3, 1.0, 7.0, 95.0, 6000.0])
-def test_ticks_are_few_and_within(most: float) -> None:
-    found = plots.ticks(most)
-    assert found[0] == 0.0 and found[-1] <= most + 1e-6 and len(found) <= 12
+    rows = ElementTree.fromstring(page.lanes(story))
+    slot = C.rpartition(".")[0]
+    assert {"generation", "fault", slot} <= {row.findtext("th") for row in rows}
+    (hit,) = (row for row in rows if row.findtext("th") == slot)
+    assert [piece.get("class") for piece in hit.findall("td/span")] == ["starting", "member", "struck"]
+    assert hit.find("td/span").get("title") == f"{C}: killed by <SIGKILL>"  # type: ignore[union-attr]
+    assert page.rate(history.faulty, 7.0)["values"]["steps_per_s"]["mean"] == list(story.rates)
 
 
 @pytest.mark.parametrize(

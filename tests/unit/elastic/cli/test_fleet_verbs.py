@@ -12,7 +12,7 @@ import pytest
 from elastic import cli
 from elastic.cli import parser
 from elastic.cli.fleet import daemons
-from elastic.cli.fleet.daemons import default_node, default_slots
+from elastic.cli.fleet.daemons import default_slots
 from elastic.cli.fleet.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -20,6 +20,7 @@ from elastic.fleet import client as client_module
 from elastic.fleet import remote_logs
 from elastic.fleet.client import FleetClient, Log
 from elastic.fleet.remote_logs import DirectoryLogs, FleetLogs, is_worker, show
+from elastic.protocol.worker_id import node_name
 from elastic.rendezvous import endpoint
 from elastic.wire import elastic_pb2 as pb
 
@@ -165,7 +166,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_a_node_is_named_after_its_host() -> None:
-    assert [default_node(host) for host in ("gpu-7.cluster.local", "My_Host", "___")] == ["gpu-7", "my-host", "node"]
+    assert [node_name(host) for host in ("gpu-7.cluster.local", "My_Host", "___")] == ["gpu-7", "my-host", "node"]
 
 
 def test_logs_of_workers_are_told_from_others(here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

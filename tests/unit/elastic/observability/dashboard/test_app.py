@@ -20,9 +20,10 @@ from elastic.fleet.findings import Finding
 from elastic.observability.dashboard import app as app_module
 from elastic.observability.dashboard import directory_source, feeds
 from elastic.observability.dashboard.access import HEADERS, Access, hosts_at
-from elastic.observability.dashboard.app import FILES, STATIC, Dashboard
+from elastic.observability.dashboard.app import FILES, Dashboard
 from elastic.observability.dashboard.directory_source import DirectorySource
 from elastic.observability.dashboard.feeds import FleetFeed, JobFeed
+from elastic.observability.dashboard.saved_page import STATIC
 from elastic.records.journal import Journal, journal_path
 from elastic.wire import codec
 

@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from elastic import cli
-from elastic.cli.fleet.daemons import default_node
-from elastic.config import check_name
 from elastic.errors import ConfigError
-from elastic.platforms.slurm.agents_script import AgentsOptions, agents_script
+from elastic.platforms.slurm import allocation
 from elastic.platforms.slurm.batch_options import BatchOptions
-from elastic.platforms.slurm.fleet_script import FleetOptions, fleet_script
+from elastic.platforms.slurm.batch_scripts import AgentsOptions, FleetOptions, agents_script, fleet_script
 
 BATCH = BatchOptions(name="train", nodes=3, programs="/opt/it's/bin", directory="/data/a b", grace_s=20)
 AGENTS = AgentsOptions(batch=BATCH, rendezvous=("10.0.0.1:7070", "10.0.0.2:7070"), certs="/c's/x")
-FLEET = FleetOptions(batch=BATCH, job="/data/a b/job.toml", anew=False)
+FLEET = FleetOptions(batch=BATCH, python="/opt/it's/bin/python3", job="/data/a b/job.toml", anew=False)
 SCRIPTS = {"agents": agents_script(AGENTS), "fleet": fleet_script(FLEET)}
 JOB = 'name = "t"\ncommand = ["python", "t.py"]\nworkers = 2\ncheckpoint_dir = "/x"\n'
 
@@ -51,7 +49,6 @@ def test_an_agent_is_a_task_of_an_array_that_has_its_node_alone_and_is_requeued(
 def test_an_allocation_outlives_its_nodes_and_hears_of_its_end_with_time_for_the_grace() -> None:
     said = directives(SCRIPTS["fleet"])
     assert {"--nodes=3", "--ntasks-per-node=1", "--no-kill", "--signal=B:USR1@25", "--exclusive", "--requeue"} < {*said}
-    assert "srun --no-kill --kill-on-bad-exit=0 --wait=0" in SCRIPTS["fleet"]
 
 
 def test_what_is_said_to_sbatch_comes_last_and_so_counts_more() -> None:
@@ -97,28 +94,17 @@ def test_shellcheck_has_nothing_to_say(kind: str) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("user", "operator"), [("ann", "ann"), ("Ann.Smith", "ann-smith"), ("_svc_", "svc"), ("__", "operator")]
-)
-@pytest.mark.parametrize("node", ["gpu-1", "Gpu_01.cluster.org", "n1_"])
-def test_certificates_have_the_names_that_the_agents_have_whatever_users_and_nodes_are_called(
-    node: str, user: str, operator: str, tmp_path: Path
-) -> None:
-    programs, directory = tmp_path / "bin", tmp_path / "fleet"
-    program(programs, "elastic", f'[ "$2" != node ] || echo "$3 $7" >> {tmp_path}/issued')
-    program(programs, "scontrol", f'[ "$2" = hostnames ] && echo "{node}" || echo "NodeAddr=10.0.0.1"')
-    program(programs, "id", f'echo "{user}"')
-    for name in ("etcd", "srun", "scancel"):
-        program(programs, name, "exit 1")
-    batch = replace(BATCH, programs=str(programs), directory=str(directory))
-    script = fleet_script(replace(FLEET, batch=batch)).partition("\n# Slurm signals every process")[0]
-    environment = {**os.environ, "SLURMD_NODENAME": node, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": node}
+def test_the_program_of_an_allocation_gets_its_words_whatever_is_in_them(tmp_path: Path) -> None:
+    program(tmp_path / "it's", "python3", 'for word in "$@"; do printf "%s\\n" "$word"; done')
+    batch = replace(BATCH, directory="/data/$(exit 7)/a b", slots=2)
+    options = FleetOptions(batch=batch, python=str(tmp_path / "it's" / "python3"), job="/it's/job.toml", anew=True)
+    environment = {**os.environ, "SLURM_JOB_ID": "71"}
+    script = fleet_script(options)
     done = subprocess.run(["bash"], input=script, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    certs = directory / "certs"
-    issued = dict(line.split(" ")[::-1] for line in (tmp_path / "issued").read_text().splitlines())
-    wanted = {"services": "fleet", "operator": operator, node: default_node(node)}
-    assert issued == {str(certs / out): check_name("NAME", name) for out, name in wanted.items()}
+    assert done.stdout.splitlines() == [
+        *("-P", "-m", allocation.MODULE, "fleet", "/it's/job.toml", "/data/$(exit 7)/a b/71", "20", "--slots", "2")
+    ]
 
 
 @pytest.fixture
@@ -134,10 +120,10 @@ def test_a_fleet_has_a_directory_for_each_job_of_slurm_or_goes_on_in_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["slurm", "fleet", "job.toml", "--nodes", "2"]) == 0
-    assert f"\ndir={here}/elastic-slurm/$SLURM_JOB_ID\njob={here}/job.toml\n" in capsys.readouterr().out
+    assert f" {here}/job.toml {here}/elastic-slurm/$SLURM_JOB_ID 25\n" in capsys.readouterr().out
     assert cli.main(["slurm", "fleet", "job.toml", "--nodes", "2", "--dir", "runs/7", "--", "--time=1:00"]) == 0
     told = capsys.readouterr().out
-    assert f"\ndir={here}/runs/7\n" in told and directives(told)[-1] == "--time=1:00"
+    assert f" {here}/runs/7 25\n" in told and directives(told)[-1] == "--time=1:00"
     assert directives(told)[0] == "--job-name=t"
 
 
