@@ -61,10 +61,14 @@ def listed() -> set[str]:
     return {name for table in tables for name in table}
 
 
+FRAMEWORKS = ROOT / "runtime" / "frontends" / "frameworks"
+"""Its private names are those of frameworks: each adapter lists them, and says which are missing when it is installed."""
+
+
 def sources() -> list[ast.Module]:
-    """Of all that imports torch."""
+    """Of all that imports torch, but for the adapters of frameworks."""
     files = [path for path in (ROOT / "runtime").rglob("*.py") if path.name != "torch_names.py"]
-    return [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in files if path.parent != FRAMEWORKS]
 
 
 def private(name: str) -> bool:
@@ -103,6 +107,18 @@ def test_every_use_is_listed() -> None:
     last = {part for name in listed() for part in name.split(".") if private(part) or "._" in name}
     known = last | OF_OBJECTS.keys() | OF_NEWER | REPLACED | NOT_OF_TORCH
     assert set(used(trees)) - defined(trees) - known == set()
+
+
+def test_adapters_of_frameworks_import_nothing_private_of_torch() -> None:
+    imported = [
+        f"{node.module} {one.name}"
+        for path in FRAMEWORKS.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] == "torch"
+        for one in node.names
+    ]
+    assert imported
+    assert [name for name in imported if "._" in name or " _" in name] == []
 
 
 def test_nothing_is_listed_that_is_not_used() -> None:
