@@ -62,7 +62,7 @@ def listed() -> set[str]:
 
 
 FRAMEWORKS = ROOT / "runtime" / "frontends" / "frameworks"
-"""Its private names are those of frameworks: each adapter lists them, and says which are missing when it is installed."""
+"""Its private names are those of frameworks: each adapter lists them, and says which are missing."""
 
 
 def sources() -> list[ast.Module]:
