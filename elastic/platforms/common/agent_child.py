@@ -86,7 +86,7 @@ class AgentChild:
         self._client = FleetClient(place.replicas, wait_s=0.0, channels=channels)
         self._asked = 0
         self.entry: dict[str, Any] = {}
-        """Of the job, as the fleet has told it last."""
+        """The entry of the job in the newest answer of the fleet; {} before the first answer."""
         self.status: int | None = None
         """How the agent has ended: its exit code, or minus the signal."""
 

@@ -89,7 +89,7 @@ def _lock(directory: Path) -> JobLock:
 
 
 def _address() -> str:
-    """Of this node, for the others."""
+    """The address of this node, by which the other nodes reach it."""
     if given := os.environ.get("ELASTIC_ADDRESS"):
         return given
     known = re.search(r"NodeAddr=(\S+)", _said("scontrol", "show", "node", os.environ["SLURMD_NODENAME"]))

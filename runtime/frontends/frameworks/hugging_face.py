@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+from copy import copy
 from typing import Any
 
 import torch
@@ -43,9 +44,9 @@ REPLACED = (
 )
 """Methods of a trainer that are replaced on the instance by those of TrainerLoop and Evaluation."""
 OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
-"""Of TrainerState: what is true of one process."""
-
-
+"""Attributes of TrainerState that are true of one process."""
+DATA = frozenset({"train_dataset", "eval_dataset"})
+"""Attributes of a trainer that may be long lists, which each process has by itself."""
 FLOS, TOKENS, NOTED_TOTAL = (UNRECORDED + name for name in ("flos", "tokens", "total noted"))
 NOTED = UNRECORDED + "noted "
 """In front of the names of what trl's trainers note."""
@@ -93,6 +94,8 @@ class TrainerLoop:
         self._found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until the trainer's own loop has set what it sets at its start."""
         self._prepared: Any = None
+        self._rows: list[dict[str, Any]] = []
+        """The history of the trainer's state, of plain numbers."""
         evaluation = Evaluation(trainer, self._own, self._loop, script.training)
         for name in REPLACED:
             setattr(trainer, name, getattr(evaluation if hasattr(evaluation, name) else self, name))
@@ -102,11 +105,17 @@ class TrainerLoop:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
+        # Trainer writes its state as JSON, so all of it is plain but numbers of numpy in what a script logs. To the
+        # history is only appended: a copy of each row in each step would take longer than the step at last.
+        state = {name: copy(value) for name, value in vars(trainer.state).items() if name not in OF_PROCESS}
+        for row in trainer.state.log_history[len(self._rows) :]:
+            self._rows.append({name: value.item() if hasattr(value, "item") else value for name, value in row.items()})
+        state["log_history"] = list(self._rows)
         return {
-            "state": plain_attributes(trainer.state, without=OF_PROCESS),
+            "state": state,
             "control": plain_attributes(trainer.control),
             "callbacks": [plain_attributes(callback) for callback in trainer.callback_handler.callbacks],
-            "trainer": plain_attributes(trainer),
+            "trainer": plain_attributes(trainer, without=DATA),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -118,6 +127,7 @@ class TrainerLoop:
         if found is None:
             return
         set_attributes(trainer.state, found["state"])
+        self._rows = list(trainer.state.log_history)
         set_attributes(trainer.control, found["control"])
         for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
             set_attributes(callback, kept)
@@ -159,6 +169,7 @@ class TrainerLoop:
         """Everything that is trained is made here, so that it is known in which epoch the others are."""
         trainer = self._trainer
         found = self._own["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
+        self._rows.clear()
         self._check(trial)
         loader = trainer.get_train_dataloader()
         self._source = RankBatches(
@@ -222,13 +233,14 @@ class TrainerLoop:
             return torch.zeros((), device=device)
         said = self._loop.run(functools.partial(self._shard, model))
         model.train()  # as training_step() leaves it, also in a worker without a rank
-        handle.flos, handle.tokens = said[FLOS], int(said.get(TOKENS, 0))
+        # A step has no metrics if none of its ranks has a token to learn from.
+        handle.flos, handle.tokens = said.get(FLOS, 0.0), int(said.get(TOKENS, 0))
         means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
         note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
-        return torch.tensor(said["loss"], device=device)
+        return torch.tensor(said.get("loss", 0.0), device=device)
 
     def _shard(self, model: Any, batches: list[Any], step: Step) -> None:
-        """One rank's part of a step."""
+        """Compute the gradients of one rank in a step. batches: its micro-batches."""
         trainer = self._trainer
         own = trainer.args.average_tokens_across_devices
         trainer.current_gradient_accumulation_steps = len(batches)
@@ -296,19 +308,15 @@ class TrainerLoop:
     def _by_leader(self, method: str, *args: Any) -> None:
         trainer = self._trainer
 
-        def write() -> dict[str, Any]:
+        def write() -> list[Any]:
             if self._script.training.examiner is None:
                 self._own[method](*args)
-            state = trainer.state
-            return {
-                "best_model_checkpoint": state.best_model_checkpoint,
-                "stateful_callbacks": state.stateful_callbacks,
-                "total_flos": state.total_flos,
-            }
+            names = ("best_model_checkpoint", "stateful_callbacks", "total_flos")
+            return [{name: getattr(trainer.state, name) for name in names}, trainer.current_flos]
 
         write.__name__ = method
-        set_attributes(trainer.state, self._script.job.once(write))
-        trainer.current_flos = 0
+        state, trainer.current_flos = self._script.job.once(write)
+        set_attributes(trainer.state, state)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Random numbers depend on the step and the rank."""

@@ -37,7 +37,7 @@ PRIVATE = {
 """Module -> names in it."""
 
 LIMITS = ("limit_val_batches", "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps")
-"""Of a trainer: numbers of batches of one rank."""
+"""Attributes of a trainer that count the batches of one rank."""
 
 
 def install(seams: Seams, module: Any) -> None:

@@ -66,7 +66,7 @@ class EvaluationPlaces:
 
 
 def _cut(samples: list[int], like: BatchSampler) -> list[list[int]]:
-    """One rank's batches."""
+    """The batches of the rank that has these samples."""
     size = like.batch_size
     batches = [samples[first : first + size] for first in range(0, len(samples), size)]
     return [batch for batch in batches if len(batch) == size or not like.drop_last]

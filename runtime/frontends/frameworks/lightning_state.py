@@ -50,14 +50,11 @@ class LightningState:
         """Checkpoints of Lightning's own that this job has written and not removed."""
         self.found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until Lightning has set what it sets when it begins."""
-        self._noted: dict[str, Any] = {}
-        self.note()
 
-    def note(self) -> None:
-        """A step begins: this is what is copied until the next one begins. While it is computed, other threads copy."""
+    def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
-        self._noted = {
+        return {
             "loops": trainer.fit_loop.state_dict(),
             "should_stop": trainer.should_stop,
             "validation": [loop.val_loop._has_run, dict(loop.val_loop._seen_batches_per_dataloader)],
@@ -75,11 +72,8 @@ class LightningState:
             "written": list(self.written),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._noted
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.found = self._noted = state
+        self.found = state
         self.put_back()
 
     def put_back(self) -> None:

@@ -268,13 +268,11 @@ class RankStrategy:
         elif self._epoch != (epoch := fit.epoch_progress.current.processed):
             loop.begin_epoch(epoch, progress.ready // trainer.accumulate_grad_batches)
             self._epoch = epoch
-        if not loop.ran:
-            self._state.note()
         if not loop.next():
             raise SystemExit(0)  # the job is stopped
 
     def _shard(self, batches: list[Any], step: Step) -> None:
-        """One rank's part of a step."""
+        """Compute the gradients of one rank in a step. batches: its micro-batches."""
         trainer, module = self._trainer, self._lightning_module
         loop = trainer.fit_loop.epoch_loop
         ready = loop.batch_progress.current.ready
@@ -328,8 +326,6 @@ class RankStrategy:
             self._said = None
 
     def on_train_end(self) -> None:
-        if self._state is not None:
-            self._state.note()
         self.loop.end()
         if self._source is not None:
             self._source.close()

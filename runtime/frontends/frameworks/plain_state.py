@@ -10,9 +10,9 @@ import torch
 
 DEPTH_MAX = 8
 ELEMENTS_MAX = 4096
-"""Of a tensor that counts as plain: a larger one is no counter and no average of scores."""
+"""A tensor with more elements is not plain: it is no counter and no average of scores."""
 VALUES_MAX = 20_000
-"""Of one attribute: a larger one is data, which each process has by itself."""
+"""An attribute with more values is data, which each process has by itself."""
 _DICTIONARIES = (dict, defaultdict, OrderedDict, Counter)
 
 

@@ -15,7 +15,6 @@ from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
 from runtime.frontends.frameworks.plain_state import Kept
 from runtime.frontends.frameworks.rank_batches import RankBatches
-from runtime.loop.job import Job
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import PassWork, Place
 from runtime.loop.step import Step
@@ -36,6 +35,26 @@ class EpochPlace:
         self.number, self.first = state["number"], state["first"]
 
 
+class AtHandOut:
+    """What a framework keeps, as it was when the step in progress was handed out. A newcomer goes through the whole
+    step, so it must have nothing that the step has done before its gradients; and other threads copy while shards run.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self.note()
+
+    def note(self) -> None:
+        self._state = self._kept.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
+        self._kept.load_state_dict(state)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenExtent(Extent):
     """Steps that end when the framework ends them."""
@@ -52,16 +71,13 @@ class StepLoop:
     def __init__(self, script: RankScript) -> None:
         self._script = script
         self._epoch = EpochPlace()
+        self._kept: AtHandOut | None = None
         self._steps: Steps | None = None
         self._step: Step | None = None
         self._ran: dict[str, float] | None = None
         """The metrics of the step in progress, if it was run before the framework has asked for it."""
         self.entered = False
         """This worker came later, or goes on from a checkpoint: the framework has still to be told where."""
-
-    @property
-    def job(self) -> Job:
-        return self._script.job
 
     @property
     def ranks(self) -> int:
@@ -76,11 +92,6 @@ class StepLoop:
     def position(self) -> int:
         """How many steps of this epoch are over."""
         return self._script.training.at.step - self._epoch.first
-
-    @property
-    def ran(self) -> bool:
-        """Whether the step in progress was run before the framework has asked for it."""
-        return self._ran is not None
 
     @property
     def over(self) -> bool:
@@ -103,7 +114,8 @@ class StepLoop:
         script, training = self._script, self._script.training
         self.check_first()
         script.hand_over()
-        script.job.register(**objects, framework=kept, epoch=self._epoch)
+        self._kept = AtHandOut(kept)
+        script.job.register(**objects, framework=self._kept, epoch=self._epoch)
         training.carrier.leave_undigested("framework")
         training.agreement.claim_shards(script.ranks)
         training.agreement.plan_steps(None, script.ranks)
@@ -128,7 +140,8 @@ class StepLoop:
         """Hand out the next step; whether there is one. There is none if the job was stopped."""
         if self._ran is not None:
             return True
-        assert self._steps is not None
+        assert self._kept is not None and self._steps is not None
+        self._kept.note()
         self._step = next(self._steps, None)
         return self._step is not None
 
@@ -145,5 +158,7 @@ class StepLoop:
 
     def end(self) -> None:
         """The framework has left its loop."""
+        if self._kept is not None:
+            self._kept.note()
         if not self.over:
             self._script.training.end_loop()

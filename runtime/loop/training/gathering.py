@@ -1,8 +1,8 @@
 """Values of any size that the workers compute together, part by part, and that each worker then has.
 
-Two operations, because a worker must know how many bytes a part has before it can send them. The first one computes
-the parts and adds up their sizes. The second one adds up vectors in which each part has filled its own section: a sum
-with zeros changes no number. A worker that takes over a part between the two computes it once more.
+Two operations, because a worker must know how many bytes a unit of parts has before it can send them. The first one
+computes the parts and adds up the sizes of the units. The second one adds up vectors in which each unit has filled its
+own section: a sum with zeros changes no number. A worker that takes over a unit between the two computes it once more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from runtime.session import OpKind
 
 T = TypeVar("T")
 
-DIGIT = 2**24
-"""float32 has all integers up to here: three bytes are one number of the vector."""
+UNITS_MAX = 64
+"""More units would spread the work more evenly, but each unit fills a vector of the whole size."""
 
 
 def gather(training: Training, label: str, parts: int, compute: Callable[[int], T]) -> list[T]:
@@ -37,36 +37,39 @@ def gather(training: Training, label: str, parts: int, compute: Callable[[int], 
     """
     if training.at.early or training.at.elsewhere:
         raise UsageError(f"{label} came before the first pass of a step; move it behind the step")
+    units = min(parts, UNITS_MAX)
     done: dict[int, bytes] = {}
 
-    def content(part: int) -> bytes:
-        if part not in done:
-            done[part] = _to_bytes(compute(part), label)
-        return done[part]
+    def content(unit: int) -> bytes:
+        if unit not in done:
+            values = [compute(part) for part in range(unit * parts // units, (unit + 1) * parts // units)]
+            done[unit] = _to_bytes(values, label)
+        return done[unit]
 
-    def size(part: int) -> Partial:
-        leaf = empty_leaf(part)
-        leaf.scalars = {str(part): ("sum", float(_digits(content(part))), 0.0)}
+    def size(unit: int) -> Partial:
+        leaf = empty_leaf(unit)
+        leaf.scalars = {str(unit): ("sum", float(_digits(content(unit))), 0.0)}
         return leaf
 
     def sizes_of(result: Partial) -> Json:
-        return [int(result.scalars[str(part)][1]) for part in range(parts)]
+        return [int(result.scalars[str(unit)][1]) for unit in range(units)]
 
     with randomness_kept():
-        sizes = cast(list[int], training.calls.collective(OpKind.EVALUATE, label, parts, size, sizes_of))
-        ends = np.cumsum(sizes)
+        sizes = cast(list[int], training.calls.collective(OpKind.EVALUATE, label, units, size, sizes_of))
+        ends = np.cumsum(sizes).tolist()
 
-        def filled(part: int) -> Partial:
-            vector = torch.zeros(int(ends[-1]))
-            vector[int(ends[part]) - sizes[part] : int(ends[part])] = _vector(content(part))
-            leaf = empty_leaf(part)
-            leaf.flats = {"float32": vector}
+        def filled(unit: int) -> Partial:
+            vector = torch.zeros(ends[-1])
+            vector[ends[unit] - sizes[unit] : ends[unit]] = _vector(content(unit))
+            leaf = empty_leaf(unit)
+            leaf.flats = {"float32": vector.to(training.session.sums_on)}
             return leaf
 
-        whole = training.calls.vectors(f"{label}: values", parts, filled, {"float32": int(ends[-1])})["float32"]
+        whole = training.calls.vectors(f"{label}: values", units, filled, {"float32": ends[-1]})["float32"].cpu()
     return [
-        cast(T, _from_bytes(_content(whole[end - count : end])))
-        for end, count in zip(ends.tolist(), sizes, strict=True)
+        value
+        for end, count in zip(ends, sizes, strict=True)
+        for value in cast(list[T], _from_bytes(_content(whole[end - count : end])))
     ]
 
 
@@ -75,7 +78,7 @@ def _digits(content: bytes) -> int:
 
 
 def _vector(content: bytes) -> torch.Tensor:
-    """The bytes, three to a number."""
+    """The bytes, three to a number: float32 has all integers up to 2**24."""
     rows = np.frombuffer(content + bytes(-len(content) % 3), dtype=np.uint8).reshape(-1, 3).astype(np.int32)
     return torch.from_numpy((rows[:, 0] << 16 | rows[:, 1] << 8 | rows[:, 2]).astype(np.float32))
 

@@ -37,7 +37,11 @@ class Nap(TrainerCallback):
     """Counts steps in an attribute of its own."""
 
     def __init__(self):
-        self.steps = 0
+        self.begun = self.steps = 0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.begun += 1
+        assert self.begun == state.global_step + 1
 
     def on_step_end(self, args, state, control, **kwargs):
         self.steps += 1

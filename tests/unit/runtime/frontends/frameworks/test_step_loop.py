@@ -58,7 +58,7 @@ class Framework:
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
-        self.counted = 0
+        self.begun = self.counted = 0
         self.log: list[Any] = []
         self.found: dict[str, Any] | None = None
         self.loop = StepLoop(self.script)
@@ -101,11 +101,12 @@ class Framework:
                 loop.begin_epoch(epoch)
             for _ in range(position, length):
                 assert loop.next()
+                self.begun += 1  # as callbacks do when a step begins
                 said = loop.run(self.closure)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.counted += 1
-                self.log.append([self.counted, epoch, said["loss"]])
+                self.log.append([self.counted, epoch, said["loss"], self.begun])
                 if self.counted % 3 == 0:
                     rows = gather(self.script.training, f"predictions {self.counted}", 5, self.predictions)
                     self.log.append([float(torch.cat([row for row, _ in rows]).sum()), rows[4][1]["labels"].tolist()])
@@ -182,6 +183,7 @@ def test_values_of_any_kind_and_size_are_gathered() -> None:
         torch.randn(50_000, dtype=torch.float64),
         torch.randn(3, 5, dtype=torch.bfloat16).t(),
     ]
+    values += [torch.tensor([number]) for number in range(100)]  # more parts than units
     with one_thread():
         world = World(3, kills={"w1": (2, 1)})
 
