@@ -154,6 +154,7 @@ def test_a_new_leader_adopts_the_generation_and_touches_nothing(cluster: Make) -
     assert not [line for line in job.events("quiesce_started") if line["generation"] == 0]
 
 
+@pytest.mark.long
 def test_a_death_without_a_leader_is_learned_by_the_next_one(cluster: Make) -> None:
     job = cluster()
     first = job.rendezvous()
@@ -221,6 +222,7 @@ def test_a_finished_job_leaves_its_result_and_nothing_else(cluster: Make, etcd: 
         late.resign()
 
 
+@pytest.mark.long
 def test_every_step_is_in_the_ledger_once_though_each_member_reports_it(cluster: Make) -> None:
     job = cluster()
     job.rendezvous()
@@ -232,6 +234,7 @@ def test_every_step_is_in_the_ledger_once_though_each_member_reports_it(cluster:
     assert not list((job.dir / "spill").glob("*")) if (job.dir / "spill").exists() else True
 
 
+@pytest.mark.long
 def test_only_the_leading_workers_lines_reach_the_agents_stdout(cluster: Make) -> None:
     job = cluster()
     job.rendezvous()
@@ -261,6 +264,7 @@ def test_a_killed_agent_takes_its_workers_with_it_and_the_next_one_says_so(clust
     assert len(started) == len(set(started)), "a worker id was given twice"
 
 
+@pytest.mark.long
 def test_a_stopped_agent_stops_its_workers_within_five_seconds(cluster: Make) -> None:
     job = cluster()
     job.rendezvous()
@@ -310,6 +314,7 @@ def test_a_script_that_cannot_work_ends_the_job_and_says_why(
     assert (agent.wait(PATIENCE_S), rendezvous.wait(PATIENCE_S)) == (exit_code, 0)
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_exist_ends_the_job_as_bad_input(cluster: Make) -> None:
     job = cluster(("no-such-program",), workers=1)
     job.rendezvous()
@@ -317,6 +322,7 @@ def test_a_program_that_does_not_exist_ends_the_job_as_bad_input(cluster: Make) 
     assert "no-such-program" in job.result()["because"]
 
 
+@pytest.mark.long
 def test_a_job_directory_has_one_agent_at_a_time(cluster: Make) -> None:
     job = cluster()
     job.rendezvous()
@@ -328,6 +334,7 @@ def test_a_job_directory_has_one_agent_at_a_time(cluster: Make) -> None:
     assert b"is in use by a running agent" in said
 
 
+@pytest.mark.long
 def test_a_job_that_is_over_is_not_led_again(cluster: Make) -> None:
     job = cluster()
     job.rendezvous()
@@ -341,6 +348,7 @@ def test_a_job_that_is_over_is_not_led_again(cluster: Make) -> None:
     assert job.result() == first
 
 
+@pytest.mark.long
 def test_a_job_waits_beyond_its_window_for_workers_that_are_still_starting(cluster: Make) -> None:
     slow = ("sh", "-c", f'until [ -e "$ELASTIC_JOB_DIR/go" ]; do sleep 0.05; done; exec {" ".join(PAPER)}')
     job = cluster(command=slow, min_workers=2, timing=Timing(join_window_s=3.0))
@@ -352,6 +360,7 @@ def test_a_job_waits_beyond_its_window_for_workers_that_are_still_starting(clust
     job.running(2)
 
 
+@pytest.mark.long
 def test_workers_without_any_leader_park_and_the_next_leader_rebuilds_their_ring(cluster: Make) -> None:
     """After orphan_limit_s a leader elsewhere may take the ring for gone, so even a healthy one must have stopped."""
     timing = Timing(control_silence_s=3.0, orphan_limit_s=4.0, orphan_margin_s=3.0)

@@ -139,6 +139,7 @@ def test_initial_parameters_that_differ_are_copied_from_rank_0_and_said(tmp_path
         assert len(job.steps()) == 40
 
 
+@pytest.mark.long
 def test_workers_that_disagree_are_named_with_their_values(tmp_path: Path) -> None:
     with run(tmp_path, "states differ") as job:
         assert job.wait() == ExitCode.DISAGREE
@@ -189,6 +190,7 @@ def test_a_newcomer_with_other_numerics_is_refused_by_name_and_the_job_goes_on(t
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_the_loss_of_every_copy_ends_the_job_and_names_the_step(tmp_path: Path) -> None:
     """No restart from step 0 behind the user's back."""
     with run(tmp_path, "nothing", "--snapshot-every", "off") as job:

@@ -138,6 +138,7 @@ def test_a_loop_that_draws_its_own_batches_survives_a_death(tmp_path: Path) -> N
         assert len(job.steps()) == 21
 
 
+@pytest.mark.long
 def test_without_ranks_a_torchrun_script_is_told_what_to_write(tmp_path: Path) -> None:
     with Job(tmp_path, "--max-restarts", "0", str(SCRIPTS / "plain.py")) as job:
         assert job.wait() != 0
@@ -148,6 +149,7 @@ def logs(job: Job) -> str:
     return "".join(path.read_text() for path in sorted((job.dir / "logs").glob("*.log")))
 
 
+@pytest.mark.long
 def test_losses_are_those_of_torchrun_but_for_the_last_bits(tmp_path: Path) -> None:
     """DistributedDataParallel divides before it adds, and gloo adds in another order: close, and not equal."""
     script = [str(EXAMPLE), "--epochs", "2", "--log-every", "1"]

@@ -113,6 +113,7 @@ def test_what_two_forked_workers_draw_by_chance_differs_as_in_cold_ones(node: No
     assert all(mine != its for mine, its in zip(one, other, strict=True))
 
 
+@pytest.mark.long
 def test_a_killed_fork_server_takes_no_worker_along_and_is_made_anew(node: Node, do: Do[Any]) -> None:
     async def scenario() -> None:
         before = len(node.events("fork_server_ready"))

@@ -1,4 +1,4 @@
-"""A frozen worker is expelled by name while the others go on; thawed, it changes nothing and leaves."""
+"""A worker that is frozen for good is expelled by name while the others go on, killed and replaced."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tests.live.jobs import SLACK_S, TRAINER, Job, Line
 
 EXPELLED_S = 1.2
 PACE_S = 0.1
-FENCED = "found itself fenced"
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """Three workers that take a while over a step; the tests of this file go on with it one after the other."""
+    """Three workers that take a while over a step; the tests of this file go on with it one after the other.
+
+    test_one_job.py has the worker that is thawed."""
     with Job(tmp_path_factory.mktemp("freeze"), "--workers", "3", "--quiet", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.shut("end")
@@ -41,36 +42,6 @@ def expelled(job: Job, worker: str, frozen_ns: int) -> Line:
     return lost
 
 
-def test_a_short_pause_expels_nobody(job: Job) -> None:
-    """Every worker in turn, the donor among them, stands still for a moment. Where this process itself was paused
-    meanwhile, and it was longer, a worker may have been expelled."""
-    generation, longest_s = job.status()["generation"], 0.0
-    for worker in job.members():
-        steps, begun_s = len(job.steps()), time.monotonic()
-        job.send(worker, signal.SIGSTOP)
-        time.sleep(Timing().beat_s)
-        job.send(worker, signal.SIGCONT)
-        longest_s = max(longest_s, time.monotonic() - begun_s)
-        job.await_steps(steps + 2)
-    if longest_s < Timing().stopped_s - Timing().beat_s:
-        assert job.events("expelled") == []
-        assert job.status()["generation"] == generation
-    job.await_world(3)
-
-
-def test_a_frozen_worker_is_expelled_and_finds_itself_fenced_when_thawed(job: Job) -> None:
-    worker = job.members()[1]
-    pid, slot = job.workers()[worker], worker.split(".")[1]
-    frozen_ns = time.monotonic_ns()
-    job.send(worker, signal.SIGSTOP)
-    expelled(job, worker, frozen_ns)
-    job.send(worker, signal.SIGCONT)
-    exit_ = job.await_event("worker_exited", worker_id=worker)
-    assert (exit_["pid"], exit_["because"]) == (pid, FENCED)
-    assert job.events("kill", worker_id=worker) == []
-    assert f"local.{slot}.1" in job.await_world(3), "its slot comes back as a newcomer"
-
-
 @pytest.mark.long
 def test_a_worker_frozen_for_good_is_killed_after_the_grace_and_replaced(job: Job) -> None:
     """Rank 0 this time: donor, and leader of the script."""
@@ -85,7 +56,8 @@ def test_a_worker_frozen_for_good_is_killed_after_the_grace_and_replaced(job: Jo
     assert f"local.{slot}.{int(incarnation) + 1}" in job.await_world(3)
 
 
-def test_the_frozen_workers_left_no_trace(job: Job, quiet: Quiet) -> None:
+@pytest.mark.long
+def test_the_frozen_worker_left_no_trace(job: Job, quiet: Quiet) -> None:
     job.pace(0)
     job.open("end")
     assert job.wait() == 0

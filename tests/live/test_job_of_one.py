@@ -58,6 +58,7 @@ print("digest", job.digest())
     assert found is not None and found.name.step == 2 and skipped == []
 
 
+@pytest.mark.long
 def test_an_exception_exits_with_1_and_one_traceback(tmp_path: Path) -> None:
     script = """
 for step in job.steps(shards=4, total=3):
@@ -86,6 +87,7 @@ print("the end")
     assert "NoGradient" in done.stderr and "step.skip()" in done.stderr
 
 
+@pytest.mark.long
 def test_another_launcher_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     done = run("print('trained')", tmp_path, WORLD_SIZE="4")
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,10 +1,12 @@
-"""Twenty kills at random moments leave no trace but the time they took."""
+"""Kills at random moments leave no trace but the time they took."""
 
 from __future__ import annotations
 
 import random
 import time
 from pathlib import Path
+
+import pytest
 
 from elastic.records import ledger
 from tests.live.conftest import Quiet
@@ -60,7 +62,8 @@ class Killer:
         return f"one: {self.kill()}"
 
 
-def test_twenty_kills_at_random_moments_end_in_the_bits_of_the_quiet_run(quiet: Quiet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [5, pytest.param(KILLS, marks=pytest.mark.long)])
+def test_kills_at_random_moments_end_in_the_bits_of_the_quiet_run(kills: int, quiet: Quiet, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     with Job(tmp_path, "--workers", str(WORKERS), "--quiet", str(TRAINER)) as job:
@@ -68,7 +71,7 @@ def test_twenty_kills_at_random_moments_end_in_the_bits_of_the_quiet_run(quiet: 
         job.shut("end")
         job.await_world(WORKERS)
         killer = Killer(job, seed)
-        while len(killer.killed) < KILLS:
+        while len(killer.killed) < kills:
             print(f"step {len(job.steps())}:", killer.round())
         job.pace(0)
         job.open("end")
@@ -84,5 +87,6 @@ def test_twenty_kills_at_random_moments_end_in_the_bits_of_the_quiet_run(quiet: 
         assert {worker for worker, because in ends.items() if "SIGKILL" in because} == set(killer.killed)
         survivors = members - set(killer.killed)
         assert {ends[worker] for worker in survivors} == {"exited with 0"}, "a survivor was restarted"
-        assert any(worker.rpartition(".")[2] != "0" for worker in members), "no replacement became a member"
+        if kills == KILLS:
+            assert any(worker.rpartition(".")[2] != "0" for worker in members), "no replacement became a member"
         assert job.left_behind() == {}

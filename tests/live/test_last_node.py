@@ -70,6 +70,7 @@ def test_with_long_steps_all_stop_after_a_checkpoint_too(tmp_path: Path) -> None
         assert found is not None and found.name.step == len(job.steps()), "something would be done again"
 
 
+@pytest.mark.long
 def test_sigterm_with_a_grace_is_a_notice_and_another_one_stops_at_once(tmp_path: Path) -> None:
     for grace, again, code in (("2", False, ExitCode.DRAINED), ("300", True, ExitCode.TERMINATED)):
         with Job(tmp_path, "--workers", "2", "--grace", grace, str(DRAINED), name=f"job-{grace}") as job:

@@ -18,7 +18,6 @@ from tests.live.test_ddp import digest
 EXAMPLE = (ROOT / "docs" / "examples" / "train_ddp.py", "--epochs", "2", "--pause", "0.1")
 TRAINER = (ROOT / "tests" / "ddp_scripts" / "trainer.py", "8")
 SCRIPTS = {"example": EXAMPLE, "trainer": TRAINER}
-QUICK = {("pth", "example"), ("target", "trainer")}
 NAMES = ("plain", "system-site-packages", "pth", "target", "editable")
 
 
@@ -39,14 +38,9 @@ def quiet(script: str, home: Path) -> str:
         return digest(job)
 
 
-@pytest.mark.parametrize(
-    ("layout", "script"),
-    [
-        pytest.param(layout, script, marks=() if (layout, script) in QUICK else pytest.mark.long)
-        for layout in NAMES
-        for script in SCRIPTS
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("layout", NAMES)
 def test_a_script_survives_the_death_of_rank_0_and_a_join(
     layout: str, script: str, home: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

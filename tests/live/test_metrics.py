@@ -16,7 +16,7 @@ from tests.live.jobs import ROOT, TRAINER, Job
 from tests.live.prometheus import ALERTS, Prometheus, binary, promtool
 
 needs_prometheus = pytest.mark.skipif(
-    binary("prometheus") is None or binary("promtool") is None, reason="no prometheus here; `make live` unpacks one"
+    binary("prometheus") is None or binary("promtool") is None, reason="no prometheus here: `make test-live`"
 )
 
 
@@ -52,6 +52,7 @@ def sealed(fleet: Fleet, name: str, port: int, server_name: str) -> dict[str, An
     }
 
 
+@pytest.mark.long
 @needs_prometheus
 def test_the_rules_are_rules() -> None:
     assert "SUCCESS: 17 rules found" in promtool("check", "rules", str(ALERTS))

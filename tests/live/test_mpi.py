@@ -92,6 +92,7 @@ async def _members(home: Path, ids: list[str]) -> list[list[Line]]:
     return [[json.loads(line) for line in text.splitlines()] for text in said]
 
 
+@pytest.mark.long
 def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
     """A spare has a rank, so MPI carries the gradients to it too; a process that starts later has none."""
     with Job(tmp_path, "--ring", "mpi", "--workers", "3", "--min-workers", "3", "--spares", "1", str(TRAINER)) as job:

@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic import cli
-from elastic.errors import ExitCode
-from elastic.records import journal, ledger
-from tests.live.conftest import Quiet
-from tests.live.jobs import DEADLINE_S, ROOT, SCRIPTS, SLACK_S, TRAINER, Job, run_alone
+from tests.live.jobs import DEADLINE_S, ROOT, SCRIPTS, SLACK_S, Job, run_alone
 
 SCRIPT = SCRIPTS / "mlp.py"
 STOPPED_S = 5.0
@@ -58,64 +55,7 @@ def test_status_of_the_ended_job(plain: Job, capsys: pytest.CaptureFixture[str])
     assert (document["state"], document["applied"], document["exit_code"]) == ("closed", 40, 0)
 
 
-def test_a_killed_worker_and_a_killed_leader_change_nothing(quiet: Quiet, tmp_path: Path) -> None:
-    """SIGKILL of a worker, then of the rendezvous service: same digest, same ledger, the survivor keeps its process."""
-    with Job(tmp_path, str(TRAINER)) as job:
-        job.pace(0.01)
-        job.shut("end")
-        survivor, victim = job.await_world(2)
-        pid = job.workers()[survivor]
-        job.send(victim)
-        job.until("a step without it", lambda: any(line["world_size"] == 1 for line in job.steps()))
-        os.kill(job.pid_of("elastic.rendezvous"), signal.SIGKILL)
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
-        assert ledger.compare(quiet.steps, job.steps()) is None
-        assert job.result["digest"] == quiet.digest
-        assert "elastic: 1 recovery, median" in job.output
-        assert "rendezvous service ended (SIGKILL)" in job.output
-        assert {line["pid"] for line in journal.read(journal.journal_path(job.dir, survivor))} == {pid}
-        assert job.left_behind() == {}
-
-
-def test_a_killed_etcd_is_started_again_with_its_data(quiet: Quiet, tmp_path: Path) -> None:
-    """A worker that dies meanwhile is replaced, and the job is closed in order."""
-    with Job(tmp_path, str(TRAINER)) as job:
-        job.pace(0.01)
-        job.shut("end")
-        _, victim = job.await_world(2)
-        os.kill(job.pid_of("--data-dir=data"), signal.SIGKILL)
-        job.send(victim)
-        job.until("a world without it", lambda: job.members() and victim not in job.members())
-        job.await_world(2)
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
-        assert job.output.count("etcd ended (SIGKILL); training goes on, and it is started again") == 1
-        assert ledger.compare(quiet.steps, job.steps()) is None
-        assert job.result["digest"] == quiet.digest
-        assert job.left_behind() == {}
-
-
-def test_status_while_it_runs_and_a_second_command_on_its_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Job(tmp_path, str(SCRIPT), *LONG) as job:
-        members = job.await_world(2)
-        assert cli.main(["status", "--job-dir", str(job.dir), "--json"]) == 0
-        document = json.loads(capsys.readouterr().out)
-        assert {"job", "state", "generation", "because", "applied", "members"} <= set(document)
-        generation = job.events("committed")[-1]["generation"]
-        assert (document["job"], document["state"], document["generation"]) == ("mlp", "running", generation)
-        ranks = [(member["rank"], member["worker_id"]) for member in document["members"]]
-        assert ranks == list(enumerate(members)) and sorted(members) == ["local.0.0", "local.1.0"]
-        assert {"worker_id", "node", "pid", "rank", "applied"} <= set(document["members"][0])
-        assert cli.main(["run", "--job-dir", str(job.dir), "--fresh", str(SCRIPT)]) == ExitCode.BAD_INPUT
-        assert "in use by a live job" in " ".join(capsys.readouterr().err.split())
-        assert job.command.process.poll() is None
-
-
+@pytest.mark.long
 def test_an_interrupted_job_is_gone_within_five_seconds(tmp_path: Path) -> None:
     with Job(tmp_path, str(SCRIPT), *LONG) as job:
         job.await_steps(2)

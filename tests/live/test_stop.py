@@ -98,6 +98,7 @@ gates.hold("tail")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_stop_after_the_completion_says_that_the_job_is_complete(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "tail.py").write_text(TAIL)
@@ -192,6 +193,7 @@ def test_a_stop_does_not_wait_for_frozen_services(job: Job, temporary: Path) -> 
     assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_the_death_of_the_agent_takes_its_workers_and_their_children_along(job: Job) -> None:
     os.kill(job.pid_of("elastic.agent"), signal.SIGKILL)
     assert job.wait() == ExitCode.STATE_LOST

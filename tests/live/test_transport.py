@@ -85,6 +85,7 @@ def test_kills_at_random_moments_end_in_the_bits_of_the_quiet_run_over_tcp(quiet
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_a_ring_that_the_device_cannot_have_ends_the_job_with_what_to_do(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--ring", "nccl", str(TRAINER)) as job:
         assert job.wait() == 1

@@ -32,7 +32,7 @@ from tests.sim.wanted import EXCLUDED, RARE, Excluded
 from tests.sim.world import World
 
 ROOT = Path(__file__).parents[2]
-BATCHES = 24
+BATCHES = 10
 SEEDS = 25
 MUST_REACH = (
     "a donor lingers",
