@@ -74,12 +74,11 @@ def test_all_but_torch_and_what_it_pins_is_installed_as_in_the_constraints(tmp_p
 @pytest.mark.parametrize(
     ("target", "package"),
     [(target, "etcd-server") for target in ("etcd", "test", "live", "test-live", "test-chaos")]
-    + [("model", "spin")]
-    + [(target, "prometheus") for target in ("test", "live")],
+    + [("model", "spin"), ("test-live", "prometheus")],
 )
 def test_a_target_unpacks_what_pip_does_not_have(target: str, package: str, tmp_path: Path) -> None:
     told = plan(target, tmp_path)
-    assert told.index("touch .venv/.stamp") < told.index(f"apt-get -qq download {package}")
+    assert f"apt-get -qq download {package}" in told
     assert f"dpkg-deb -x {package}_" in told
 
 

@@ -23,6 +23,7 @@ from runtime.loop.job import Job
 from runtime.session import Session
 from tests.unit.features import mlp
 from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread
+from tests.unit.thoroughness import EXAMPLES
 from tests.unit.worlds import FakeMember, Killed, World
 
 LENGTHS = (5, 4, 7, 6)
@@ -126,7 +127,13 @@ def quiet_run() -> tuple[str, Recorded]:
     return run(session), session
 
 
-@settings(max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=EXAMPLES or 8,
+    derandomize=not EXAMPLES,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(fate())
 def test_any_fate_ends_in_the_bits_of_the_quiet_run(
     fate: tuple[int, dict[str, tuple[int, int]], int, int, int],
