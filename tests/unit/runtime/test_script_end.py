@@ -111,12 +111,12 @@ def test_a_job_whose_close_refuses_the_script_hears_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "status", "words", "for_ever"),
     [
-        ("", 0, "", True),
+        pytest.param("", 0, "", True, marks=pytest.mark.long),
         ("", 0, "", False),
-        ("sys.exit(7)", 7, "", True),
-        ("sys.exit('no data')", 1, "no data\n", False),
+        pytest.param("sys.exit(7)", 7, "", True, marks=pytest.mark.long),
+        pytest.param("sys.exit('no data')", 1, "no data\n", False, marks=pytest.mark.long),
         ("1 / 0", 1, "ZeroDivisionError: division by zero\n", True),
-        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt\n", True),
+        pytest.param("raise KeyboardInterrupt", -2, "KeyboardInterrupt\n", True, marks=pytest.mark.long),
     ],
 )
 def test_threads_that_are_in_torch_at_the_end_change_neither_exit_code_nor_output(
@@ -133,7 +133,7 @@ def test_threads_that_are_in_torch_at_the_end_change_neither_exit_code_nor_outpu
 @pytest.mark.parametrize(
     "end",
     [
-        "sys.stdout.close()",
+        pytest.param("sys.stdout.close()", marks=pytest.mark.long),
         "import os\nprint('lost')\nread, write = os.pipe()\nos.close(read)\nos.dup2(write, 1)",
     ],
 )

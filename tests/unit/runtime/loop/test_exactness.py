@@ -6,7 +6,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -42,6 +42,13 @@ def run(feature: Feature, session: Session) -> str:
     return digest
 
 
+@cache
+def quiet_run(name: str, reduction: str, compression: str) -> tuple[str, list[object]]:
+    """Digest and ledger of a feature in a job of one; two tests of each feature ask for it."""
+    session = Recorded(reduction, compression)
+    return run(FEATURES[name], session), ledger(session)
+
+
 def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """Of the checkpoints of the next job."""
     for name, value in settings.to_environment().items():
@@ -71,15 +78,14 @@ def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(
     """w1 dies in the second operation, and w0, the oldest, in the fifth; between them a newcomer copies the
     state of one step and enters in the next."""
     feature = FEATURES[name]
-    quiet = Recorded(reduction, compression)
-    digest = run(feature, quiet)
+    digest, lines = quiet_run(name, reduction, compression)
     world = World(3, kills={"w1": (2, 0), "w0": (5, 0)}, reduction=reduction, compression=compression)
     world.run(lambda session: run(feature, session), newcomers=1, asked_at=1, copy_at=1, admit_at=2)
     assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed, "w1": Killed}
     assert world.digests == {"w2": digest, "n0": digest}
-    assert ledger(world.sessions["w2"]) == ledger(quiet)
-    assert ledger(world.sessions["n0"]) == ledger(quiet)[world.joined_at["n0"] :]
-    assert len(quiet.records) == STEPS
+    assert ledger(world.sessions["w2"]) == lines
+    assert ledger(world.sessions["n0"]) == lines[world.joined_at["n0"] :]
+    assert len(lines) == STEPS
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

@@ -98,8 +98,8 @@ def stopped(main: Main, kind: type[BaseException], message: str) -> None:
     assert {type(error) for error in threads.together(2, main).errors.values()} == {kind}
 
 
-def trains(main: Main, steps: int | None = None, workers: Iterable[int] = (2, 4)) -> None:
-    """With the same bits in every world, and what is told is told alike in all of them."""
+def trains(main: Main, steps: int | None = None, workers: Iterable[int] = (2, 4)) -> str:
+    """With the same bits in every world, and what is told is told alike in all of them. Returns the digest."""
     digest, ledger = threads.alone(main)
     told = {name: values[:] for name, values in SEEN.items()}
     assert steps in (None, len(ledger))
@@ -111,6 +111,7 @@ def trains(main: Main, steps: int | None = None, workers: Iterable[int] = (2, 4)
         assert all(records == ledger for records in outcome.ledgers.values())
         for name, values in told.items():
             assert sorted(SEEN[name], key=repr) == sorted(values * count, key=repr)
+    return digest
 
 
 # ReadAhead
@@ -1325,8 +1326,7 @@ def plainly_evaluated(setup: Setup) -> float:
 
 def test_a_newcomer_has_the_results_of_the_evaluations_before_it() -> None:
     main = stopped_by_an_evaluation
-    trains(main, 7 * BATCHES, (2, 4))
-    digest, _ = threads.alone(main)
+    digest = trains(main, 7 * BATCHES, (2, 4))
     (end,) = SEEN["end"][:1]
     for admit in some((3 * BATCHES + 3, 1, 6 * BATCHES + 1), 1, ""):
         SEEN.clear()
@@ -1506,9 +1506,8 @@ def layers_frozen_with_gradients_of_zero() -> None:
     ],
 )
 def test_what_a_script_sets_behind_its_step_is_set_once_a_step(main: Main) -> None:
-    trains(main, 2 * BATCHES, (2, 3, 4))
-    digest, _ = threads.alone(main)
-    for admit in some((1, 5, BATCHES + 1, BATCHES + 3), 2, main.__name__):
+    digest = trains(main, 2 * BATCHES, (2, 3, 4))
+    for admit in some((1, 5, BATCHES + 1, BATCHES + 3), 1, main.__name__):
         outcome = threads.together(2, main, newcomers=1, asked_at=admit - 1, admit_at=admit)
         assert outcome.errors == {} and outcome.joined == {"n0": admit}
         assert set(outcome.digests.values()) == {digest}

@@ -151,7 +151,7 @@ def test_a_model_has_the_same_bits_in_every_world_and_through_deaths_and_joins(m
     death: dict[str, Any] = {"kills": {"w0": (4, 0)}}
     join: dict[str, Any] = {"newcomers": 1, "asked_at": BATCHES, "admit_at": BATCHES + 1}
     how: dict[str, Any]
-    for workers, how in (*some(((1, {}), (2, {}), (3, {})), 0, model), (3, death), (2, join)):
+    for workers, how in (*some(((1, {}), (2, {}), (3, {}), (3, death), (2, join)), 0, model), (3, death | join)):
         outcome = threads.together(workers, main, **how)
         assert outcome.errors == {}
         assert set(outcome.digests.values()) == {digest}

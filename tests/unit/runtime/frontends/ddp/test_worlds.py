@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 from collections.abc import Iterator
@@ -30,6 +31,12 @@ def main_of(script: str) -> Main:
     return main
 
 
+@functools.cache
+def quiet_run(script: str) -> tuple[str, list[object]]:
+    """Digest and ledger of a job of one."""
+    return threads.alone(main_of(script))
+
+
 def check(main: Main, quiet: tuple[str, list[object]], workers: int, **how: object) -> threads.Outcome:
     outcome = threads.together(workers, main, **how)  # type: ignore[arg-type]
     assert not outcome.errors
@@ -40,28 +47,25 @@ def check(main: Main, quiet: tuple[str, list[object]], workers: int, **how: obje
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_any_number_of_workers_has_the_bits_and_the_ledger_of_one(script: str) -> None:
-    main = main_of(script)
-    quiet = threads.alone(main)
+    main, quiet = main_of(script), quiet_run(script)
     for workers in (*some((2, 3, 4), 1, script), *LARGE_WORLDS):
         check(main, quiet, workers)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_death_at_any_moment_changes_no_bit(script: str) -> None:
-    main = main_of(script)
-    quiet = threads.alone(main)
-    for operation, units in some(list(itertools.product((1, 2, 3, 7), (0, 1))), 2, script):
+    main, quiet = main_of(script), quiet_run(script)
+    for operation, units in some(list(itertools.product((1, 2, 3, 7), (0, 1))), 1, script):
         check(main, quiet, 3, kills={"w0": (operation, units)})
     check(main, quiet, 4, kills={"w0": (3, 0), "w2": (4, 0), "w1": (5, 1)})
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
-    main = main_of(script)
-    quiet = threads.alone(main)
+    main, quiet = main_of(script), quiet_run(script)
     steps = SCRIPTS[script]
     cases = ((0, 0), (0, 1), (1, min(3, steps - 1)), (steps, steps + 1), (steps + 1, steps + 1))
-    for asked, admitted in some(cases, 2, script):
+    for asked, admitted in some(cases, 1, script):
         outcome = check(main, quiet, 2, newcomers=1, asked_at=asked, admit_at=admitted)
         assert outcome.joined == {"n0": admitted}
     check(main, quiet, 2, kills={"w0": (steps + 4, 0)}, newcomers=1, asked_at=0, admit_at=1)
@@ -69,7 +73,6 @@ def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_step_that_begins_with_the_batch_of_another_rank_changes_no_bit(script: str) -> None:
-    main = main_of(script)
-    quiet = threads.alone(main)
+    main, quiet = main_of(script), quiet_run(script)
     assert threads.alone(main, kind=threads.WrongGuess) == quiet
     check(main, quiet, 3, kills={"w0": (3, 0)}, newcomers=1, asked_at=0, admit_at=1, kind=threads.WrongGuess)
