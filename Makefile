@@ -23,7 +23,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-frontends unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-observation bench-nodes bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,13 +74,16 @@ $(CLOUD_INIT):
 # end; what a part says comes when it has ended. With another torch there is no lint.
 test: ## lint, unit, simulated and live tests
 	+$(MAKE) --no-print-directory --jobs=2 setup etcd
-	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target unit-runtime live-a-g live-h-z unit-others $(if $(TORCH),,lint) sim-short
+	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target live-a-g live-h-z unit-frontends unit-runtime unit-others $(if $(TORCH),,lint) sim-short
 
 unit: setup ## unit tests
-	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-runtime unit-others
+	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-frontends unit-runtime unit-others
+
+unit-frontends: setup
+	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit/runtime/frontends
 
 unit-runtime: setup
-	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit/runtime
+	$(BOUND) 20m $(PYTEST) -m 'not long' --ignore=tests/unit/runtime/frontends tests/unit/runtime
 
 unit-others: setup
 	$(BOUND) 20m $(PYTEST) -m 'not long' --ignore=tests/unit/runtime tests/unit

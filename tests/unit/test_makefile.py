@@ -15,6 +15,7 @@ from tests.model.__main__ import needs
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = sorted({*re.findall(r"^([a-z0-9-]+):.*## ", MAKEFILE, re.MULTILINE)} - {"help", "clean"})
+WITH_PYTHON = [target for target in TARGETS if target != "etcd"]  # which is unpacked while pip works
 
 
 def plan(target: str, checkout: Path, *options: str) -> str:
@@ -35,7 +36,7 @@ def plan(target: str, checkout: Path, *options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", WITH_PYTHON)
 def test_a_target_makes_its_environment_before_it_uses_it(target: str, tmp_path: Path) -> None:
     told = plan(target, tmp_path)
     made = told.index("touch .venv")
@@ -44,7 +45,7 @@ def test_a_target_makes_its_environment_before_it_uses_it(target: str, tmp_path:
     assert "apt-get install" not in told
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", WITH_PYTHON)
 def test_another_torch_has_a_venv_of_its_own(target: str, tmp_path: Path) -> None:
     told = plan(target, tmp_path, "TORCH=2.15.0", "PYTHON=python3.12")
     assert "python3.12 -m venv .venv-2.15.0" in told

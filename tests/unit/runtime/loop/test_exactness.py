@@ -22,6 +22,7 @@ from runtime.loop.step import Step
 from runtime.session import Session
 from tests.unit.features import FEATURES, STEPS, Feature, anchored_in_a_variable, loader, mlp, train
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.thoroughness import some
 from tests.unit.worlds import FakeMember, Killed, World
 
 ROOT = Path(__file__).parents[4]
@@ -90,7 +91,7 @@ def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", some(list(FEATURES), 30, "resumed"))
 def test_a_run_that_goes_on_from_the_middle_of_an_epoch_has_the_bits_of_the_quiet_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

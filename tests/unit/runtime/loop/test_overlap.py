@@ -22,6 +22,7 @@ from runtime.session import Op
 from tests.unit.features import FEATURES
 from tests.unit.jobs import Recorded, one_thread
 from tests.unit.runtime.loop.test_exactness import quiet_run, run
+from tests.unit.thoroughness import some
 
 WRONG = {"several_backwards_a_shard", "ragged_batches_with_weigh", "sharpness_aware"}
 """Features whose gradients change after they were sent, in some pass."""
@@ -145,7 +146,7 @@ def test_all_gradients_are_on_their_way_when_backward_is_over(fixed: bool, compr
         pytest.param("exact", "int8", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", some(list(FEATURES), 30, "sent early"))
 def test_what_is_sent_early_is_the_gradient_or_is_found_to_be_another(
     name: str, reduction: str, compression: str
 ) -> None:
