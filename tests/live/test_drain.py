@@ -79,6 +79,7 @@ def test_who_drains_does_not_wait_for_a_newcomer_that_still_copies(spread: Make,
     assert losses(job) == []
 
 
+@pytest.mark.long
 def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(spread: Make, quiet: Quiet) -> None:
     job = spread()
     job.agent("a")

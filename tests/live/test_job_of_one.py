@@ -38,6 +38,7 @@ def run(script: str, directory: Path, **environment: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.long
 def test_a_plain_script_trains_and_exits_with_0(tmp_path: Path) -> None:
     """Without `with` and without close(): the exit handler does it."""
     script = """

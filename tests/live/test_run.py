@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic import cli
-from tests.live.jobs import DEADLINE_S, ROOT, SCRIPTS, SLACK_S, Job, run_alone
+from tests.live.jobs import DEADLINE_S, ROOT, SCRIPTS, Job, run_alone
 
 SCRIPT = SCRIPTS / "mlp.py"
-STOPPED_S = 5.0
-LONG = ("--epochs", "1000", "--pause-s", "0.02")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +40,7 @@ def test_a_quiet_run_ends_with_a_summary_and_complete_records(plain: Job) -> Non
     assert plain.left_behind() == {}
 
 
+@pytest.mark.long
 def test_the_script_alone_has_the_same_bits(plain: Job, tmp_path: Path) -> None:
     shown = [line for line in plain.output.splitlines() if not line.startswith("elastic:")]
     assert run_alone(tmp_path, SCRIPT).splitlines() == shown
@@ -53,19 +50,6 @@ def test_status_of_the_ended_job(plain: Job, capsys: pytest.CaptureFixture[str])
     assert cli.main(["status", "--job-dir", str(plain.dir), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["state"], document["applied"], document["exit_code"]) == ("closed", 40, 0)
-
-
-@pytest.mark.long
-def test_an_interrupted_job_is_gone_within_five_seconds(tmp_path: Path) -> None:
-    with Job(tmp_path, str(SCRIPT), *LONG) as job:
-        job.await_steps(2)
-        began_s = time.monotonic()
-        job.command.process.send_signal(signal.SIGINT)
-        assert job.wait() == 130
-        assert time.monotonic() - began_s < STOPPED_S + SLACK_S
-        assert "stopped by SIGINT" in job.output
-        assert job.left_behind() == {}
-        assert (job.dir / "journal.jsonl").exists()
 
 
 @pytest.mark.long
