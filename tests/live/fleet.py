@@ -91,7 +91,7 @@ class Fleet(Cluster):
         over = threading.Event()
 
         def compare() -> None:
-            while not over.wait(POLL_S):
+            while not over.wait(3 * POLL_S):
                 with suppress(ElasticError):  # nobody leads just now
                     (entry,) = (one for one in with_members(self.client.look())["jobs"] if one["job"] == job)
                     status = self.client.status(job)

@@ -27,7 +27,8 @@ DEADLINE_S = 200.0
 SLACK_S = 30.0
 """What a loaded machine may take beyond a promise made for a quiet one; what breaks the promise takes minutes."""
 
-POLL_S = 0.01
+POLL_S = 0.03
+"""Each look reads files or asks the leader: at a hundred a second that is work that the job beside it lacks."""
 
 ASK_S = 2.0
 """Of one question to the leader. Whoever asks a frozen one, or one that has just died, asks again."""
