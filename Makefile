@@ -74,7 +74,7 @@ $(CLOUD_INIT):
 # end; what a part says comes when it has ended. With another torch there is no lint.
 test: ## lint, unit, simulated and live tests
 	+$(MAKE) --no-print-directory --jobs=2 setup etcd
-	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target live-a-g live-h-z unit-frontends unit-runtime unit-others $(if $(TORCH),,lint) sim-short
+	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target live-f-or live-a-ep-qs-z unit-frontends unit-runtime unit-others $(if $(TORCH),,lint) sim-short
 
 unit: setup ## unit tests
 	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-frontends unit-runtime unit-others
@@ -94,7 +94,8 @@ sim-short: setup ## simulated tests: a few hundred whole jobs in virtual time
 sim: setup ## 20000 simulated jobs, and whether they went through every transition; reach.json has the counts
 	$(PY) -m tests.sim --schedules 20000 --json reach.json
 
-# By the first letter of the file, so that each new file is in one of them.
+# By the first letter of the file, so that each new file is in one of them; those that are compared with the quiet run, which
+# is made once, are in the first.
 live-%: setup etcd
 	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live/test_[$*]*.py
 

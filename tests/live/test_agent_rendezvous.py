@@ -122,6 +122,7 @@ def cluster(tmp_path: Path, etcd: EmbeddedEtcd, request: pytest.FixtureRequest) 
         one.close()
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_lost_and_replaced_while_the_other_keeps_its_process(cluster: Make) -> None:
     job = cluster(workers=3)
     job.rendezvous()
@@ -138,6 +139,7 @@ def test_a_killed_worker_is_lost_and_replaced_while_the_other_keeps_its_process(
     assert committed == [(1, "form"), (2, "loss"), (3, "planned")]
 
 
+@pytest.mark.long
 def test_a_new_leader_adopts_the_generation_and_touches_nothing(cluster: Make) -> None:
     job = cluster()
     first = job.rendezvous()
@@ -183,6 +185,7 @@ def test_a_second_replica_waits_and_takes_over_when_the_leader_resigns(cluster: 
     assert second.poll() is None
 
 
+@pytest.mark.long
 def test_a_frozen_worker_is_expelled_while_it_stands_still_and_comes_back_as_a_newcomer(cluster: Make) -> None:
     job = cluster(workers=3)
     job.rendezvous()
@@ -277,6 +280,7 @@ def test_a_stopped_agent_stops_its_workers_within_five_seconds(cluster: Make) ->
     assert not any(lives(pid) for pid in workers.values())
 
 
+@pytest.mark.long
 def test_a_worker_that_ignores_sigterm_is_killed_within_five_seconds_with_its_children(cluster: Make) -> None:
     script = (
         "import signal, subprocess, sys, time\n"

@@ -52,6 +52,13 @@ def test_another_torch_has_a_venv_of_its_own(target: str, tmp_path: Path) -> Non
     assert not re.search(r"\.venv/|-c constraints\.txt", told)
 
 
+def test_each_live_test_is_in_one_part_of_test(tmp_path: Path) -> None:
+    patterns = re.findall(r"tests/live/(test_\[\S+)", plan("test", tmp_path))
+    assert len(patterns) == 2
+    for file in (ROOT / "tests" / "live").glob("test_*.py"):
+        assert sum(file.match(pattern) for pattern in patterns) == 1, file
+
+
 def test_all_but_torch_and_what_it_pins_is_installed_as_in_the_constraints(tmp_path: Path) -> None:
     """A stand-in for pip keeps the constraints that it is given."""
     kept = tmp_path / "kept.txt"

@@ -53,7 +53,15 @@ def digest(feature: Any, session: Session) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["dropout", "batch_norm", "gan", "random_transforms", "random_in_the_loop", "decisions_by_evaluation"]
+    "name",
+    [
+        "batch_norm",
+        "random_in_the_loop",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("dropout", "gan", "random_transforms", "decisions_by_evaluation")
+        ),
+    ],
 )
 def test_shards_in_processes_of_their_own_have_the_bits_of_a_plain_job(
     name: str, monkeypatch: pytest.MonkeyPatch

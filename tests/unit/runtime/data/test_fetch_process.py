@@ -131,7 +131,7 @@ if sys.argv[1] == "holds":
     signal.signal(signal.SIGTERM, lambda *_: print("the handler of the script"))
     held_signals.hold()
 ended = 0
-for _ in range(20):
+for _ in range(5):
     fetcher = Fetcher(lambda *key: key, [])
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         os.kill(fetcher._process.pid, number)
@@ -145,7 +145,7 @@ print(ended)
 """
 
 
-@pytest.mark.parametrize(("parent", "ended"), [("holds", "0"), ("does not hold", "20")])
+@pytest.mark.parametrize(("parent", "ended"), [("holds", "0"), ("does not hold", "5")])
 def test_signals_to_stop_end_it_unless_its_parent_holds_them_back(parent: str, ended: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", HELD, parent]

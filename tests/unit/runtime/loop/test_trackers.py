@@ -139,6 +139,7 @@ def test_what_came_while_nobody_answered_is_sent_later(
     assert steps_of(store) == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_pipe_that_is_full_delays_and_loses_nothing(store: Path) -> None:
     sink = mlflow(store)
     assert opened(sink) == 0
