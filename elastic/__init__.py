@@ -40,15 +40,17 @@ from elastic import errors
 from elastic.version import __version__
 
 if TYPE_CHECKING:
+    from elastic.agent.worker.node_notice import NodeNotice
     from elastic.platforms.local.launcher import launch
     from runtime.data.parquet import ParquetStream
-    from runtime.loop.job import Job, join
+    from runtime.loop.job import Job, join, notice
     from runtime.loop.sinks import JsonLines, MLflow, TensorBoard, WandB
 
 __all__ = [
     "Job",
     "JsonLines",
     "MLflow",
+    "NodeNotice",
     "ParquetStream",
     "TensorBoard",
     "WandB",
@@ -56,13 +58,16 @@ __all__ = [
     "errors",
     "join",
     "launch",
+    "notice",
 ]
 _LAZY = {
     "Job": "runtime.loop.job",
     "join": "runtime.loop.job",
     "launch": "elastic.platforms.local.launcher",
+    "notice": "runtime.loop.job",
     "JsonLines": "runtime.loop.sinks",
     "MLflow": "runtime.loop.sinks",
+    "NodeNotice": "elastic.agent.worker.node_notice",
     "ParquetStream": "runtime.data.parquet",
     "TensorBoard": "runtime.loop.sinks",
     "WandB": "runtime.loop.sinks",

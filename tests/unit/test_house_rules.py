@@ -21,14 +21,14 @@ LAYERS = (
     *("elastic.security", "elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet"),
     *("elastic.observability.timeline", "elastic.observability.trackers", "elastic.observability.dashboard"),
     *("elastic.platforms.local", "elastic.platforms.search", "elastic.platforms.common", "elastic.platforms.ray"),
-    *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.ray", "elastic.spark"),
+    *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.spark"),
     *("runtime.script_files", "runtime.torch_names", "runtime.script_end", "runtime.data"),
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
     *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
     *("runtime.recovery.transfer", "runtime.worker", "runtime.loop"),
     *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
-    "runtime.frontends.restart",
-    *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.cli"),
+    *("runtime.frontends.restart", "runtime.frontends.preemption_info"),
+    *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.ray", "elastic.cli"),
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
     *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run"),
     "chaos_tests.cli",
@@ -303,8 +303,8 @@ def test_the_control_plane_never_imports_torch() -> None:
 
 def test_the_public_package_alone_imports_the_runtime_and_only_at_first_use() -> None:
     """At its top level only under `if TYPE_CHECKING`."""
-    assert importers("elastic", of="runtime") == {"elastic", "elastic.ddp"}
-    for public in ("elastic", "elastic.ddp"):
+    assert importers("elastic", of="runtime") == {"elastic", "elastic.ddp", "elastic.ray"}
+    for public in ("elastic", "elastic.ddp", "elastic.ray"):
         for node in parsed(PRODUCT[public]).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert not any(module.startswith("runtime") for module in imports([node]))
