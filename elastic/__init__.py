@@ -5,8 +5,7 @@ import this package too, stay light. Below, each package imports only those abov
 
     errors.py       every error, named by what the caller does next
     version.py      of this program
-    file_modes.py   who may read what a job writes
-    process/        what processes have in common: signals, log lines, systemd, options from a file
+    process/        what processes have in common: signals, log lines, systemd, modes of files, options
     checkpoints/    durable checkpoints, without torch
     config.py       what a job is, and how long things may take
     protocol/       what is said and what is decided, pure: the job's state machine, a worker's, plans, assignments
@@ -22,8 +21,9 @@ import this package too, stay light. Below, each package imports only those abov
     platforms/      where jobs run: this machine, Ray, Spark, Slurm, Kubernetes
     observability/  the dashboard, traces, trackers
     cli/            the command line; no other package imports it
-    ray.py          the public name of platforms/ray
+    ray.py          the public name of platforms/ray, and Ray Train's question about notices
     spark.py        the public name of platforms/spark
+    torchft.py      torchft's names for scripts of logical ranks; at the top, too
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
 
 Up to fleet/ this is the core, without which no job runs; platforms/, observability/ and cli/ stand on it.
@@ -40,15 +40,17 @@ from elastic import errors
 from elastic.version import __version__
 
 if TYPE_CHECKING:
+    from elastic.agent.worker.node_notice import NodeNotice
     from elastic.platforms.local.launcher import launch
     from runtime.data.parquet import ParquetStream
-    from runtime.loop.job import Job, join
+    from runtime.loop.job import Job, join, notice
     from runtime.loop.sinks import JsonLines, MLflow, TensorBoard, WandB
 
 __all__ = [
     "Job",
     "JsonLines",
     "MLflow",
+    "NodeNotice",
     "ParquetStream",
     "TensorBoard",
     "WandB",
@@ -56,13 +58,16 @@ __all__ = [
     "errors",
     "join",
     "launch",
+    "notice",
 ]
 _LAZY = {
     "Job": "runtime.loop.job",
     "join": "runtime.loop.job",
     "launch": "elastic.platforms.local.launcher",
+    "notice": "runtime.loop.job",
     "JsonLines": "runtime.loop.sinks",
     "MLflow": "runtime.loop.sinks",
+    "NodeNotice": "elastic.agent.worker.node_notice",
     "ParquetStream": "runtime.data.parquet",
     "TensorBoard": "runtime.loop.sinks",
     "WandB": "runtime.loop.sinks",

@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from elastic.agent.worker.node_notice import NodeNotice
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed
@@ -157,15 +158,6 @@ class HomeRank:
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class DrainNotice:
-    """This worker's node has to go by until_s, a time of time.monotonic(). signalled: SIGTERM has told its agent."""
-
-    until_s: float
-    because: str
-    signalled: bool = False
-
-
 class ScriptLoop:
     """Where this worker's script is: the one place that changes it. Used by the user's thread only."""
 
@@ -227,8 +219,8 @@ class WorkerPlace(Protocol):
         """Whether a generation without members is planned: all stop after a step, as soon as each of them may."""
 
     @property
-    def going(self) -> DrainNotice | None:
-        """The last notice that this worker's node has to go, or None."""
+    def going(self) -> NodeNotice | None:
+        """The notice that this worker's node has to go, or None: there is none, or it was taken back."""
 
 
 class Operations(Protocol):

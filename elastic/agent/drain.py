@@ -15,7 +15,7 @@ from elastic.agent.leader_session import LeaderSession
 from elastic.agent.workers import WorkerManager
 from elastic.preemption import policy
 from elastic.preemption.notice import Notice, NoticeKind
-from elastic.preemption.policy import Stay, StayPhase
+from elastic.preemption.policy import HeldNotice, Stay, StayPhase
 from elastic.preemption.watcher import NoticeWatchers
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Drain, DrainOver, DrainWish
@@ -48,9 +48,7 @@ class NodeDrain:
         """A worker has announced itself to the leader: repeat its wish to drain, if there is one."""
         if (wish := self._wish_of(worker_id)) is not None:
             self._leader.say(wish)
-            signalled = SIGTERM in self._stay.notices
-            drain = Drain(self._leader.term, worker_id, wish.left_ms, wish.because, signalled)
-            self._workers.socket.order(worker_id, drain)
+            self._tell(worker_id)
 
     def wishes(self) -> Iterator[DrainWish]:
         """The wishes to drain that a new leader has to be told, as of now."""
@@ -81,7 +79,11 @@ class NodeDrain:
         self._step(policy.StayTick())
 
     def _step(self, event: policy.Event) -> None:
+        before = self._stay
         self._stay, actions = policy.step(self._stay, event, time.monotonic())
+        if self._stay.notices != before.notices:
+            for worker_id in self._here():
+                self._tell(worker_id, before.urgent)
         for action in actions:
             match action:
                 case policy.LeaveNode(ends_s, because):
@@ -110,8 +112,8 @@ class NodeDrain:
     def _leave(self) -> None:
         self.notices.told = False
         self._workers.for_all_slots(worker_slot.NodeLeaves())
-        for worker_id in self._here():
-            self.announced(worker_id)
+        for wish in self.wishes():
+            self._leader.say(wish)
         self.look()
 
     def _end_workers(self, which: Callable[[Slot], bool]) -> None:
@@ -126,6 +128,22 @@ class NodeDrain:
             self._leader.say(DrainOver(worker_id))
         self._workers.for_all_slots(worker_slot.NodeStays())
 
+    def _tell(self, worker_id: str, before: HeldNotice | None = None) -> None:
+        """Tell the worker which notice stands. before: the one that stood, which is over if none stands now."""
+        held = self._stay.urgent or before
+        if held is not None:
+            order = Drain(
+                self._leader.term,
+                worker_id,
+                _left_ms(held),
+                held.because,
+                signalled=SIGTERM in self._stay.notices,
+                kind=held.kind,
+                said_by=held.source,
+                over=self._stay.urgent is None,
+            )
+            self._workers.socket.order(worker_id, order)
+
     def _here(self) -> list[str]:
         return [slot.worker_id for slot in self._workers.slots if slot.lives and slot.joined]
 
@@ -133,4 +151,8 @@ class NodeDrain:
         held = self._stay.urgent
         if held is None:
             return None
-        return DrainWish(worker_id, held.because, max(0, round(1000 * (held.ends_s - time.monotonic()))))
+        return DrainWish(worker_id, held.because, _left_ms(held))
+
+
+def _left_ms(held: HeldNotice) -> int:
+    return max(0, round(1000 * (held.ends_s - time.monotonic())))

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from elastic import file_modes
 from elastic.errors import ConfigError
+from elastic.process import file_modes
 
 Buffer = bytes | memoryview
 

@@ -1,7 +1,7 @@
 """A file that appears: for everything that can run a command, such as a preStop hook, a cron job or a test.
 
 Empty, or with a number of seconds in it, or {"seconds_left": 90, "because": "rack 7 is switched off"}. Removing the
-file takes the notice back.
+file takes the notice back. "source" in it names who says so, if that is not this file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def notice_in(text: str, path: str) -> Notice:
         raise ValueError(f"seconds_left={left_s!r} must be a number >= 0")
     if not isinstance(because, str):
         raise ValueError(f"because={because!r} must be a sentence")
-    return Notice(NoticeKind.RECLAIM, float(left_s), because)
+    if not isinstance(source := document.get("source", ""), str):
+        raise ValueError(f"source={source!r} must be a name")
+    return Notice(NoticeKind.RECLAIM, float(left_s), because, source)
 
 
 class File(NoticeSource):

@@ -24,7 +24,8 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """seconds_left: from now until the machine may be gone; infinite for advice. because: the provider's words.
+    """seconds_left: from now until the machine may be gone; infinite for advice. because: the provider's words. source:
+    who said it first, if the provider only passes it on.
 
     Seen again with the same because it is the same notice, and only an earlier end is news.
     """
@@ -32,6 +33,7 @@ class Notice:
     kind: NoticeKind
     seconds_left: float
     because: str
+    source: str = ""
 
     @property
     def leaves(self) -> bool:

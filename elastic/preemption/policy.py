@@ -33,12 +33,18 @@ class StayPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldNotice:
-    """A notice that stands. ends_s: when the machine may be gone. lasting: until it is taken back."""
+    """A notice that stands. ends_s: when the machine may be gone. source: who said it first."""
 
     ends_s: float
     late_s: float
     because: str
-    lasting: bool
+    kind: NoticeKind
+    source: str
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it stands until it is taken back."""
+        return self.kind is NoticeKind.ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ def step(stay: Stay, event: Event, now_s: float) -> tuple[Stay, tuple[Action, ..
 def _noticed(stay: Stay, source: str, notice: Notice, now_s: float) -> tuple[Stay, tuple[Action, ...]]:
     ends_s = now_s + notice.seconds_left
     late_s = max(ends_s - LATE_S, now_s + notice.seconds_left / 2)
-    held = HeldNotice(ends_s, late_s, notice.because, lasting=notice.kind is NoticeKind.ASKED)
+    held = HeldNotice(ends_s, late_s, notice.because, notice.kind, notice.source or source)
     before = stay.urgent
     stay = replace(stay, notices={**stay.notices, source: held})
     if stay.phase is StayPhase.STAYING:

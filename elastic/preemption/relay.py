@@ -26,22 +26,23 @@ NOTICES = "notices.json"
 
 @dataclass(frozen=True, slots=True)
 class ActiveNotices:
-    """A notice that stands. ends_s: when the machine may be gone, monotonic; None: never, it is advice."""
+    """A notice that stands. ends_s: when the machine may be gone, monotonic; None: never, it is advice. source: who
+    said it first."""
 
     kind: str
     because: str
     ends_s: float | None
+    source: str = ""
 
     @property
     def leaves(self) -> bool:
         return self.ends_s is not None
 
 
-def standing(notice: Notice) -> ActiveNotices:
-    """As of now."""
-    return ActiveNotices(
-        str(notice.kind), notice.because, time.monotonic() + notice.seconds_left if notice.leaves else None
-    )
+def standing(source: str, notice: Notice) -> ActiveNotices:
+    """As of now. source: the provider."""
+    ends_s = time.monotonic() + notice.seconds_left if notice.leaves else None
+    return ActiveNotices(str(notice.kind), notice.because, ends_s, notice.source or source)
 
 
 def write(job_dir: Path, number: int, notices: Mapping[str, ActiveNotices]) -> None:
@@ -84,7 +85,7 @@ class NoticeRelay(NoticeSource):
             if chosen is None:
                 return None
             left_s = math.inf if chosen.ends_s is None else max(0.0, chosen.ends_s - time.monotonic())
-            return Notice(NoticeKind(chosen.kind), left_s, chosen.because)
+            return Notice(NoticeKind(chosen.kind), left_s, chosen.because, chosen.source)
         except (ValueError, KeyError, TypeError) as error:
             raise Unanswered(f"{self._job_dir / NOTICES}: {error}") from error
 

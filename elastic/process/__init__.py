@@ -6,4 +6,5 @@ log.py           log lines on standard error: as text or JSON, their level, whic
 log_line.py      a line of it from a record, and the message from a line
 notify.py        what systemd is told: ready, reloading, stopping, alive
 option_file.py   options of a command from a TOML file
+file_modes.py    who may read what a process writes
 """

@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from elastic import file_modes
 from elastic.errors import ConfigError
-from elastic.process import notify, stop_signals
+from elastic.process import file_modes, notify, stop_signals
 
 PR_SET_PDEATHSIG = 1
 

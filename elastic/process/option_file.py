@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic import file_modes
 from elastic.config import Places, checked_fields
 from elastic.errors import ConfigError
+from elastic.process import file_modes
 
 _TYPES = {None: "str", Path: "str", int: "int", float: "float"}
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic import file_modes
 from elastic.errors import ConfigError
+from elastic.process import file_modes
 
 if TYPE_CHECKING:
     from elastic.config import JobSpec

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from elastic import file_modes
+from elastic.process import file_modes
 
 RECORDS = 4096
 """Some 8 notes a step and worker, so 500 steps."""

@@ -29,9 +29,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from elastic import file_modes
 from elastic.checkpoints.settings import Settings
 from elastic.errors import ConfigError
+from elastic.process import file_modes
 from elastic.records.files import create_atomically, is_temporary, read_job, write_atomically
 
 if TYPE_CHECKING:

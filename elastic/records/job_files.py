@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic import file_modes
+from elastic.process import file_modes
 
 PIECE_BYTES = 1 << 18
 """The most bytes in one answer."""

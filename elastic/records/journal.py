@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from elastic import file_modes
+from elastic.process import file_modes
 from elastic.records.retention import Retention
 
 Line: TypeAlias = dict[str, Any]

@@ -27,8 +27,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from elastic import file_modes
 from elastic.errors import ElasticError
+from elastic.process import file_modes
 
 Line: TypeAlias = dict[str, Any]
 

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic import file_modes
 from elastic.checkpoints.naming import OWNER, EntryName
 from elastic.checkpoints.select import Found
 from elastic.checkpoints.series import Series
@@ -23,6 +22,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
 from elastic.config import JobSpec
 from elastic.errors import CheckpointDirTaken, ConfigError
+from elastic.process import file_modes
 from elastic.records import ledger
 from elastic.records.files import read_resumes, write_atomically
 from elastic.records.job_directory import job_id, read_settings

@@ -1009,18 +1009,24 @@ class Close(_message.Message):
     def __init__(self, term: _Optional[int] = ..., because: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("term", "worker_id", "left_ms", "because", "signalled")
+    __slots__ = ("term", "worker_id", "left_ms", "because", "signalled", "kind", "said_by", "over")
     TERM_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
     SIGNALLED_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     term: int
     worker_id: str
     left_ms: int
     because: str
     signalled: bool
-    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., left_ms: _Optional[int] = ..., because: _Optional[str] = ..., signalled: bool = ...) -> None: ...
+    kind: str
+    said_by: str
+    over: bool
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., left_ms: _Optional[int] = ..., because: _Optional[str] = ..., signalled: bool = ..., kind: _Optional[str] = ..., said_by: _Optional[str] = ..., over: bool = ...) -> None: ...
 
 class Invite(_message.Message):
     __slots__ = ("term", "worker_id")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch import nn
 
+from elastic.agent.worker.node_notice import NodeNotice
 from elastic.checkpoints.naming import check_series
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.data.random_state import randomness_kept
@@ -72,6 +73,15 @@ class Collectives:
     def restarted(self) -> bool:
         """Whether this process replaces an earlier one."""
         return self._session.restarted
+
+    @property
+    def notice(self) -> NodeNotice | None:
+        """The notice that this worker's node has to go, or None: there is none, or it was taken back.
+
+        The workers of one node have it, and those of other nodes do not, so nothing that training depends on may follow
+        from it. It may be read at any time, also inside a pass.
+        """
+        return self._session.going
 
     # Between passes
 

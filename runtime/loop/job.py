@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from elastic.agent.worker.environment import RANKS
 from elastic.agent.worker.examination import EPOCH_STEPS
+from elastic.agent.worker.node_notice import NOTICE_FILE, NodeNotice, kept_in
 from elastic.checkpoints.settings import Settings
 from elastic.errors import CheckpointError, ConfigError, UsageError
 from elastic.protocol import shard_advice
@@ -91,9 +92,27 @@ def begin(
     return job
 
 
+def current() -> Job | None:
+    """The one of which this process is a worker."""
+    return _current
+
+
 def latest() -> Job | None:
     """The last one that this process has joined; it may be closed."""
     return _latest
+
+
+def notice() -> NodeNotice | None:
+    """The notice that this worker's node has to go, as `job.notice`, for code that has no job at hand: callbacks of a
+    framework, scripts for torchrun, and scripts of --restart, which are processes of their own.
+
+    None: the node stays, or the notice was taken back. None as well before the job is joined, after it is closed, and
+    in a process that is no worker.
+    """
+    if _current is not None:
+        return _current.notice
+    path = os.environ.get(NOTICE_FILE)
+    return kept_in(Path(path)) if path else None
 
 
 class Job(Collectives):

@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
-from runtime.session import DrainNotice, Session
+from elastic.agent.worker.node_notice import REPEATED_S, NodeNotice
+from runtime.session import Session
 
 ResizeHook = Callable[[int, int, str], None]
 DrainHook = Callable[[float, str], None]
@@ -22,21 +23,15 @@ PARTING_S = 5.0
 machine goes, they delay it at least until so many seconds before that."""
 
 
-REPEATED_S = 5.0
-"""Every new leader repeats a notice. The repetition ends at the same time, give or take these seconds, because this
-worker may hear of it late. A notice in the same words that ends at another time is another notice: the first was taken
-back, or the end has moved."""
-
-
 class WorldHooks:
     """Used by the user's thread only."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._world = 0
-        self._told: DrainNotice | None = None
+        self._told: NodeNotice | None = None
         self._paused_in = 0
-        self._wished_for: DrainNotice | None = None
+        self._wished_for: NodeNotice | None = None
         self._wishes_at_s = math.inf
         self._parting_since_s = math.inf
         self._saved = False
@@ -104,7 +99,7 @@ class WorldHooks:
         return wants
 
 
-def _is_same(one: DrainNotice, other: DrainNotice | None) -> bool:
+def _is_same(one: NodeNotice, other: NodeNotice | None) -> bool:
     """Whether the same notice was heard again. One whose end has come is repeated with 0 seconds left."""
     if other is None or one.because != other.because:
         return False

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import NoReturn
 
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.client import AgentClient
+from elastic.agent.worker.node_notice import NodeNotice
 from elastic.errors import ExitCode
 from elastic.protocol import messages
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
 from runtime.recovery.transfer.client import CopyClient
 from runtime.script_end import exit_now
-from runtime.session import DrainNotice
 from runtime.worker.state_owner import SharedWorkerState
 
 GENERATIONS_KEPT = 8
@@ -33,7 +32,7 @@ class LeaderOrders:
         self.ready = False
         """Whether this newcomer has rehearsed: it says so again to every leader, and after every loss."""
         self._outdated = 0
-        self.going: DrainNotice | None = None
+        self.going: NodeNotice | None = None
         self.pointed: dict[messages.CheckpointComplete, Callable[[bool], None]] = {}
         """Unanswered word of a checkpoint -> the function to call with whether the pointer is there."""
         self.before_exit: Callable[[], None] = lambda: None
@@ -70,8 +69,10 @@ class LeaderOrders:
                     self.home = home
                 case messages.Pointed(_, worker_id, series, entry, holds):
                     answer = self.pointed.pop(messages.CheckpointComplete(worker_id, series, entry), None)
-                case messages.Drain(_, _, left_ms, because, signalled):
-                    self.going = DrainNotice(time.monotonic() + left_ms / 1000, because, signalled)
+                case messages.Drain(over=True):
+                    self.going = None
+                case messages.Drain() as drain:
+                    self._has_to_go(drain)
                 case messages.Fence() | messages.Release() | messages.Close():
                     if self._over is None or isinstance(order, messages.Close):
                         self._over = order
@@ -92,6 +93,13 @@ class LeaderOrders:
         after = self._shared.post(order)
         if self.ready and after.phase is Phase.FRESH and (newer_leader or before is not after.record):
             self._client.send(messages.Ready(after.me, generation.number, self._outdated))
+
+    def _has_to_go(self, drain: messages.Drain) -> None:
+        notice = NodeNotice.begins(
+            drain.left_ms / 1000, drain.because, drain.kind, drain.said_by, signalled=drain.signalled
+        )
+        if self.going is None or not self.going.is_repeated_by(notice):
+            self.going = notice
 
     def copy_outdated(self) -> None:
         """Report that another copy was out of date too early: after a few, training waits for the next."""

@@ -20,6 +20,7 @@ from elastic.agent.worker import death_watch, stack_dump
 from elastic.agent.worker.client import AgentClient
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker.mpi_ranks import Ranks
+from elastic.agent.worker.node_notice import NodeNotice
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.settings import Settings
@@ -46,7 +47,7 @@ from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import CopyClient
 from runtime.recovery.transfer.connection import CopyConnection
 from runtime.script_end import raised_at
-from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, ScriptLoop, StepRecord
+from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, ScriptLoop, StepRecord
 from runtime.worker.donor import CopyServer
 from runtime.worker.gpu import is_of_device, uuid_of
 from runtime.worker.joining import JoinProtocol
@@ -213,7 +214,7 @@ class WorkerSession(OperationLoop):
         return pending is not None and not pending.ids
 
     @property
-    def going(self) -> DrainNotice | None:
+    def going(self) -> NodeNotice | None:
         return self._orders.going
 
     def place(self) -> LoopPlace:

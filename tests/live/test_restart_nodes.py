@@ -80,6 +80,14 @@ class Rounds:
         """Ranks of a round that were asked to stop, and have saved."""
         return {int(path.name.split(".")[0]) for path in self._files.glob(f"?.{world}.{number}.saved")}
 
+    def asked(self, world: int, number: int) -> dict[str, Any]:
+        """Node number -> the notice that its script had when it was asked to stop; of one script a node."""
+        found = {}
+        for rank in self.saved(world, number):
+            node = self.environment(rank, world, number)["GROUP_RANK"]
+            found[node] = json.loads((self._files / f"{rank}.{world}.{number}.saved").read_text())
+        return found
+
     def end(self) -> None:
         (self._files / "end").touch()
 
@@ -123,13 +131,15 @@ def test_a_drain_lets_the_scripts_save_and_loses_nobody(
     assert cli.main([*words, "--budget", "90"]) == ExitCode.DONE
     assert capsys.readouterr().out == "node b is empty; the job goes on with 1 worker, on a\n"
     second = rounds.next(1, first)
-    assert rounds.saved(2, first) == {0, 1}
+    asked = rounds.asked(2, first)
+    assert sorted(asked) == ["0", "1"], "both scripts were asked to stop"
+    assert sorted(asked.values(), key=str) == [None, ["asked", "operator", True]], "and one node has to go"
     assert cli.main([*words, "--cancel"]) == ExitCode.DONE
     third = rounds.next(2, second)
-    assert rounds.saved(1, second) == {0}
+    assert rounds.asked(1, second) == {"0": None}
     job.give_notice("a", 60.0)
     rounds.next(1, third)
-    assert rounds.saved(2, third) == {0, 1}
+    assert sorted(rounds.asked(2, third).values(), key=str) == [None, ["reclaim", f"file {job.notice('a')}", True]]
     rounds.end()
     assert job.await_result()["exit_code"] == 0
     assert losses(job) == []

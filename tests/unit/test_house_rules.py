@@ -16,19 +16,20 @@ import pytest
 from tests.unit.sources import PARTS, ROOT, nodes, parsed, product, walk
 
 LAYERS = (
-    *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.checkpoints", "elastic.config"),
+    *("elastic.errors", "elastic.version", "elastic.process.file_modes", "elastic.checkpoints", "elastic.config"),
     *("elastic.process", "elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption"),
     *("elastic.security", "elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet"),
     *("elastic.observability.timeline", "elastic.observability.trackers", "elastic.observability.dashboard"),
     *("elastic.platforms.local", "elastic.platforms.search", "elastic.platforms.common", "elastic.platforms.ray"),
-    *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.ray", "elastic.spark"),
+    *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.spark"),
     *("runtime.script_files", "runtime.torch_names", "runtime.script_end", "runtime.data"),
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
     *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
     *("runtime.recovery.transfer", "runtime.worker", "runtime.loop"),
     *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
-    "runtime.frontends.restart",
-    *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.cli"),
+    *("runtime.frontends.restart", "runtime.frontends.preemption_info", "runtime.frontends.torchft"),
+    *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.ray", "elastic.torchft"),
+    "elastic.cli",
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
     *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run"),
     "chaos_tests.cli",
@@ -41,6 +42,9 @@ GROUPS = {
     *("runtime.allreduce", "runtime.recovery", "runtime.frontends"),
 }
 """Packages with nothing of their own: what they group is in LAYERS."""
+
+PUBLIC = ("elastic", "elastic.ddp", "elastic.ray", "elastic.torchft")
+"""Of elastic, what names the runtime for scripts."""
 
 RUNTIME_MAY_USE = (
     "elastic.errors",
@@ -303,8 +307,8 @@ def test_the_control_plane_never_imports_torch() -> None:
 
 def test_the_public_package_alone_imports_the_runtime_and_only_at_first_use() -> None:
     """At its top level only under `if TYPE_CHECKING`."""
-    assert importers("elastic", of="runtime") == {"elastic", "elastic.ddp"}
-    for public in ("elastic", "elastic.ddp"):
+    assert importers("elastic", of="runtime") == set(PUBLIC)
+    for public in PUBLIC:
         for node in parsed(PRODUCT[public]).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert not any(module.startswith("runtime") for module in imports([node]))

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import torch
 
+from elastic.agent.worker.node_notice import NodeNotice
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed, UsageError
@@ -22,7 +23,7 @@ from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.guards import checks
 from runtime.recovery.state.training_state import Carrier
-from runtime.session import Copy, DrainNotice, HomeRank, JoinMeta, LoopPlace, Op, OpKind, ScriptLoop, StepRecord
+from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, Op, OpKind, ScriptLoop, StepRecord
 
 WAIT_S = 100.0
 """For what takes seconds on a quiet machine, and on a loaded one while a model is compiled."""
@@ -248,7 +249,7 @@ class FakeMember:
     pauses = False
     parting = False
     may_part = True
-    going: DrainNotice | None = None
+    going: NodeNotice | None = None
 
     def before_leaving(self, call: Callable[[], None]) -> None:
         """Nobody is drained here."""

@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from elastic import file_modes
-from elastic.process import children, stop_signals
+from elastic.process import children, file_modes, stop_signals
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal
 from elastic.security.job_user import JobUser, acting

@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic import file_modes
 from elastic.agent.worker import import_scan
 from elastic.errors import ColdStart, ConfigError
-from elastic.process import children, stop_signals
+from elastic.process import children, file_modes, stop_signals
 
 PIPE_BYTES = 2**20
 """Bytes that a worker may print while its agent is frozen, before printing blocks."""

@@ -11,4 +11,5 @@ nccl_environment.py  what NCCL reads from the environment
 mpi_ranks.py    which worker has which rank of mpirun
 function_file.py  a function of elastic.launch() on its way to the workers, and its value on the way back
 examination.py  what `elastic doctor --exact` tells the script's process
+node_notice.py  the notice of a node, as its workers and their scripts have it
 """

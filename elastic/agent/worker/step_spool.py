@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from elastic import file_modes
+from elastic.process import file_modes
 
 IN_MEMORY = 1024
 """Most records in memory, sent or not. At a millisecond per step they last through a second of the agent's silence."""

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic import file_modes
 from elastic.cli.options import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.metrics import option as metrics_option
 from elastic.preemption import selection
-from elastic.process import log
+from elastic.process import file_modes, log
 from elastic.process.log_line import LogFormat
 from elastic.process.option_file import OptionFile, differences
 from elastic.protocol.worker_id import node_name

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 
-from elastic import file_modes
 from elastic.agent.process import agent_process
 from elastic.agent.process.agent_process import LOGS, AgentStart, WaitingAgent, forget, record_of
 from elastic.checkpoints.settings import Settings
@@ -32,7 +31,7 @@ from elastic.fleet.documents import Submission
 from elastic.fleet.node.job_environment import DEVICES_VARIABLE, NodeSettings, with_environment
 from elastic.fleet.node.notice_board import NoticeBoard
 from elastic.preemption.selection import RELAYED
-from elastic.process import children, log_line
+from elastic.process import children, file_modes, log_line
 from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory
 from elastic.records.files import TOKEN, create_atomically, read_regular, write_atomically

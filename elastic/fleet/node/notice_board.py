@@ -39,7 +39,7 @@ class NoticeBoard:
         if notice is None:
             self._standing.pop(source, None)
         else:
-            self._standing[source] = relay.standing(notice)
+            self._standing[source] = relay.standing(source, notice)
         self._changed()
 
     @property

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic import file_modes
 from elastic.errors import ConfigError, StoreError, StoreUnavailable
 from elastic.fleet import probes, registry
 from elastic.fleet.documents import FleetJob, FleetState, Result
@@ -27,7 +26,7 @@ from elastic.fleet.findings import ETCD_BROKEN, ETCD_INSTEAD
 from elastic.fleet.replica.admission import Admission
 from elastic.fleet.replica.leader import FleetLeader
 from elastic.fleet.replica.service import FleetService
-from elastic.process import notify
+from elastic.process import file_modes, notify
 from elastic.protocol.membership import Resized, State, Stopped
 from elastic.records import retention
 from elastic.records.files import write_atomically

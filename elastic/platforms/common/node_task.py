@@ -80,7 +80,7 @@ def _serve(ticket: Ticket, directory: Path, notice: Callable[[], Notice | None] 
 
     def look(entry: Mapping[str, Any]) -> bool:
         if notice is not None and not told.exists() and (found := notice()) is not None:
-            words = {"seconds_left": found.seconds_left, "because": found.because}
+            words = {"seconds_left": found.seconds_left, "because": found.because, "source": found.source}
             write_atomically(told, json.dumps(words).encode())
         return told.exists()
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from elastic import file_modes
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
 from elastic.platforms.common.node_task import Ticket
-from elastic.process import children
+from elastic.process import children, file_modes
 from elastic.records import temp_dirs
 from elastic.records.job_directory import read_json
 from elastic.security import certificate_authority

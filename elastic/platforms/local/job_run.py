@@ -22,13 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from elastic import file_modes
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
 from elastic.platforms.local.interrupts import Interrupted, Signals
 from elastic.platforms.local.live import PLAIN_S, TABLE_S, Display, JobWatcher, LiveView, PlainDisplay, TableDisplay
 from elastic.preemption import selection
-from elastic.process import children, log_line, stop_signals
+from elastic.process import children, file_modes, log_line, stop_signals
 from elastic.records.events.alerts import Alerts
 from elastic.records.job_directory import is_removed, read_json, removal
 from elastic.records.ledger_tail import StepsTail

@@ -32,4 +32,4 @@ def _drained() -> Notice | None:
 def notice_of(deadline_ms: int, now_s: float) -> Notice:
     """deadline_ms: by the clock of all, as Ray has it; 0: none."""
     left_s = max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else NO_DEADLINE_S
-    return Notice(NoticeKind.RECLAIM, left_s, "Ray drains this node")
+    return Notice(NoticeKind.RECLAIM, left_s, "Ray drains this node", "Ray")

@@ -61,13 +61,18 @@ class Close:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """An agent tells its worker that the node may be gone in left_ms, so that the worker can prepare to leave.
-    signalled: SIGTERM is one of the reasons, and the script may have a handler for that signal."""
+    signalled: SIGTERM is one of the reasons, and the script may have a handler for that signal. kind: a NoticeKind.
+    said_by: the source. over: the notice was taken back; to a worker that does not know this field it is a repetition.
+    """
 
     term: int
     worker_id: str
     left_ms: int
     because: str
     signalled: bool = False
+    kind: str = ""
+    said_by: str = ""
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

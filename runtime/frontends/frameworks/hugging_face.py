@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from copy import copy
 from typing import Any
 
@@ -48,6 +49,8 @@ OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
 DATA = frozenset({"train_dataset", "eval_dataset"})
 """Attributes of a trainer that may be long lists, which each process has by itself."""
 FLOS, TOKENS, NOTED_TOTAL = (UNRECORDED + name for name in ("flos", "tokens", "total noted"))
+LEAVING = UNRECORDED + "leaving"
+"""How many ranks were computed on nodes that have to go."""
 NOTED = UNRECORDED + "noted "
 """In front of the names of what trl's trainers note."""
 
@@ -74,11 +77,28 @@ def install(seams: Seams, trainers: Any) -> None:
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
         original(self, *args, **kwargs)
         if (script := RankScript.current()) is not None:
+            if saves_on_notice(self):
+                _leave_signals_alone(self, handler)
             TrainerLoop(self, script)
 
     seams.replace(trainers.Trainer, "__init__", made)
+
+
+def saves_on_notice(trainer: Any) -> bool:
+    """Whether Trainer is to take a snapshot when its machine is about to go; versions before 5 do not know that."""
+    return bool(getattr(trainer.args, "enable_jit_checkpoint", False))
+
+
+def _leave_signals_alone(trainer: Any, handler: Any) -> None:
+    """Trainer's own way is a handler of SIGTERM, by which one worker would save and stop without the others. handler:
+    the one before."""
+    signal.signal(signal.SIGTERM, handler)
+    for callback in trainer.callback_handler.callbacks:
+        if hasattr(callback, "jit_manager"):
+            callback.jit_manager = None
 
 
 class TrainerLoop:
@@ -96,6 +116,8 @@ class TrainerLoop:
         self._prepared: Any = None
         self._rows: list[dict[str, Any]] = []
         """The history of the trainer's state, of plain numbers."""
+        self._leaving = False
+        """Whether a node had to go when the last step was computed."""
         evaluation = Evaluation(trainer, self._own, self._loop, script.training)
         for name in REPLACED:
             setattr(trainer, name, getattr(evaluation if hasattr(evaluation, name) else self, name))
@@ -116,6 +138,7 @@ class TrainerLoop:
             "control": plain_attributes(trainer.control),
             "callbacks": [plain_attributes(callback) for callback in trainer.callback_handler.callbacks],
             "trainer": plain_attributes(trainer, without=DATA),
+            "leaving": self._leaving,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -132,6 +155,7 @@ class TrainerLoop:
         for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
             set_attributes(callback, kept)
         set_attributes(trainer, found["trainer"])
+        self._leaving = found.get("leaving", False)
 
     def _lead(self) -> None:
         """This worker is the leader from now on, which logs and saves."""
@@ -237,6 +261,9 @@ class TrainerLoop:
         handle.flos, handle.tokens = said.get(FLOS, 0.0), int(said.get(TOKENS, 0))
         means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
         note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
+        before, self._leaving = self._leaving, LEAVING in said
+        if self._leaving and not before:  # all workers know it in the same step, and the leader writes
+            self._trainer.control.should_save = True
         return torch.tensor(said.get("loss", 0.0), device=device)
 
     def _shard(self, model: Any, batches: list[Any], step: Step) -> None:
@@ -264,7 +291,8 @@ class TrainerLoop:
             total += float(loss)
         means, grown = noted.taken()
         means = {NOTED + name: value for name, value in means.items()}
-        sums = {name: value for name, value in ((TOKENS, tokens), (NOTED_TOTAL, grown)) if value}
+        leaving = int(saves_on_notice(trainer) and self._script.job.notice is not None)
+        sums = {name: value for name, value in ((TOKENS, tokens), (NOTED_TOTAL, grown), (LEAVING, leaving)) if value}
         step.log(mean={"loss": total, **means}, sum={FLOS: flos, **sums})
 
     def floating_point_ops(self, inputs: Any) -> float:

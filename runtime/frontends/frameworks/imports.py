@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from runtime.frontends.ddp import batches, mistakes
 from runtime.frontends.ddp import enable as ddp_enable
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
@@ -75,6 +76,20 @@ def _lightning(module: ModuleType) -> None:
     lightning.install(Seams(), module)
 
 
+def _torchdata(module: ModuleType) -> None:
+    """Its loader of batches that knows its position, which the job knows here."""
+
+    def load(script: RankScript, original: Any, self: Any, state_dict: Any) -> None:
+        raise mistakes.not_in_place(
+            "StatefulDataLoader.load_state_dict()",
+            "Leave it out: a job that goes on from its checkpoint begins with the batch behind it.",
+        )
+
+    seams = Seams()
+    seams.wrap(module.StatefulDataLoader, "__iter__", batches.iterate)
+    seams.wrap(module.StatefulDataLoader, "load_state_dict", load)
+
+
 def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:
     """Say so if the tests did not run with this version."""
     if not version.startswith(tuple(f"{series}." for series in tested)):
@@ -85,6 +100,7 @@ FRAMEWORKS: dict[str, Adapt] = {
     "transformers.trainer": _transformers,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _lightning,
+    "torchdata.stateful_dataloader.stateful_dataloader": _torchdata,
 }
 
 

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.agent.worker.node_notice import NOTICE_FILE, NoticeFile
 from elastic.protocol.loop_state import (
     AwaitInvitation,
     HandedOut,
@@ -85,6 +86,8 @@ class Supervisor:
         self._host = host
         self._told = told
         self._error_file = told.job_dir / "errors" / f"{told.worker_id}.json"
+        self._error_file.parent.mkdir(exist_ok=True)
+        self._notice_file = NoticeFile(self._error_file.with_suffix(".notice"))
         self._script = 0
         """Pid of the running script."""
         self._seen: ScriptWatch | None = None
@@ -185,10 +188,11 @@ class Supervisor:
         return None if self._store is None else (self._told.address, self._store.port)
 
     def _start(self, members: tuple[str, ...], store: tuple[str, int]) -> None:
-        self._error_file.parent.mkdir(exist_ok=True)
         self._error_file.unlink(missing_ok=True)
         me = self._session.worker_id
         settings = rounds.environment(me, members, store, self._told.job, self._at.generation - 1, self._error_file)
+        settings[NOTICE_FILE] = str(self._notice_file.path)
+        self._notice_file.keep(self._session.going)
         if os.environ.get(ENABLED) == "1":
             settings[TIMER_FILE] = str(self._error_file.with_suffix(".timer"))
         try:
@@ -202,6 +206,7 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Wait until the script has ended, or the next exchange is due; not at all if the script is to be started."""
+        self._notice_file.keep(self._session.going)
         if self._at.script is not rounds.ScriptState.RUNNING or self._seen is None:
             time.sleep(EXCHANGE_S if self._at.script is not rounds.ScriptState.WAITING else 0.0)
         elif (ended := self._host.ended(EXCHANGE_S)) is not None:
@@ -233,6 +238,7 @@ class Supervisor:
             return
         grace_s = self._told.timing.stop_grace_s
         going = self._session.going
+        self._notice_file.keep(going)  # a handler of the signal may ask for it
         if going is not None:
             grace_s = max(grace_s, min(PLANNED_GRACE_S, going.until_s - time.monotonic() - grace_s))
         elif self._session.planned:

@@ -1,7 +1,7 @@
 """A script for torchrun that saves its own state: it adds over all ranks until its directory has a file `end`.
 
 Each process writes a file `RANK.WORLD.ROUND` with its pid when its group is formed, one with `.json` behind its name
-with its environment, and one with `.saved` behind it when it is asked to stop.
+with its environment, and one with `.saved` behind it when it is asked to stop: with the notice that its node has then.
 """
 
 import json
@@ -14,13 +14,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import elastic
+
 
 @record
 def main() -> None:
     home = Path(sys.argv[1])
 
     def save(number: int, frame: object) -> None:
-        started.with_name(started.name + ".saved").touch()
+        notice = elastic.notice()
+        said = json.dumps(notice and [notice.kind, notice.source, notice.seconds_left > 0])
+        asked = started.with_name(started.name + ".asked")
+        asked.write_text(said)
+        asked.rename(started.with_name(started.name + ".saved"))
         sys.exit(0)
 
     dist.init_process_group("gloo")

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from elastic.agent.drain import NodeDrain
+from elastic.agent.drain import SIGTERM, NodeDrain
 from elastic.config import JobSpec
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
 from elastic.protocol.worker_slot import Slot
 from elastic.records.journal import Journal
+from elastic.wire import codec
 
 SPEC = JobSpec(name="job", command=("train",), workers=2)
 
@@ -53,7 +54,7 @@ class Host:
         self.said.append(word)
 
     def order(self, worker_id: str, order: Order) -> None:
-        self.orders.append(order)
+        self.orders.append(codec.order_from_bytes(codec.order_to_wire(order).SerializeToString()))
 
 
 @pytest.fixture
@@ -89,6 +90,50 @@ def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_lef
         assert [order for order in host.orders if isinstance(order, Drain) and order.term == 3] == host.orders
         assert [wish.worker_id for wish in departure.wishes()] == ["a.0.0", "a.1.0"]
         assert all(later.left_ms <= first.left_ms for later, first in zip(departure.wishes(), wishes, strict=True))
+
+    play(scene)
+
+
+def told(host: Host, worker_id: str) -> list[tuple[str, str, str, bool]]:
+    """What this worker was told, in order."""
+    orders = [order for order in host.orders if isinstance(order, Drain) and order.worker_id == worker_id]
+    return [(order.kind, order.said_by, order.because, order.over) for order in orders]
+
+
+def test_workers_are_told_who_says_why_and_which_of_several_notices_stands(play: Play) -> None:
+    later = Notice(NoticeKind.MAINTENANCE, 200.0, "rack 7 is switched off", "file /run/a notice")
+
+    def scene(host: Host, departure: NodeDrain) -> None:
+        departure.notices.heard("node", later)
+        departure.notices.heard("EC2", notice(100.0))
+        departure.notices.heard("EC2", None)
+        departure.notices.heard("node", None)
+        first = ("maintenance", "file /run/a notice", "rack 7 is switched off", False)
+        assert told(host, "a.0.0") == [first, ("reclaim", "EC2", "spot", False), first, (*first[:3], True)]
+        assert told(host, "a.1.0") == told(host, "a.0.0")
+
+    play(scene)
+
+
+def test_a_signal_that_joins_a_notice_is_told_too(play: Play) -> None:
+    """The script may have a handler for it."""
+
+    def scene(host: Host, departure: NodeDrain) -> None:
+        departure.notices.heard("EC2", notice(100.0))
+        departure.asked(300.0, "it was asked to stop (SIGTERM)", SIGTERM)
+        signalled = [order.signalled for order in host.orders if isinstance(order, Drain)]
+        assert signalled == [False, False, True, True]
+
+    play(scene)
+
+
+def test_a_worker_that_comes_after_a_notice_was_taken_back_hears_nothing(play: Play) -> None:
+    def scene(host: Host, departure: NodeDrain) -> None:
+        departure.notices.heard("EC2", notice(100.0))
+        departure.notices.heard("EC2", None)
+        host.orders.clear()
+        departure.announced("a.1.0")
+        assert host.orders == []
 
     play(scene)
 

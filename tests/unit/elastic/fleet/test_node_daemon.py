@@ -523,7 +523,7 @@ async def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_tha
             return relay.NoticeRelay(tmp_path).look()
 
         board.notices.heard("advice", Notice(NoticeKind.ADVICE, math.inf, "maybe"))
-        assert heard() == Notice(NoticeKind.ADVICE, math.inf, "maybe") and board.because == ""
+        assert heard() == Notice(NoticeKind.ADVICE, math.inf, "maybe", "advice") and board.because == ""
         board.notices.heard("slow", Notice(NoticeKind.MAINTENANCE, 900.0, "tonight"))
         board.notices.heard("fast", Notice(NoticeKind.RECLAIM, 30.0, "now"))
         assert (urgent := heard()) is not None and urgent.because == "now"

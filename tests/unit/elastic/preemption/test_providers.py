@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, MetadataService, Reply
-from elastic.preemption import aws, azure, gcp
+from elastic.preemption import aws, azure, gcp, relay
 from elastic.preemption.aws import Aws
 from elastic.preemption.azure import Azure
 from elastic.preemption.file import File, notice_in
@@ -367,18 +367,28 @@ def test_a_refused_requeue_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("text", "left_s", "because"),
+    ("text", "left_s", "because", "source"),
     [
-        ("", 120.0, "/n says so"),
-        ("25\n", 25.0, "/n says so"),
-        ('{"seconds_left": 9, "because": "rack 7"}', 9.0, "rack 7"),
+        ("", 120.0, "/n says so", ""),
+        ("25\n", 25.0, "/n says so", ""),
+        ('{"seconds_left": 9, "because": "rack 7"}', 9.0, "rack 7", ""),
+        ('{"seconds_left": 9, "because": "rack 7", "source": "Ray"}', 9.0, "rack 7", "Ray"),
     ],
 )
-def test_three_forms_of_a_notice_file(text: str, left_s: float, because: str) -> None:
-    assert notice_in(text, "/n") == Notice(NoticeKind.RECLAIM, left_s, because)
+def test_three_forms_of_a_notice_file(text: str, left_s: float, because: str, source: str) -> None:
+    assert notice_in(text, "/n") == Notice(NoticeKind.RECLAIM, left_s, because, source)
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "[3]", "true", '{"seconds_left": "3"}', '{"because": 3}', "NaN"])
+def test_what_a_daemon_passes_on_names_who_said_it(tmp_path: Path) -> None:
+    heard = Notice(NoticeKind.MAINTENANCE, 60.0, "reboot")
+    relay.write(tmp_path, 7, {"Azure": relay.standing("Azure", heard)})
+    passed = relay.NoticeRelay(tmp_path).look()
+    assert passed is not None and (passed.kind, passed.because, passed.source) == (heard.kind, "reboot", "Azure")
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "-1", "[3]", "true", '{"seconds_left": "3"}', '{"because": 3}', '{"source": 1}', "NaN"]
+)
 def test_a_notice_file_with_something_else_in_it_is_trouble(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notice"
     source = File(path)

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from elastic.agent.worker.node_notice import NodeNotice
 from runtime.loop import world_hooks
 from runtime.loop.world_hooks import PARTING_S, WorldHooks
-from runtime.session import DrainNotice
 
 
 class Steps:
@@ -59,7 +59,7 @@ def test_with_long_steps_nobody_waits_for_another_one(steps: Steps) -> None:
 def test_with_long_steps_the_end_waits_if_the_machine_does(steps: Steps, left_s: float, waits: bool) -> None:
     """For one more step, which ends with a wish, and the one that begins with the checkpoint."""
     assert not steps.begin(60.0), "the first one has no length yet"
-    steps.session.going = DrainNotice(steps.now_s + 10 + left_s, "spot notice")
+    steps.session.going = NodeNotice(steps.now_s + 10 + left_s, "spot notice")
     steps.session.parting = True
     assert steps.begin(10.0) is not waits
     assert steps.begin(10.0, saved=waits)
@@ -70,7 +70,7 @@ def test_a_second_notice_in_the_same_words_is_another_notice(steps: Steps) -> No
     told: list[float] = []
     steps.changes.drain_hooks.append(lambda seconds_left, because: told.append(round(seconds_left)))
     for left_s, after_s in ((120.0, 10.0), (20.0, 30.0), (120.0, 0.0)):
-        steps.session.going = DrainNotice(steps.now_s + left_s, "the file says so")
+        steps.session.going = NodeNotice(steps.now_s + left_s, "the file says so")
         steps.changes.tell_drain()
         assert steps.changes.take_wish() and not steps.changes.take_wish()
         steps.now_s += after_s
@@ -83,12 +83,12 @@ def test_a_notice_that_a_new_leader_repeats_is_told_once(steps: Steps) -> None:
     steps.changes.drain_hooks.append(lambda seconds_left, because: told.append(because))
     until_s = steps.now_s + 120
     for late_s in (0.0, 0.001, 3.0, 0.5):
-        steps.session.going = DrainNotice(until_s + late_s, "the file says so")
+        steps.session.going = NodeNotice(until_s + late_s, "the file says so")
         steps.changes.tell_drain()
         assert steps.changes.take_wish() is (late_s == 0)
     steps.now_s = until_s + 30
     assert steps.changes.take_wish(), "the last one before the end"
-    steps.session.going = DrainNotice(steps.now_s, "the file says so")
+    steps.session.going = NodeNotice(steps.now_s, "the file says so")
     steps.changes.tell_drain()
     assert not steps.changes.take_wish()
     assert told == ["the file says so"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from elastic.agent.worker.client import AgentClient
-from elastic.protocol.messages import CheckpointComplete, Home, Pointed, Word
+from elastic.protocol.messages import CheckpointComplete, Drain, Home, Pointed, Word
 from elastic.records.journal import Journal
 from runtime.recovery.transfer.client import CopyClient
 from runtime.worker.leader_orders import LeaderOrders
@@ -22,6 +25,41 @@ def orders(sent: list[Word]) -> LeaderOrders:
     return LeaderOrders(
         cast(SharedWorkerState, shared), cast(CopyClient, None), cast(AgentClient, client), cast(Journal, None)
     )
+
+
+def drain(term: int, left_ms: int, **more: Any) -> Drain:
+    return Drain(term, ME, left_ms, "spot", **{"kind": "reclaim", "said_by": "EC2", **more})
+
+
+def test_a_notice_is_one_value_until_it_is_another_one_or_taken_back() -> None:
+    worker = orders([])
+    assert worker.going is None
+    worker.deliver(drain(1, 100_000))
+    first = worker.going
+    assert first is not None and (first.kind, first.source, first.because) == ("reclaim", "EC2", "spot")
+    assert 90 < first.seconds_left <= 100
+    assert first.deadline == pytest.approx(time.time() + first.seconds_left, abs=1.0)
+    worker.deliver(drain(2, 101_000))
+    assert worker.going is first, "a repetition that came late"
+    worker.deliver(drain(2, 60_000))
+    nearer = worker.going
+    assert nearer is not None and nearer is not first and nearer.seconds_left <= 60
+    worker.deliver(drain(2, 60_000, said_by="Slurm"))
+    assert worker.going is not None and worker.going.source == "Slurm"
+    worker.deliver(drain(1, 60_000, over=True))
+    assert worker.going is not None, "of an older leader's term"
+    worker.deliver(drain(2, 60_000, over=True))
+    assert worker.going is None
+    worker.deliver(drain(2, 60_000))
+    assert worker.going is not None
+
+
+def test_a_notice_whose_end_has_come_stands_when_it_is_repeated() -> None:
+    worker = orders([])
+    worker.deliver(drain(1, 0))
+    first = worker.going
+    worker.deliver(drain(2, 0))
+    assert first is not None and worker.going is first and first.seconds_left == 0
 
 
 def test_a_new_leader_hears_of_checkpoints_that_no_leader_has_answered_for() -> None:

@@ -13,7 +13,16 @@ from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.threads import Main
 from tests.unit.thoroughness import EXAMPLES, some
 
-SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4, "spawned": 2, "early": 2}
+SCRIPTS = {
+    "plain": 7,
+    "accumulation": 4,
+    "endless": 6,
+    "trainer": 4,
+    "evaluated": 4,
+    "spawned": 2,
+    "early": 2,
+    "replica_groups": 6,
+}
 """-> steps of an epoch."""
 
 LARGE_WORLDS = (6,) if EXAMPLES else ()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from elastic import file_modes
 from elastic.agent.process.process_start import Outlets
 from elastic.checkpoints.storage import LocalStorage, put
 from elastic.config import JobSpec, job_from_toml
@@ -18,6 +17,7 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.fleet.documents import check_for_fleet
 from elastic.fleet.node import job_environment
 from elastic.preemption import relay
+from elastic.process import file_modes
 from elastic.records import job_directory, job_files
 from elastic.records.journal import Journal, journal_path
 from elastic.records.ledger import Ledger
