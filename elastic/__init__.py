@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from runtime.data.parquet import ParquetStream
     from runtime.loop.job import Job, join
     from runtime.loop.sinks import JsonLines, MLflow, TensorBoard, WandB
+    from runtime.recovery.kept.keep import keep
 
 __all__ = [
     "Job",
@@ -55,11 +56,13 @@ __all__ = [
     "__version__",
     "errors",
     "join",
+    "keep",
     "launch",
 ]
 _LAZY = {
     "Job": "runtime.loop.job",
     "join": "runtime.loop.job",
+    "keep": "runtime.recovery.kept.keep",
     "launch": "elastic.platforms.local.launcher",
     "JsonLines": "runtime.loop.sinks",
     "MLflow": "runtime.loop.sinks",

@@ -138,6 +138,13 @@ ROWS = (
         console="the script of {worker_id} is {because}; it is ended, and the worker is replaced"),
     _worker("scripts_hang", "because", "no script of round {generation} gets anywhere; {worker_id} fails for all of "
         "them"),
+    _worker("kept_found", "step kept_in", "round {generation} goes on from step {step}, which elastic.keep has in "
+        "memory", "By rank 0", GOOD),
+    _worker("kept_incomplete", "because", "round {generation} finds no whole step in memory; the script begins with "
+        "its own files, if it has any", "By rank 0", BAD),
+    _worker("kept_damaged", "segment because", "{worker_id} finds a damaged piece of the state in memory, and removes "
+        "it: {because}", "The job goes on from a step that is whole without it. Examine the memory of the machine", BAD,
+        console="{who} found a damaged piece of the state in memory, and has removed it: {because}"),
     # Workers: checkpoints and snapshots
     _worker("checkpoint_part_written", "series entry bytes stall_ms seconds cpu_s", "", "The worker's own part is "
         "durable", HIDDEN),

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.checkpoints.settings import Settings
 from elastic.protocol.loop_state import (
     AwaitInvitation,
     HandedOut,
@@ -31,6 +32,7 @@ from elastic.protocol.loop_state import (
     StepLeft,
     StepsBegun,
 )
+from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.ring.process_group import store_on
@@ -39,6 +41,9 @@ from runtime.frontends.restart.script_host import HostLost, ScriptExit, ScriptHo
 from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.frontends.restart.script_watch import ScriptWatch, where
 from runtime.loop.training import empty_leaf
+from runtime.recovery.kept.choice import KeptStep, RoundNumber
+from runtime.recovery.kept.look import KeptHere
+from runtime.recovery.kept.place import KeptPlace
 from runtime.recovery.state.training_state import Carrier, Values
 from runtime.script_end import RAISED_AT
 from runtime.session import JoinMeta, Op, OpKind
@@ -94,6 +99,8 @@ class Supervisor:
         self._at = rounds.RoundState()
         self._store: TCPStore | None = None
         """The store of the round in progress, if this worker has rank 0 in it."""
+        self._settings = Settings.from_environment(os.environ)
+        self._kept = KeptHere(self._settings.memory, session)
 
     def run(self) -> None:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""
@@ -136,7 +143,7 @@ class Supervisor:
         script.post(Reduced())
         self._follow_generation()
         report = self._at.report(self._address(), self._seen.idle_s if self._seen is not None else 0.0)
-        session.script_does(report.said(self._told.timing.hang_s))
+        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         script.post(StepLeft())
@@ -145,8 +152,11 @@ class Supervisor:
         }
         place = session.place()
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
-            case rounds.StartScript(store):
-                self._start(place.members, store)
+            case rounds.LookAtKept():
+                self._at.held = self._kept.check(*rounds.share(session.worker_id, place.members))
+            case rounds.StartScript(store, source, incomplete):
+                self._say_source(place.rank, source, incomplete=incomplete)
+                self._start(place.members, store, source)
             case rounds.Blame(worker, failure):
                 if worker == session.worker_id:
                     self._fail(failure)
@@ -184,11 +194,38 @@ class Supervisor:
     def _address(self) -> tuple[str, int] | None:
         return None if self._store is None else (self._told.address, self._store.port)
 
-    def _start(self, members: tuple[str, ...], store: tuple[str, int]) -> None:
+    @property
+    def _round(self) -> RoundNumber:
+        return RoundNumber(self._settings.interruptions, self._at.generation)
+
+    def _look_at_round(self) -> str:
+        """What is kept of the round in progress; one worker of a machine looks."""
+        me, members = self._session.worker_id, self._session.place().members
+        if self._at.script is rounds.ScriptState.WAITING or me not in members or rounds.share(me, members)[0] != 0:
+            return ""
+        return self._kept.follow(self._round)
+
+    def _say_source(self, rank: int, source: KeptStep | None, *, incomplete: bool) -> None:
+        if rank == 0 and source is not None:
+            self._session.note("kept_found", step=source.step, kept_in=str(source.round))
+        if rank == 0 and incomplete:
+            self._session.note("kept_incomplete", because="no step that earlier rounds have kept is whole")
+
+    def _place(self, members: tuple[str, ...], source: KeptStep | None) -> dict[str, str]:
+        """What the script is told about keeping its state."""
+        because = ""
+        if not self._settings.memory:
+            because = "there is no directory in memory; --snapshot-every off says so, or the log of the command"
+        elif len(set(map(node_of, members))) > 1:
+            because = "the workers are on several nodes"
+        return KeptPlace(self._settings.memory, self._round, source, because).to_environment()
+
+    def _start(self, members: tuple[str, ...], store: tuple[str, int], source: KeptStep | None) -> None:
         self._error_file.parent.mkdir(exist_ok=True)
         self._error_file.unlink(missing_ok=True)
         me = self._session.worker_id
         settings = rounds.environment(me, members, store, self._told.job, self._at.generation - 1, self._error_file)
+        settings |= self._place(members, source)
         if os.environ.get(ENABLED) == "1":
             settings[TIMER_FILE] = str(self._error_file.with_suffix(".timer"))
         try:

@@ -14,6 +14,7 @@ from runtime.frontends.restart.rounds import (
     Failure,
     GoOn,
     Hang,
+    LookAtKept,
     RoundState,
     ScriptReport,
     ScriptState,
@@ -21,6 +22,7 @@ from runtime.frontends.restart.rounds import (
     decide,
     environment,
 )
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber
 
 MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
@@ -35,6 +37,7 @@ def test_a_script_that_is_idle_is_said_to_be_so() -> None:
     said = [ScriptReport(4, 3, RUNNING, idle_s=idle_s).said(300.0) for idle_s in (0.0, 9.9, 40.4)]
     assert said == ["script running", "script running", "script running, idle for 40 s of 300 s"]
     assert ScriptReport(4, 3, DONE).said(300.0) == "script done"
+    assert ScriptReport(4, 3, RUNNING).said(300.0, "step 7 kept") == "script running, step 7 kept"
 
 
 def reports(
@@ -42,14 +45,23 @@ def reports(
     store: bool = True,
     generation: int = 4,
     idle: tuple[float, ...] = (0.0, 0.0, 0.0),
+    held: tuple[tuple[HeldSegment, ...] | None, ...] = ((), (), ()),
     **failures: Failure,
 ) -> dict[str, ScriptReport]:
-    """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank."""
+    """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank. held: segments."""
     found = {}
     for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False)):
         place = STORE if store and rank == 0 else None
-        found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank])
+        found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank], held[rank])
     return found
+
+
+def part(step: int, number: int) -> HeldSegment:
+    """One of three parts of that step, kept in the round before."""
+    return HeldSegment(step, RoundNumber(0, 3), 0, number, 3)
+
+
+WHOLE = ((part(8, 0), part(7, 0)), (part(8, 1), part(7, 1)), (part(7, 2),))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,11 @@ def reports(
     [
         (reports(WAITING, WAITING, WAITING), False, StartScript(STORE)),
         (reports(WAITING, WAITING, WAITING, store=False), False, GoOn()),
+        (reports(WAITING, WAITING, WAITING, held=((), None, ())), False, LookAtKept()),
+        (reports(WAITING, WAITING, WAITING, store=False, held=(None, None, None)), False, GoOn()),
+        (reports(WAITING, RUNNING, WAITING, held=(None, None, None)), False, GoOn()),
+        (reports(WAITING, WAITING, WAITING, held=WHOLE), False, StartScript(STORE, KeptStep(7, RoundNumber(0, 3), 0))),
+        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, StartScript(STORE, None, incomplete=True)),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
         (reports(WAITING, RUNNING, WAITING), False, GoOn()),
@@ -104,8 +121,12 @@ def test_a_worker_begins_each_round_anew() -> None:
     state = RoundState()
     state.enter(4, 3)
     assert state.report(STORE, 7.0) == ScriptReport(4, 3, WAITING, STORE)
+    assert state.report(STORE).held is None, "it has not looked yet"
+    state.held = (part(7, 0),)
+    assert state.report(STORE).held == (part(7, 0),)
     state.script = RUNNING
     assert state.report(None, 7.0).idle_s == 7.0
+    assert state.report(None, 7.0).held is None, "what is kept changes now"
     state.ended(EARLY)
     assert state.report(None, 7.0) == ScriptReport(4, 3, FAILED, None, EARLY)
     failed = reports(FAILED, RUNNING, RUNNING, r0=EARLY)
@@ -117,7 +138,11 @@ def test_a_worker_begins_each_round_anew() -> None:
 
 
 def test_reports_survive_the_wire() -> None:
-    for report in (ScriptReport(4, 3, FAILED, None, KILLED), ScriptReport(0, 0, WAITING, STORE, idle_s=1.5)):
+    for report in (
+        ScriptReport(4, 3, FAILED, None, KILLED),
+        ScriptReport(0, 0, WAITING, STORE, idle_s=1.5),
+        ScriptReport(4, 3, WAITING, held=WHOLE[0]),
+    ):
         assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 

@@ -1,0 +1,292 @@
+"""elastic.keep: the state of a script that is started again in each round, in memory after each step.
+
+Weights and the state of optimizers are copied by a thread while the script goes on: only the step of an optimizer
+changes them, and it waits for the copy. Everything else is copied at once. What is on a device is, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastic.errors import Disagree, UsageError
+from runtime.recovery.kept.choice import HeldSegment
+from runtime.recovery.kept.content import CurrentState, PlacedPiece, named, state_of
+from runtime.recovery.kept.loading import SavedState, load
+from runtime.recovery.kept.look import segments_of
+from runtime.recovery.kept.place import KeptPlace
+from runtime.recovery.kept.segment import BUFFERS, SegmentFile, SegmentWriter
+from runtime.recovery.state.available_memory import available_bytes
+from runtime.recovery.state.encoding import plain_leaves, to_blob
+from runtime.recovery.transfer.checksum import checksum
+from runtime.script_end import TorchThread
+
+ROUNDS = 2
+"""Those of two rounds are in memory at once: the new round has none that is whole until its first step is kept."""
+PART = 0.5
+"""The part of the free memory that segments may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """Where this process stands in its round, as torchrun's environment says it."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    node: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> _Rank:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        return cls(*(int(environment[name]) for name in names))
+
+
+def keep(*objects: object, **others: object) -> KeptScript:
+    """Keep the state of these objects in memory, and fill them with what was kept before.
+
+    objects: models, optimizers, learning rate schedulers, and whatever else has state_dict() and load_state_dict();
+    replicated or sharded (FSDP2). others: the same under a name, such as loader=. Their state has to be the same in all
+    processes, but for shards. Call it once, in all processes, when all of them are as at the beginning.
+
+    Only a script under `elastic run --restart` is started again: elsewhere nothing is kept, and `step` begins at 0.
+    Raises OtherState, naming what differs, if the objects are not like those that were kept; nothing is changed then.
+    """
+    found = named(objects, others)
+    place = KeptPlace.from_environment(os.environ)
+    if place is None:
+        return KeptScript(found, None, 0)
+    if place.source is not None:
+        load(found, SavedState.of(segments_of(place.memory, place.source)))
+    kept = KeptScript(found, place, place.source.step if place.source is not None else 0)
+    if place.because:
+        kept.turn_off(place.because)
+    return kept
+
+
+class KeptScript:
+    """Used by the script's main thread. `step`: how many steps are done, so the number of the next one."""
+
+    def __init__(self, objects: Mapping[str, Any], place: KeptPlace | None, step: int) -> None:
+        """place: None: nothing is kept."""
+        self.step = step
+        self._objects = objects
+        self._place = place
+        self._at = _Rank.of(os.environ) if place is not None else None
+        self._begun = False
+        self._writer: SegmentWriter | None = None
+        """None: nothing is kept yet, or another process keeps the same."""
+        self._copy: _Copy | None = None
+        self._at_once = False
+        """Whether everything is copied in done(), because the script changes weights while they are copied."""
+        if place is not None:
+            for one in objects.values():
+                if isinstance(one, torch.optim.Optimizer):
+                    one.register_step_pre_hook(lambda *_: self.wait())
+
+    def done(self) -> None:
+        """A step is done: all processes call it behind the last change of the step, as that of the scheduler."""
+        self.wait()
+        self.step += 1
+        if self._place is None:
+            return
+        state = state_of(self._objects)
+        try:
+            if not self._begun:
+                self._begun = True
+                self._begin(state)
+            if self._writer is not None:
+                self._keep(state, self._writer)
+        except OSError as error:
+            self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+
+    def wait(self) -> None:
+        """Until the last step is in memory. The step of an optimizer that is kept waits by itself."""
+        if (copy := self._copy) is None:
+            return
+        self._copy = None
+        copy.join()
+        if copy.error is not None and self._place is not None:
+            self.turn_off(f"{self._place.memory} cannot be written ({copy.error.strerror})")
+        elif copy.torn and not self._at_once:
+            self._at_once = True
+            self._say(
+                f"{copy.torn} was changed while it was copied, not by the step of an optimizer that elastic.keep was "
+                f"given: step {self.step} is not kept, and later ones are copied in done() itself"
+            )
+
+    def turn_off(self, because: str) -> None:
+        """Keep nothing any more, and say why."""
+        if self._place is not None:
+            self._say(f"the state is not kept in memory: {because}")
+            self._place.turn_off(because)
+        self._place = None
+
+    def _say(self, what: str) -> None:
+        if self._at is not None and self._at.rank == 0:
+            print(f"elastic: {what}", file=sys.stderr, flush=True)
+
+    def _begin(self, state: CurrentState) -> None:
+        """Before the first step of the round is kept: all processes have the same state, and there is memory."""
+        assert self._place is not None and self._at is not None
+        directory = self._place.directory()
+        body = state.placed(first=self._is_first(state))[1]
+        because = shortage(body * (self._at.local_world if state.is_sharded else 1), directory)
+        for other in _all_say([because, _digest(state)], lambda: _leaves(state)):
+            if other:
+                self.turn_off(other)
+                return
+        if state.is_sharded or self._at.local_rank == 0:
+            held = self._held(state)
+            self._writer = SegmentWriter(directory, held.group, held.part)
+
+    def _is_first(self, state: CurrentState) -> bool:
+        """Whether this process keeps what all processes have: once in the job, or, without shards, once a machine."""
+        assert self._at is not None
+        return (self._at.rank if state.is_sharded else self._at.local_rank) == 0
+
+    def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
+        assert self._place is not None and self._at is not None
+        first = self._is_first(state)
+        placed, size = state.placed(first=first)
+        table = json.dumps(state.table(placed, first=first), separators=(",", ":")).encode()
+        buffer = writer.oldest()
+        self._copy = _Copy(buffer, buffer.begin(size), placed, self._held(state), table, at_once=self._at_once)
+
+    def _held(self, state: CurrentState) -> HeldSegment:
+        """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
+        assert self._place is not None and self._at is not None
+        if state.is_sharded:
+            return HeldSegment(self.step, self._place.round, 0, self._at.rank, self._at.world)
+        return HeldSegment(self.step, self._place.round, self._at.node, 0, 1)
+
+
+class _Copy:
+    """One step on its way into memory."""
+
+    def __init__(
+        self,
+        buffer: SegmentFile,
+        body: memoryview,
+        placed: Sequence[PlacedPiece],
+        held: HeldSegment,
+        table: bytes,
+        *,
+        at_once: bool,
+    ) -> None:
+        self.error: OSError | None = None
+        self.torn = ""
+        """The path of a tensor that was changed while it was copied; the step is not kept then."""
+        self._buffer, self._body, self._held, self._table = buffer, body, held, table
+        self._later: list[tuple[PlacedPiece, int]] = []
+        """With the version of the tensor, which tells whether it is changed."""
+        now = []
+        for one in placed:
+            if one.piece.steady and one.piece.tensor.device.type == "cpu" and not at_once:
+                self._later.append((one, one.piece.source._version))
+            else:
+                now.append(one)
+        _write(body, now)
+        self._thread = TorchThread(target=self._run, name="keep")
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            _write(self._body, [one for one, _ in self._later])
+            changed = (one.piece.path for one, version in self._later if one.piece.source._version != version)
+            self.torn = next(changed, "")
+            if not self.torn:
+                self._buffer.finish(self._held, self._body, self._table)
+        except OSError as error:
+            self.error = error
+
+
+def _write(body: memoryview, placed: Sequence[PlacedPiece]) -> None:
+    """Copy the pieces into their places."""
+    with torch.no_grad():
+        for one in placed:
+            if size := one.piece.bytes:
+                tensor = one.piece.tensor
+                into = torch.frombuffer(body[one.at : one.at + size], dtype=torch.uint8)
+                into.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def shortage(body: int, directory: Path) -> str:
+    """Why there is no memory for the segments of a machine, if those of one step have so many bytes; "": there is.
+    directory: of the round, beside those of earlier rounds, which take a part of that memory already. Raises OSError.
+    """
+    wanted = BUFFERS * ROUNDS * body
+    held = sum(path.stat().st_size for path in directory.parent.glob("*/*") if path.exists())
+    status = os.statvfs(directory)
+    for free, where in ((status.f_bavail * status.f_frsize, "in /dev/shm"), (available_bytes(), "on this machine")):
+        if wanted > PART * (held + free):
+            return (
+                f"{wanted / 1e6:.0f} MB for {BUFFERS} copies in each of {ROUNDS} rounds would take more than half of "
+                f"the {(held + free) / 1e6:.0f} MB that are left {where}"
+            )
+    return ""
+
+
+def _digest(state: CurrentState) -> int:
+    """Of all that has to be the same in all processes, with the bits of weights and optimizers that are no shards."""
+    told: list[object] = []
+    for piece in state.pieces:
+        same = piece.steady and not piece.sharded
+        bits = _bits(piece.tensor) if same else 0
+        told.append([piece.path, list(piece.shape), str(piece.tensor.dtype), piece.sharded, bits])
+    return zlib.crc32(json.dumps([state.plain, told], sort_keys=True).encode())
+
+
+def _bits(tensor: torch.Tensor) -> int:
+    return checksum(to_blob(tensor).numpy().data) if tensor.numel() else 0
+
+
+def _leaves(state: CurrentState) -> dict[str, str]:
+    found = {path: str(value) for name, plain in state.plain.items() for path, value in plain_leaves(plain, name)}
+    for piece in state.pieces:
+        found[piece.path] = f"{piece.tensor.dtype} {piece.shape}"
+        if piece.steady and not piece.sharded:
+            found[piece.path] += f" with checksum {_bits(piece.tensor):08x}"
+    return found
+
+
+def _all_say(own: list[Any], leaves: Callable[[], dict[str, str]]) -> list[str]:
+    """Why a process cannot keep its state, of all. own: the reason or "", and a digest. Raises Disagree if the digests
+    differ, naming a value. A script without a process group speaks for itself."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return [own[0]]
+    said = _gathered(own)
+    if len({digest for _, digest in said}) > 1:
+        every = _gathered(leaves())
+        first = every[0]
+        for rank, other in enumerate(every[1:], 1):
+            for path in sorted({*first, *other}):
+                if first.get(path) != other.get(path):
+                    raise Disagree(
+                        f"elastic.keep: {path} is {first.get(path)} on rank 0 and {other.get(path)} on rank {rank}; "
+                        "only the shards of a DTensor may differ, and a loader's position is that of the whole job"
+                    )
+        raise UsageError("elastic.keep: the state differs between the ranks")
+    return [because for because, _ in said]
+
+
+def _gathered(own: Any) -> list[Any]:
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
