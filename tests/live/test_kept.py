@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from elastic.records.events.story import of_generation
 from elastic.records.journal import read_all
 from tests.live.jobs import ROOT, Job
-from tests.live.programs.kept import alone
 
 SCRIPT = ROOT / "tests" / "live" / "programs" / "kept.py"
 STEPS = 8
+
+
+def alone(steps: int) -> str:
+    """The digest of a quiet run of one process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT), "alone", str(steps)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
 
 
 class Rounds:

@@ -10,16 +10,18 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from elastic.errors import Disagree, UsageError
+from elastic.errors import ConfigError, Disagree, UsageError
+from runtime.data.random_state import seed_all
 from runtime.recovery.kept.choice import HeldSegment
 from runtime.recovery.kept.content import CurrentState, PlacedPiece, named, state_of
+from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load
 from runtime.recovery.kept.look import segments_of
 from runtime.recovery.kept.place import KeptPlace
@@ -51,24 +53,24 @@ class _Rank:
         return cls(*(int(environment[name]) for name in names))
 
 
-def keep(*objects: object, **others: object) -> KeptScript:
+def keep(*objects: object, units: int | None = None, **others: object) -> KeptScript:
     """Keep the state of these objects in memory, and fill them with what was kept before.
 
     objects: models, optimizers, learning rate schedulers, and whatever else has state_dict() and load_state_dict();
     replicated or sharded (FSDP2). others: the same under a name, such as loader=. Their state has to be the same in all
-    processes, but for shards. Call it once, in all processes, when all of them are as at the beginning.
+    processes, but for shards. Call it once, in all processes, when all of them are as at the beginning. units: into so
+    many each step is divided, see KeptScript.units; then FSDP2 sums gradients with the same bits in any world.
 
     Only a script under `elastic run --restart` is started again: elsewhere nothing is kept, and `step` begins at 0.
     Raises OtherState, naming what differs, if the objects are not like those that were kept; nothing is changed then.
     """
     found = named(objects, others)
+    exact = None if units is None else ExactUnits(found, units)
     place = KeptPlace.from_environment(os.environ)
-    if place is None:
-        return KeptScript(found, None, 0)
-    if place.source is not None:
+    if place is not None and place.source is not None:
         load(found, SavedState.of(segments_of(place.memory, place.source)))
-    kept = KeptScript(found, place, place.source.step if place.source is not None else 0)
-    if place.because:
+    kept = KeptScript(found, place, exact)
+    if place is not None and place.because:
         kept.turn_off(place.because)
     return kept
 
@@ -76,10 +78,13 @@ def keep(*objects: object, **others: object) -> KeptScript:
 class KeptScript:
     """Used by the script's main thread. `step`: how many steps are done, so the number of the next one."""
 
-    def __init__(self, objects: Mapping[str, Any], place: KeptPlace | None, step: int) -> None:
-        """place: None: nothing is kept."""
-        self.step = step
+    def __init__(
+        self, objects: Mapping[str, Any], place: KeptPlace | None = None, exact: ExactUnits | None = None
+    ) -> None:
+        """place: None: nothing is kept. exact: None: steps have no units."""
+        self.step = place.source.step if place is not None and place.source is not None else 0
         self._objects = objects
+        self._exact = exact
         self._place = place
         self._at = _Rank.of(os.environ) if place is not None else None
         self._begun = False
@@ -108,6 +113,22 @@ class KeptScript:
                 self._keep(state, self._writer)
         except OSError as error:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+
+    def units(self) -> Iterator[int]:
+        """The units of the next step that this process computes: numbers below the `units` of keep(). Each takes one
+        backward(), and sums are of all units: a loss is divided by their number, for a mean. The generators of torch,
+        numpy and random are seeded from the step and the unit. At the end of a step some processes may compute a unit
+        again that another one computes; it does not count."""
+        if self._exact is None:
+            raise ConfigError("kept.units() needs elastic.keep(..., units=N), N units in each step")
+        return self._exact.turns(lambda unit: seed_all("kept", self.step, unit))
+
+    def clip_norm(self, limit: float, parameters: Iterable[torch.Tensor] | None = None) -> float:
+        """As torch.nn.utils.clip_grad_norm_ for models of FSDP2, with the same bits in any world. parameters: None:
+        those of all models that keep() was given."""
+        models = [one for one in self._objects.values() if isinstance(one, torch.nn.Module)]
+        every = [parameter for model in models for parameter in model.parameters()]
+        return clip_norm(every if parameters is None else parameters, limit)
 
     def wait(self) -> None:
         """Until the last step is in memory. The step of an optimizer that is kept waits by itself."""

@@ -1,8 +1,8 @@
 """A script for torchrun with a sharded model (FSDP2), which elastic.keep keeps in memory. Arguments: a directory, and
 how many steps.
 
-The gradient of a step is a sum of integers that do not depend on the model, so it has the same bits in each world, and
-AdamW computes each element for itself: the weights of the end are those of a loop in one process (`alone`).
+With units, a step has the same bits in each world. `python kept.py alone STEPS` prints the digest of a quiet run of one
+process.
 
 Each process writes a file `ROUND.RANK` with its pid, its world and its first step when it begins a round, a line into
 `ROUND.RANK.steps` behind each step, and the files that it has opened while it loaded. While the directory has no file
@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -27,48 +29,45 @@ import elastic
 UNITS = 6
 
 
-class Sums(nn.Module):
-    """Its output is linear in its weights, which no world divides evenly."""
+class Model(nn.Module):
+    """Its sizes are divided evenly by no world."""
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.table = nn.Parameter(torch.randn(17, 5, generator=generator))
-        self.bias = nn.Parameter(torch.randn(7, generator=generator))
+        self.up, self.down = nn.Linear(5, 17), nn.Linear(17, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.table * x[:85].view(17, 5)).sum() + (self.bias * x[85:]).sum()
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.down(F.dropout(F.gelu(self.up(x)), 0.2, self.training)).clone()  # FSDP wants no view
 
 
-def batch(step: int, unit: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + unit)
-    return torch.randint(-8, 9, (92,), generator=generator).float()
+class Training:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model: Any = Model()
+        fully_shard(self.model.up)
+        fully_shard(self.model)
+        weights, biases = ([p for p in self.model.parameters() if (p.ndim > 1) is large] for large in (True, False))
+        groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.9**step)
+        self.kept = elastic.keep(self.model, self.optimizer, self.scheduler, units=UNITS)
 
+    def step(self) -> None:
+        for _ in self.kept.units():
+            x = torch.randn(4, 5)
+            (F.cross_entropy(self.model(x), x[:, :3].argmax(1)) / UNITS).backward()
+        self.kept.clip_norm(0.1)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        self.kept.done()
 
-def parts(model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    groups = [{"params": [model.table], "weight_decay": 0.1}, {"params": [model.bias], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.05)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-
-
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of all weights and moments, whole."""
-    found = [*model.parameters(), *(value for p in model.parameters() for value in optimizer.state[p].values())]
-    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
-    return " ".join(one.detach().double().flatten().numpy().tobytes().hex() for one in whole)
-
-
-def alone(steps: int) -> str:
-    """The digest of a quiet run in one process, without shards."""
-    model = Sums()
-    optimizer, scheduler = parts(model)
-    for step in range(steps):
-        for unit in range(UNITS):
-            model(batch(step, unit)).backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    return digest(model, optimizer)
+    def digest(self) -> str:
+        """Of all weights and moments, whole."""
+        parameters = list(self.model.parameters())
+        found = [*parameters, *(value for each in parameters for value in self.optimizer.state[each].values())]
+        whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
+        return " ".join(one.detach().double().flatten().numpy().tobytes().hex() for one in whole)
 
 
 def main(home: Path, steps: int) -> None:
@@ -76,13 +75,10 @@ def main(home: Path, steps: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     dist.init_process_group("gloo")
     rank, world, number = dist.get_rank(), dist.get_world_size(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    model: Any = fully_shard(Sums())
-    model.set_gradient_divide_factor(1.0)
-    model.set_force_sum_reduction_for_comms(True)
-    optimizer, scheduler = parts(model)
     opened: list[str] = []
     sys.addaudithook(lambda event, values: opened.append(str(values[0])) if event == "open" else None)
-    kept = elastic.keep(model, optimizer, scheduler)
+    training = Training()
+    kept = training.kept
     (home / f"{number}.{rank}.opened").write_text("\n".join(opened))
     started = home / f"{number}.{rank}"
     started.with_suffix(".tmp").write_text(f"{os.getpid()} {world} {kept.step}")
@@ -92,19 +88,26 @@ def main(home: Path, steps: int) -> None:
             if asked:
                 sys.exit(0)
             time.sleep(0.01)
-        for unit in range(rank, UNITS, world):
-            model(batch(kept.step, unit)).backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        kept.done()
+        training.step()
         with open(home / f"{number}.{rank}.steps", "a") as file:
             print(kept.step, file=file)
-    result = digest(model, optimizer)
+    result = training.digest()
     if rank == 0:
         (home / "digest").write_text(result)
     dist.destroy_process_group()
 
 
+def alone(steps: int) -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    training = Training()
+    while training.kept.step < steps:
+        training.step()
+    print(training.digest())
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    if sys.argv[1] == "alone":
+        alone(int(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]), int(sys.argv[2]))

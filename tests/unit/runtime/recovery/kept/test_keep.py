@@ -142,7 +142,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 def after(steps: int, *, shard: bool) -> list[Any]:
     """The values of a quiet script."""
     script = Script(shard=shard)
-    kept = KeptScript({}, None, 0)
+    kept = KeptScript({})
     for _ in range(steps):
         script.step(kept)
     return script.values()
@@ -431,7 +431,7 @@ def test_what_should_be_the_same_in_all_processes_and_is_not_is_named(
 ) -> None:
     """This process speaks for both; the second one has another state."""
     script, other = Script(shard=False), Script(shard=False)
-    quiet = KeptScript({}, None, 0)
+    quiet = KeptScript({})
     for one in (script, other):
         one.step(quiet)
     change(other)
