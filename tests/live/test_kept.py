@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from elastic.records.events.story import of_generation
 from elastic.records.journal import read_all
@@ -24,10 +26,10 @@ def alone(steps: int) -> str:
 
 
 class Rounds:
-    """The rounds of the script, by the files that it writes."""
+    """The rounds of the script, by the files that it writes. until: as Job.until."""
 
-    def __init__(self, running: Job, files: Path) -> None:
-        self._running = running
+    def __init__(self, until: Callable[..., Any], files: Path) -> None:
+        self._until = until
         self._files = files
 
     def open(self, *steps: int) -> None:
@@ -58,14 +60,25 @@ class Rounds:
             at_least = [max(self.done(newest, rank), default=found[rank][2]) for rank in found]
             return newest + 1 if here and min(at_least) >= step else None
 
-        return self._running.until(f"step {step} in a world of {world}", reached) - 1
+        found: int = self._until(f"step {step} in a world of {world}", reached) - 1
+        return found
+
+    def check(self, last: int, again: int) -> None:
+        """All processes of a round begin with the same step, and at most so many steps are done again."""
+        found = {number: self.started(number) for number in range(last + 1)}
+        for number in range(1, last + 1):
+            firsts = {first for _, _, first in found[number].values()}
+            before = [max(self.done(number - 1, rank), default=0) for rank in found[number - 1]]
+            assert len(firsts) <= 1
+            if firsts and before:
+                assert min(firsts) >= max(before) - again
 
 
 def test_a_sharded_script_goes_on_from_memory_with_fewer_and_with_more_ranks(tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     with Job(tmp_path, "--workers", "3", "--restart", str(SCRIPT), str(files), str(STEPS)) as running:
-        rounds = Rounds(running, files)
+        rounds = Rounds(running.until, files)
         rounds.open(0, 1, 2)
         number = rounds.await_step(3, world=3)
         pid, _, _ = rounds.started(number)[1]
@@ -74,14 +87,8 @@ def test_a_sharded_script_goes_on_from_memory_with_fewer_and_with_more_ranks(tmp
         number = rounds.await_step(5, world=3)
         rounds.open(*range(5, STEPS))
         assert running.wait() == 0, running.story()
-        found = {at: rounds.started(at) for at in range(number + 1)}
-        for at in range(1, number + 1):
-            firsts = {first for _, _, first in found[at].values()}
-            before = [max(rounds.done(at - 1, rank), default=0) for rank in found[at - 1]]
-            assert len(firsts) <= 1, "all load the same step"
-            if firsts and before:
-                assert min(firsts) >= max(before) - 1, "one step is done again at most"
-        assert 2 in {world for entries in found.values() for _, world, _ in entries.values()}
+        rounds.check(number, again=1)
+        assert 2 in {world for at in range(number) for _, world, _ in rounds.started(at).values()}
         assert (files / "digest").read_text() == alone(STEPS)
         read = {line for path in files.glob("*.opened") for line in path.read_text().splitlines()}
         segments = {path for path in read if path.startswith("/dev/shm/elastic-")}

@@ -71,6 +71,7 @@ FIELDS: Mapping[str, str] = {
     "outdated": "how many copies in a row were out of date",
     "over": "of `ring_up` what carries gradients, as in --ring; else whether the wish is taken back",
     "owner": "whose quota it is",
+    "parts": "how many parts",
     "pass_no": "number of the pass in its step",
     "peer": "network address of the caller",
     "place": "of `script_failed` where the exception was raised; of a fault the point at which it strikes; of "

@@ -142,6 +142,10 @@ ROWS = (
         "memory", "By rank 0", GOOD),
     _worker("kept_incomplete", "because", "round {generation} finds no whole step in memory; the script begins with "
         "its own files, if it has any", "By rank 0", BAD),
+    _worker("kept_thin", "step parts", "round {generation} begins with a step of which {parts} parts are on one "
+        "machine alone", "By rank 0. If that machine is lost before the round has kept a step, so is the state", WARN),
+    _worker("kept_not_copied", "source step because", "", "A part of the state that one machine alone has could not be "
+        "copied from there", WARN),
     _worker("kept_damaged", "segment because", "{worker_id} finds a damaged piece of the state in memory, and removes "
         "it: {because}", "The job goes on from a step that is whole without it. Examine the memory of the machine", BAD,
         console="{who} found a damaged piece of the state in memory, and has removed it: {because}"),

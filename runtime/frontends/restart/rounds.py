@@ -6,14 +6,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.partial_sum import Json
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, newest_whole
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, ThinPart, newest_whole, thin_parts
 
 IDLE_SHOWN_S = 10.0
 """After so many seconds without a processor `elastic status` says that a script is idle."""
@@ -87,6 +87,10 @@ class ScriptReport:
     """Seconds for which neither the running script nor a process below it has used a processor, see script_watch.py."""
     held: tuple[HeldSegment, ...] | None = None
     """The segments that the worker has found (runtime/recovery/kept); None: it has not looked in this round."""
+    copied: bool = False
+    """Whether the worker has tried to copy what other machines alone have."""
+    kept: int = -1
+    """The newest step that its script has kept in this round; -1: none."""
 
     def said(self, hang_s: float, kept: str = "") -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round."""
@@ -108,6 +112,8 @@ class ScriptReport:
             Failure(**failure) if failure else None,
             float(said["idle_s"]),
             None if held is None else tuple(map(HeldSegment.from_json, held)),
+            said["copied"],
+            said["kept"],
         )
 
 
@@ -117,15 +123,29 @@ class LookAtKept:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyThin:
+    """Copy parts that one machine alone has, each to another one, before any script starts."""
+
+    parts: tuple[ThinPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartScript:
     """Start the script: all workers are ready for the round, and its store listens.
 
-    source: what the script loads if it calls elastic.keep. incomplete: there are segments, and no step is whole.
+    source: what the script loads if it calls elastic.keep. held: the segments that each worker has found. thin: parts
+    of the source that one machine alone still has.
     """
 
     store: tuple[str, int]
     source: KeptStep | None = None
-    incomplete: bool = False
+    held: Mapping[str, tuple[HeldSegment, ...]] = field(default_factory=dict)
+    thin: tuple[ThinPart, ...] = ()
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether there are segments, and no step is whole."""
+        return self.source is None and any(self.held.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +185,7 @@ class GoOn:
     failing: bool = False
 
 
-Decision: TypeAlias = LookAtKept | StartScript | Blame | AllDone | Hang | GoOn
+Decision: TypeAlias = LookAtKept | CopyThin | StartScript | Blame | AllDone | Hang | GoOn
 
 
 def decide(
@@ -199,18 +219,36 @@ def decide(
     if hanging and states <= {ScriptState.RUNNING, ScriptState.DONE} and min(hanging.values()) >= hang_s:
         return Hang(min(hanging, key=_slot), tuple(hanging), min(hanging.values()))
     store = found[0][1].store
-    return _begin(store, [report for _, report in found]) if states == {ScriptState.WAITING} and store else GoOn()
+    return _begin(store, dict(found), members) if states == {ScriptState.WAITING} and store else GoOn()
 
 
-def _begin(store: tuple[str, int], waiting: Sequence[ScriptReport]) -> LookAtKept | StartScript:
+def _begin(
+    store: tuple[str, int], waiting: Mapping[str, ScriptReport], members: Sequence[str]
+) -> LookAtKept | CopyThin | StartScript:
     """All wait. What scripts have kept is looked at when none of them runs any more, on any machine."""
-    held: list[HeldSegment] = []
-    for report in waiting:
+    held: dict[str, tuple[HeldSegment, ...]] = {}
+    for worker, report in waiting.items():
         if report.held is None:
             return LookAtKept()
-        held += report.held
-    source = newest_whole(held)
-    return StartScript(store, source, incomplete=bool(held) and source is None)
+        held[worker] = report.held
+    source = newest_whole(one for segments in held.values() for one in segments)
+    thin = () if source is None else tuple(thin_parts(held, source, members))
+    if thin and not all(report.copied for report in waiting.values()):
+        return CopyThin(thin)
+    return StartScript(store, source, held, thin)
+
+
+SETTLED = 3
+"""After so many steps of a round on several machines each part is mirrored: done() waits for the mirror of the step
+before, and a script is at most one step ahead of another."""
+
+
+def is_settled(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, begun: int) -> bool:
+    """Whether what earlier rounds have kept is not needed any more. begun: the step with which the round has begun."""
+    steps = SETTLED if len(set(map(node_of, members))) > 1 else 1
+    found = [reports[worker] for worker in members if worker in reports]
+    here = len(found) == len(members) and all(report.generation == generation for report in found)
+    return here and all(report.kept >= begun + steps for report in found)
 
 
 @dataclass(slots=True)
@@ -226,11 +264,17 @@ class RoundState:
     failing: bool = False
     held: tuple[HeldSegment, ...] | None = None
     """What this worker has found when it looked at segments in this round."""
+    copied: bool = False
+    kept: int = -1
+    """See ScriptReport."""
+    begun: int = 0
+    """The step with which the script has begun."""
 
     def enter(self, generation: int, world: int) -> None:
         """Enter the round of a generation. The caller has ended the script of the round before."""
         self.generation, self.world = generation, world
-        self.script, self.failure, self.failing, self.held = ScriptState.WAITING, None, False, None
+        self.script, self.failure, self.failing = ScriptState.WAITING, None, False
+        self.held, self.copied, self.kept, self.begun = None, False, -1, 0
 
     def ended(self, failure: Failure | None) -> None:
         """The script has ended by itself. failure: None: with status 0."""
@@ -240,7 +284,9 @@ class RoundState:
         """store: where this worker has rank 0. idle_s: of a script that runs."""
         idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
         held = self.held if self.script is ScriptState.WAITING else None
-        return ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s, held)
+        return ScriptReport(
+            self.generation, self.world, self.script, store, self.failure, idle_s, held, self.copied, self.kept
+        )
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
+
+from elastic.protocol.worker_id import node_of
 
 
 class RoundNumber(NamedTuple):
@@ -59,6 +61,63 @@ class KeptStep:
     def from_json(cls, said: Any) -> Self:
         step, run, generation, group = map(int, said)
         return cls(step, RoundNumber(run, generation), group)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinPart:
+    """A part of a step that one machine alone has. held: the part. at: a worker of that machine. to: the worker of
+    another one that copies it."""
+
+    held: HeldSegment
+    at: str
+    to: str
+
+
+def holders(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep) -> dict[HeldSegment, list[str]]:
+    """The parts of a step -> the workers that have found each of them, in the order of `held`."""
+    found: dict[HeldSegment, list[str]] = {}
+    for worker, segments in held.items():
+        for one in segments:
+            if (one.step, one.round, one.group) == (source.step, source.round, source.group):
+                found.setdefault(one, []).append(worker)
+    return found
+
+
+def thin_parts(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep, members: Sequence[str]) -> list[ThinPart]:
+    """What is lost with one machine, and who is to copy it: a worker of the next machine, in the order of ranks.
+
+    held: by worker id. members: in rank order. A state without shards is on each machine that has kept it.
+    """
+    nodes = list(dict.fromkeys(map(node_of, members)))
+    if len(nodes) < 2:
+        return []
+    alike = {
+        node_of(w)
+        for w, every in held.items()
+        for h in every
+        if (h.step, h.round, h.parts) == (source.step, source.round, 1)
+    }
+    if len(alike) > 1:
+        return []
+    found = []
+    for part, workers in sorted(holders(held, source).items()):
+        homes = set(map(node_of, workers))
+        if len(homes) == 1:
+            node = nodes[(nodes.index(next(iter(homes))) + 1) % len(nodes)]
+            there = [worker for worker in members if node_of(worker) == node]
+            found.append(ThinPart(part, workers[0], there[part.part % len(there)]))
+    return found
+
+
+def mirror_of(worker: str, members: Sequence[str]) -> str:
+    """The worker on the next machine that takes what the script of this one keeps; "": there is one machine."""
+    nodes = list(dict.fromkeys(map(node_of, members)))
+    if len(nodes) < 2:
+        return ""
+    here = [member for member in members if node_of(member) == node_of(worker)]
+    next_node = nodes[(nodes.index(node_of(worker)) + 1) % len(nodes)]
+    there = [member for member in members if node_of(member) == next_node]
+    return there[here.index(worker) % len(there)]
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,21 @@ from typing import Any
 import torch
 
 from elastic.errors import ConfigError, Disagree, UsageError
+from elastic.security.roles import CERTS_VARIABLE
+from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import seed_all
-from runtime.recovery.kept.choice import HeldSegment
+from runtime.recovery.kept.choice import HeldSegment, KeptStep
 from runtime.recovery.kept.content import CurrentState, PlacedPiece, named, state_of
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load
 from runtime.recovery.kept.look import segments_of
-from runtime.recovery.kept.place import KeptPlace
-from runtime.recovery.kept.segment import BUFFERS, SegmentFile, SegmentWriter
+from runtime.recovery.kept.place import OFF, THIN, KeptPlace
+from runtime.recovery.kept.remote import OtherMachines, RemoteSegment, SegmentMirror
+from runtime.recovery.kept.segment import BUFFERS, Header, Segment, SegmentFile, SegmentWriter
 from runtime.recovery.state.available_memory import available_bytes
 from runtime.recovery.state.encoding import plain_leaves, to_blob
 from runtime.recovery.transfer.checksum import checksum
+from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.script_end import TorchThread
 
 ROUNDS = 2
@@ -53,38 +59,68 @@ class _Rank:
         return cls(*(int(environment[name]) for name in names))
 
 
-def keep(*objects: object, units: int | None = None, **others: object) -> KeptScript:
+def keep(*objects: object, units: int | None = None, **more: object) -> KeptScript:
     """Keep the state of these objects in memory, and fill them with what was kept before.
 
     objects: models, optimizers, learning rate schedulers, and whatever else has state_dict() and load_state_dict();
-    replicated or sharded (FSDP2). others: the same under a name, such as loader=. Their state has to be the same in all
+    replicated or sharded (FSDP2). more: the same under a name, such as loader=. Their state has to be the same in all
     processes, but for shards. Call it once, in all processes, when all of them are as at the beginning. units: into so
     many each step is divided, see KeptScript.units; then FSDP2 sums gradients with the same bits in any world.
 
     Only a script under `elastic run --restart` is started again: elsewhere nothing is kept, and `step` begins at 0.
     Raises OtherState, naming what differs, if the objects are not like those that were kept; nothing is changed then.
     """
-    found = named(objects, others)
+    found = named(objects, more)
     exact = None if units is None else ExactUnits(found, units)
     place = KeptPlace.from_environment(os.environ)
+    others = OtherMachines.read(place.others) if place is not None else None
     if place is not None and place.source is not None:
-        load(found, SavedState.of(segments_of(place.memory, place.source)))
-    kept = KeptScript(found, place, exact)
+        with _segments(place.memory, place.source, others) as segments:
+            load(found, SavedState.of(segments))
+    kept = KeptScript(found, place, exact, others)
     if place is not None and place.because:
         kept.turn_off(place.because)
     return kept
+
+
+@contextmanager
+def _segments(memory: str, source: KeptStep, others: OtherMachines | None) -> Iterator[list[Segment | RemoteSegment]]:
+    """All parts of a step, those of other machines over connections that stay open in the block."""
+    elsewhere = others.parts if others is not None else {}
+    found: list[Segment | RemoteSegment] = [*segments_of(memory, source, elsewhere)]
+    with ExitStack() as stack:
+        connections: dict[str, CopyConnection] = {}
+        for part, worker in elsewhere.items():
+            assert others is not None
+            if worker not in connections:
+                connections[worker] = stack.enter_context(closing(others.dial.open(worker, _seal())))
+            held = HeldSegment(source.step, source.round, source.group, part, others.count)
+            found.append(RemoteSegment(connections[worker], held))
+        yield found
+
+
+def _seal() -> TlsContexts:
+    """The certificates of the job, if it has any."""
+    directory = os.environ.get(CERTS_VARIABLE, "")
+    return TlsContexts(Path(directory) if directory else None)
 
 
 class KeptScript:
     """Used by the script's main thread. `step`: how many steps are done, so the number of the next one."""
 
     def __init__(
-        self, objects: Mapping[str, Any], place: KeptPlace | None = None, exact: ExactUnits | None = None
+        self,
+        objects: Mapping[str, Any],
+        place: KeptPlace | None = None,
+        exact: ExactUnits | None = None,
+        others: OtherMachines | None = None,
     ) -> None:
-        """place: None: nothing is kept. exact: None: steps have no units."""
+        """place: None: nothing is kept. exact: None: steps have no units. others: None: all is on this machine."""
         self.step = place.source.step if place is not None and place.source is not None else 0
         self._objects = objects
         self._exact = exact
+        self._others = others
+        self._mirror: SegmentMirror | None = None
         self._place = place
         self._at = _Rank.of(os.environ) if place is not None else None
         self._begun = False
@@ -99,8 +135,10 @@ class KeptScript:
                     one.register_step_pre_hook(lambda *_: self.wait())
 
     def done(self) -> None:
-        """A step is done: all processes call it behind the last change of the step, as that of the scheduler."""
+        """A step is done: all processes call it behind the last change of the step, as that of the scheduler. It waits
+        until the step before is in memory, on another machine too."""
         self.wait()
+        self._await_mirror()
         self.step += 1
         if self._place is None:
             return
@@ -132,10 +170,10 @@ class KeptScript:
 
     def wait(self) -> None:
         """Until the last step is in memory. The step of an optimizer that is kept waits by itself."""
-        if (copy := self._copy) is None:
+        if (copy := self._copy) is None or copy.seen:
             return
-        self._copy = None
-        copy.join()
+        copy.wait()
+        copy.seen = True
         if copy.error is not None and self._place is not None:
             self.turn_off(f"{self._place.memory} cannot be written ({copy.error.strerror})")
         elif copy.torn and not self._at_once:
@@ -145,11 +183,21 @@ class KeptScript:
                 f"given: step {self.step} is not kept, and later ones are copied in done() itself"
             )
 
+    def _await_mirror(self) -> None:
+        """Until the thread of the last step has ended."""
+        if self._copy is not None:
+            self._copy.join()
+            if self._copy.thin and self._place is not None:
+                self._mirror = None
+                self._say(f"the state is on one machine alone until the next round: {self._copy.thin}")
+                self._place.leave_word(THIN, self._copy.thin)
+            self._copy = None
+
     def turn_off(self, because: str) -> None:
         """Keep nothing any more, and say why."""
         if self._place is not None:
             self._say(f"the state is not kept in memory: {because}")
-            self._place.turn_off(because)
+            self._place.leave_word(OFF, because)
         self._place = None
 
     def _say(self, what: str) -> None:
@@ -161,7 +209,9 @@ class KeptScript:
         assert self._place is not None and self._at is not None
         directory = self._place.directory()
         body = state.placed(first=self._is_first(state))[1]
-        because = shortage(body * (self._at.local_world if state.is_sharded else 1), directory)
+        mirrored = self._others is not None and self._others.mirror and state.is_sharded
+        machine = body * (self._at.local_world if state.is_sharded else 1)
+        because = shortage(2 * machine if mirrored else machine, directory)
         for other in _all_say([because, _digest(state)], lambda: _leaves(state)):
             if other:
                 self.turn_off(other)
@@ -169,6 +219,13 @@ class KeptScript:
         if state.is_sharded or self._at.local_rank == 0:
             held = self._held(state)
             self._writer = SegmentWriter(directory, held.group, held.part)
+        if mirrored and self._others is not None:
+            try:
+                connection = self._others.dial.open(self._others.mirror, _seal())
+                self._mirror = SegmentMirror(connection, self._place.round)
+            except CopyFailed as error:
+                self._say(f"the state is on one machine alone until the next round: {error}")
+                self._place.leave_word(THIN, str(error))
 
     def _is_first(self, state: CurrentState) -> bool:
         """Whether this process keeps what all processes have: once in the job, or, without shards, once a machine."""
@@ -181,7 +238,8 @@ class KeptScript:
         placed, size = state.placed(first=first)
         table = json.dumps(state.table(placed, first=first), separators=(",", ":")).encode()
         buffer = writer.oldest()
-        self._copy = _Copy(buffer, buffer.begin(size), placed, self._held(state), table, at_once=self._at_once)
+        segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
+        self._copy = _Copy(segment, placed, self._mirror, at_once=self._at_once)
 
     def _held(self, state: CurrentState) -> HeldSegment:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
@@ -191,23 +249,30 @@ class KeptScript:
         return HeldSegment(self.step, self._place.round, self._at.node, 0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One that is being written."""
+
+    file: SegmentFile
+    body: memoryview
+    held: HeldSegment
+    table: bytes
+
+
 class _Copy:
-    """One step on its way into memory."""
+    """One step on its way into memory, here and on another machine."""
 
     def __init__(
-        self,
-        buffer: SegmentFile,
-        body: memoryview,
-        placed: Sequence[PlacedPiece],
-        held: HeldSegment,
-        table: bytes,
-        *,
-        at_once: bool,
+        self, segment: _Segment, placed: Sequence[PlacedPiece], mirror: SegmentMirror | None, *, at_once: bool
     ) -> None:
         self.error: OSError | None = None
         self.torn = ""
         """The path of a tensor that was changed while it was copied; the step is not kept then."""
-        self._buffer, self._body, self._held, self._table = buffer, body, held, table
+        self.thin = ""
+        """Why it is not on another machine, too."""
+        self.seen = False
+        """Whether the script knows of its end here."""
+        self._segment, self._mirror = segment, mirror
         self._later: list[tuple[PlacedPiece, int]] = []
         """With the version of the tensor, which tells whether it is changed."""
         now = []
@@ -216,22 +281,37 @@ class _Copy:
                 self._later.append((one, one.piece.source._version))
             else:
                 now.append(one)
-        _write(body, now)
+        _write(segment.body, now)
+        self._here = threading.Event()
         self._thread = TorchThread(target=self._run, name="keep")
         self._thread.start()
 
+    def wait(self) -> None:
+        """Until it is in the memory of this machine, or cannot be."""
+        self._here.wait()
+
     def join(self) -> None:
+        """Until it is on the other machine, too, or cannot be."""
         self._thread.join()
 
     def _run(self) -> None:
+        header: Header | None = None
+        segment = self._segment
         try:
-            _write(self._body, [one for one, _ in self._later])
+            _write(segment.body, [one for one, _ in self._later])
             changed = (one.piece.path for one, version in self._later if one.piece.source._version != version)
             self.torn = next(changed, "")
             if not self.torn:
-                self._buffer.finish(self._held, self._body, self._table)
+                header = segment.file.finish(segment.held, segment.body, segment.table)
         except OSError as error:
             self.error = error
+        finally:
+            self._here.set()
+        if header is not None and self._mirror is not None:
+            try:
+                self._mirror.send(segment.file.name, header, segment.body, segment.table)
+            except CopyFailed as error:
+                self.thin = str(error)
 
 
 def _write(body: memoryview, placed: Sequence[PlacedPiece]) -> None:

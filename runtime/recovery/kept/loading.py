@@ -14,6 +14,7 @@ from elastic.errors import CheckpointCorrupt, OtherState
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.boxes import Box, missing
 from runtime.recovery.kept.content import Piece, box_of, is_distributed, state_of
+from runtime.recovery.kept.remote import RemoteSegment
 from runtime.recovery.kept.segment import Segment
 from runtime.recovery.state.encoding import decode, from_blob
 
@@ -25,13 +26,13 @@ NAMED = 5
 class Stored:
     """A box of a tensor in a segment."""
 
-    segment: Segment
+    segment: Segment | RemoteSegment
     box: Box
     at: int
 
     def tensor(self, dtype: str, size: int) -> torch.Tensor:
         """The box, sharing the memory of the segment. size: bytes of an element."""
-        body = self.segment.body[self.at : self.at + self.box.elements * size]
+        body = self.segment.read(self.at, self.box.elements * size)
         blob = torch.frombuffer(body, dtype=torch.uint8) if body.nbytes else torch.empty(0, dtype=torch.uint8)
         return from_blob(blob, dtype, self.box.shape)
 
@@ -63,7 +64,7 @@ class SavedState:
     tensors: tuple[SavedTensor, ...]
 
     @classmethod
-    def of(cls, segments: Sequence[Segment]) -> SavedState:
+    def of(cls, segments: Sequence[Segment | RemoteSegment]) -> SavedState:
         """segments: all parts of a step, in any order. Raises CheckpointCorrupt."""
         plain: dict[str, Json] = {}
         found: dict[str, SavedTensor] = {}

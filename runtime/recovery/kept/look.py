@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from elastic.errors import CheckpointCorrupt
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
-from runtime.recovery.kept.place import OFF, directory_of, rounds_in
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber
+from runtime.recovery.kept.place import OFF, THIN, directory_of, rounds_in
 from runtime.recovery.kept.segment import Header, Segment, read_header, segments_in
 from runtime.session import Reports
 
@@ -27,22 +27,26 @@ class KeptHere:
         self._void()
         return tuple(self._checked(share, shares))
 
-    def follow(self, number: RoundNumber) -> str:
-        """What the scripts of the round in progress have kept, for people; "": nothing yet, or they do not ask for it.
-        Once that is a whole step, what earlier rounds have kept is removed."""
+    def follow(self, number: RoundNumber, rank: int, node: int) -> tuple[int, str]:
+        """The newest step that the script of a rank has kept in the round in progress, and the same for people; -1 and
+        "": none yet, or it does not ask for it. node: the number of the machine."""
         if not self._memory:
-            return ""
+            return -1, ""
         directory = directory_of(self._memory, number)
         if (because := _off(directory)) is not None:
-            return f"not kept: {because}"
-        if (found := newest_whole(_headers(directory))) is None:
-            return ""
-        if self._settled != number:
+            return -1, f"not kept: {because}"
+        own = (f"0.{rank}.", f"{node}.0.")
+        newest = max((held.step for held in _headers(directory, own)), default=-1)
+        thin = ", on this machine alone" if (directory / THIN).exists() else ""
+        return newest, f"step {newest} kept{thin}" if newest >= 0 else ""
+
+    def settle(self, number: RoundNumber) -> None:
+        """Remove what earlier rounds have kept: the round has kept a whole step itself."""
+        if self._memory and self._settled != number:
             self._settled = number
             for old in rounds_in(self._memory):
                 if old < number:
                     shutil.rmtree(directory_of(self._memory, old), ignore_errors=True)
-        return f"step {found.step} kept"
 
     def _checked(self, share: int, shares: int) -> Iterator[HeldSegment]:
         for number in rounds_in(self._memory):
@@ -85,8 +89,9 @@ def _changed(path: Path, header: Header) -> bool:
         return False
 
 
-def _headers(directory: Path) -> Iterator[HeldSegment]:
-    for path in segments_in(directory):
+def _headers(directory: Path, names: tuple[str, ...]) -> Iterator[HeldSegment]:
+    """Of the files whose names begin in one of these ways."""
+    for path in (path for path in segments_in(directory) if path.name.startswith(names)):
         try:
             header = read_header(path)
         except CheckpointCorrupt:
@@ -102,15 +107,15 @@ def _off(directory: Path) -> str | None:
         return None
 
 
-def segments_of(memory: str, source: KeptStep) -> list[Segment]:
-    """All parts of a step. Raises CheckpointCorrupt if one of them is not there any more."""
+def segments_of(memory: str, source: KeptStep, elsewhere: Collection[int] = ()) -> list[Segment]:
+    """All parts of a step, but for those on other machines. Raises CheckpointCorrupt if one is not there any more."""
     found: dict[int, Segment] = {}
-    parts = 1
+    parts = 0
     for path in segments_in(directory_of(memory, source.round)):
         header = read_header(path)
         if header is not None and (header.step, header.group) == (source.step, source.group):
             found[header.part], parts = Segment(path, header), header.parts
-    if len(found) < parts or not found:
+    if len(found.keys() | set(elsewhere)) < parts or not (found or elsewhere):
         said = f"of step {source.step}, kept in round {source.round}"
         raise CheckpointCorrupt(f"{said}, {len(found)} of {parts} parts are here")
-    return [found[part] for part in sorted(found)]
+    return [found[part] for part in sorted(found) if part not in elsewhere]

@@ -17,30 +17,34 @@ DIRECTORY = "kept"
 """In the job's directory in memory."""
 OFF = "off"
 """In the directory of a round: a file made by a script that keeps nothing, with its reason."""
+THIN = "thin"
+"""The same of a script that cannot mirror what it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPlace:
     """memory: the job's directory in this machine's memory; "": there is none. round: that of the script. source: what
-    it loads; None: it begins at step 0. because: why nothing is kept; "": the state is kept."""
+    it loads; None: it begins at step 0. because: why nothing is kept; "": the state is kept. others: a file with what
+    it needs of other machines (remote.py); "": there are none."""
 
     memory: str
     round: RoundNumber
     source: KeptStep | None = None
     because: str = ""
+    others: str = ""
 
     def to_environment(self) -> dict[str, str]:
         source = None if self.source is None else self.source.to_json()
-        return {VARIABLE: json.dumps([self.memory, *self.round, source, self.because])}
+        return {VARIABLE: json.dumps([self.memory, *self.round, source, self.because, self.others])}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
         """None: no worker has started this process for a round."""
         if not (text := environment.get(VARIABLE, "")):
             return None
-        memory, run, generation, source, because = json.loads(text)
+        memory, run, generation, source, because, others = json.loads(text)
         found = None if source is None else KeptStep.from_json(source)
-        return cls(memory, RoundNumber(run, generation), found, because)
+        return cls(memory, RoundNumber(run, generation), found, because, others)
 
     def directory(self) -> Path:
         """Of the segments of this round, made if it is not there. The job's directory is never made again. Raises
@@ -51,10 +55,10 @@ class KeptPlace:
                 os.mkdir(each, 0o700)
         return path
 
-    def turn_off(self, because: str) -> None:
-        """Leave word for the worker that this round keeps nothing."""
+    def leave_word(self, what: str, because: str) -> None:
+        """For the worker. what: OFF or THIN."""
         with suppress(OSError):  # the memory may be full, or gone: the script itself says it, too
-            (self.directory() / OFF).write_text(because)
+            (self.directory() / what).write_text(because)
 
 
 def directory_of(memory: str, number: RoundNumber) -> Path:

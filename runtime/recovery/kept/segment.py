@@ -100,7 +100,14 @@ class Segment:
 
     def table(self) -> Any:
         """The JSON of the table."""
-        return json.loads(bytes(self._table))
+        return json.loads(self.table_bytes())
+
+    def table_bytes(self) -> bytes:
+        return bytes(self._table)
+
+    def read(self, at: int, size: int) -> memoryview:
+        """A part of the body."""
+        return self.body[at : at + size]
 
 
 class SegmentFile:
@@ -109,6 +116,7 @@ class SegmentFile:
     def __init__(self, path: Path) -> None:
         self.step = -1
         """Of the segment that it holds; -1: none."""
+        self.name = path.name
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._map: mmap.mmap | None = None
         self._reserved = 0
@@ -124,11 +132,14 @@ class SegmentFile:
             self._map, self._reserved = mmap.mmap(self._file, needed), needed
         return memoryview(self._map)[HEADER_BYTES:needed]
 
-    def finish(self, held: HeldSegment, body: memoryview, table: bytes) -> None:
-        """Write the table and the header: from now on the file holds this segment."""
+    def finish(self, held: HeldSegment, body: memoryview, table: bytes, wanted: int | None = None) -> Header:
+        """Write the table and the header: from now on the file holds this segment. wanted: the checksum of a copy.
+        Raises CheckpointCorrupt if it has another one."""
         for start in range(0, len(table), 1 << 30):
             os.pwrite(self._file, table[start : start + (1 << 30)], HEADER_BYTES + body.nbytes + start)
         total = checksum(memoryview(table), checksum(body))
+        if wanted not in (None, total):
+            raise CheckpointCorrupt(f"the checksum of the copy is {total:08x}, and that of the segment {wanted:08x}")
         number = held.round
         header = Header(
             held.step,
@@ -143,6 +154,7 @@ class SegmentFile:
         )
         os.pwrite(self._file, header.pack(), 0)
         self.step = held.step
+        return header
 
     def close(self) -> None:
         os.close(self._file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from runtime.frontends.restart.rounds import (
     AllDone,
     Blame,
+    CopyThin,
     Failure,
     GoOn,
     Hang,
@@ -21,8 +23,9 @@ from runtime.frontends.restart.rounds import (
     StartScript,
     decide,
     environment,
+    is_settled,
 )
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, ThinPart
 
 MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
@@ -46,6 +49,7 @@ def reports(
     generation: int = 4,
     idle: tuple[float, ...] = (0.0, 0.0, 0.0),
     held: tuple[tuple[HeldSegment, ...] | None, ...] = ((), (), ()),
+    copied: bool = False,
     **failures: Failure,
 ) -> dict[str, ScriptReport]:
     """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank. held: segments."""
@@ -53,6 +57,7 @@ def reports(
     for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False)):
         place = STORE if store and rank == 0 else None
         found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank], held[rank])
+        found[worker] = replace(found[worker], copied=copied)
     return found
 
 
@@ -61,19 +66,39 @@ def part(step: int, number: int) -> HeldSegment:
     return HeldSegment(step, RoundNumber(0, 3), 0, number, 3)
 
 
+def start(source: KeptStep | None, held: tuple[tuple[HeldSegment, ...], ...], *thin: ThinPart) -> StartScript:
+    return StartScript(STORE, source, dict(zip(MEMBERS, held, strict=True)), thin)
+
+
 WHOLE = ((part(8, 0), part(7, 0)), (part(8, 1), part(7, 1)), (part(7, 2),))
+
+
+SEVENTH = KeptStep(7, RoundNumber(0, 3), 0)
+THIN = (
+    ThinPart(part(7, 0), "a.0.0", "b.0.3"),
+    ThinPart(part(7, 1), "a.1.0", "b.0.3"),
+    ThinPart(part(7, 2), "b.0.3", "a.0.0"),
+)
+TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(7, 0)))
+"""Each part is on both nodes."""
 
 
 @pytest.mark.parametrize(
     ("said", "failing", "wanted"),
     [
-        (reports(WAITING, WAITING, WAITING), False, StartScript(STORE)),
+        (reports(WAITING, WAITING, WAITING), False, start(None, ((), (), ()))),
         (reports(WAITING, WAITING, WAITING, store=False), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, held=((), None, ())), False, LookAtKept()),
         (reports(WAITING, WAITING, WAITING, store=False, held=(None, None, None)), False, GoOn()),
         (reports(WAITING, RUNNING, WAITING, held=(None, None, None)), False, GoOn()),
-        (reports(WAITING, WAITING, WAITING, held=WHOLE), False, StartScript(STORE, KeptStep(7, RoundNumber(0, 3), 0))),
-        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, StartScript(STORE, None, incomplete=True)),
+        (reports(WAITING, WAITING, WAITING, held=WHOLE), False, CopyThin(THIN)),
+        (reports(WAITING, WAITING, WAITING, held=WHOLE, copied=True), False, start(SEVENTH, WHOLE, *THIN)),
+        (reports(WAITING, WAITING, WAITING, held=TWICE), False, start(SEVENTH, TWICE)),
+        (
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])),
+            False,
+            start(None, ((), *WHOLE[1:])),
+        ),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
         (reports(WAITING, RUNNING, WAITING), False, GoOn()),
@@ -98,6 +123,26 @@ WHOLE = ((part(8, 0), part(7, 0)), (part(8, 1), part(7, 1)), (part(7, 2),))
 )
 def test_decisions(said: dict[str, ScriptReport], failing: bool, wanted: object) -> None:
     assert decide(said, MEMBERS, 4, failing=failing, hang_s=HANG_S) == wanted
+
+
+@pytest.mark.parametrize(
+    ("members", "kept", "generation", "wanted"),
+    [
+        (MEMBERS, (10, 10, 11), 4, True),
+        (MEMBERS, (9, 10, 11), 4, False),
+        (MEMBERS, (10, 10, 11), 5, False),
+        (("a.0.0", "a.1.0", "a.2.0"), (8, 9, 8), 4, True),
+        (("a.0.0", "a.1.0", "a.2.0"), (8, -1, 8), 4, False),
+        (MEMBERS[:2], (8, 8), 4, True),
+    ],
+)
+def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(
+    members: tuple[str, ...], kept: tuple[int, ...], generation: int, wanted: bool
+) -> None:
+    """The round has begun with step 7."""
+    said = {worker: ScriptReport(4, 3, RUNNING, kept=step) for worker, step in zip(members, kept, strict=True)}
+    assert is_settled(said, members, generation, 7) == wanted
+    assert not is_settled(dict(list(said.items())[1:]), members, generation, 7)
 
 
 def test_a_hang_is_of_the_same_slot_each_time() -> None:

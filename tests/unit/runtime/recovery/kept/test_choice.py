@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
+from elastic.protocol.worker_id import node_of
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, mirror_of, newest_whole, thin_parts
 
 FIRST, SECOND, AGAIN = RoundNumber(0, 1), RoundNumber(0, 2), RoundNumber(1, 1)
 
@@ -50,6 +51,51 @@ def test_nothing_is_chosen_of_which_a_part_is_missing(entries: list[tuple[int, R
     whole = {(h.step, h.round) for h in held if {(h.step, h.round, part) for part in range(3)} <= set(entries)}
     assert (found is None) == (not whole)
     assert found is None or (found.step, found.round) == max(whole)
+
+
+A, B, C = ("a.0.0", "a.1.2"), ("b.0.0",), ("c.0.1", "c.1.0")
+
+
+def homes(step: int, parts: int, *nodes: tuple[str, ...]) -> dict[str, list[HeldSegment]]:
+    """Worker -> parts; part i is on the i-th of these machines, whose workers take turns."""
+    found: dict[str, list[HeldSegment]] = {worker: [] for worker in (*A, *B, *C)}
+    for part, node in enumerate(nodes):
+        found[node[part % len(node)]].append(HeldSegment(step, FIRST, 0, part, parts))
+    return found
+
+
+def test_a_part_that_one_machine_alone_has_goes_to_the_next_one() -> None:
+    held = homes(4, 3, A, B, C)
+    source = KeptStep(4, FIRST, 0)
+    found = thin_parts(held, source, (*A, *B, *C))
+    assert [(thin.held.part, thin.at, thin.to) for thin in found] == [
+        (0, "a.0.0", "b.0.0"),
+        (1, "b.0.0", "c.1.0"),
+        (2, "c.0.1", "a.0.0"),
+    ]
+    held["b.0.0"].append(HeldSegment(4, FIRST, 0, 0, 3))
+    assert [thin.held.part for thin in thin_parts(held, source, (*A, *B, *C))] == [1, 2]
+    held["a.1.2"].append(HeldSegment(4, FIRST, 0, 0, 3))
+    assert [thin.held.part for thin in thin_parts(held, source, (*A, *B, *C))] == [1, 2], "two workers of one machine"
+    assert thin_parts({worker: held[worker] for worker in A}, source, A) == [], "there is no other machine"
+
+
+def test_a_state_without_shards_is_thin_if_one_machine_has_it() -> None:
+    held = {"a.0.0": [HeldSegment(4, FIRST, 0, 0, 1)], "b.0.0": [HeldSegment(3, FIRST, 1, 0, 1)], "c.0.1": []}
+    source = KeptStep(4, FIRST, 0)
+    (thin,) = thin_parts(held, source, tuple(held))
+    assert (thin.held, thin.at, thin.to) == (HeldSegment(4, FIRST, 0, 0, 1), "a.0.0", "b.0.0")
+    held["c.0.1"] = [HeldSegment(4, FIRST, 2, 0, 1)]
+    assert thin_parts(held, source, tuple(held)) == []
+
+
+@given(st.lists(st.sampled_from([*A, *B, *C]), min_size=1, max_size=5, unique=True))
+def test_a_mirror_is_never_on_the_same_machine(members: list[str]) -> None:
+    nodes = {node_of(member) for member in members}
+    for member in members:
+        found = mirror_of(member, members)
+        assert (found == "") == (len(nodes) == 1)
+        assert not found or (found in members and node_of(found) != node_of(member))
 
 
 def test_what_is_said_survives_the_wire() -> None:

@@ -166,7 +166,8 @@ def test_each_round_goes_on_where_the_one_before_was_killed(job: Job, *, shard: 
             script.step(kept)
         kept.wait()
         done += steps
-        assert job.here.follow(number) == f"step {done} kept"
+        assert job.here.follow(number, 0, 0) == (done, f"step {done} kept")
+        job.here.settle(number)
         assert rounds_in(str(job.memory)) == [number]
     assert script.values() == after(6, shard=shard)
     assert job.notes == []
@@ -354,18 +355,18 @@ def test_the_step_of_the_optimizer_waits_for_the_copy(job: Job, monkeypatch: pyt
     job.begin(FIRST)
     script = Script(shard=True)
     kept = script.keep()
-    joined: list[str] = []
-    join = keeping._Copy.join
+    waited: list[str] = []
+    wait = keeping._Copy.wait
 
     def seen(copy: keeping._Copy) -> None:
-        join(copy)
-        joined.append("joined")
+        wait(copy)
+        waited.append("waited")
 
-    monkeypatch.setattr(keeping._Copy, "join", seen)
+    monkeypatch.setattr(keeping._Copy, "wait", seen)
     script.step(kept)
-    assert joined == []
+    assert waited == []
     script.optimizer.step()
-    assert joined == ["joined"]
+    assert waited == ["waited"]
 
 
 def test_without_memory_nothing_is_kept_and_what_is_old_is_not_loaded(
@@ -384,7 +385,8 @@ def test_without_memory_nothing_is_kept_and_what_is_old_is_not_loaded(
     assert kept.step == 2
     said = capfd.readouterr().err
     assert "elastic: the state is not kept in memory: " in said and "that are left on this machine" in said
-    assert job.here.follow(SECOND).startswith("not kept: 0 MB for 3 copies in each of 2 rounds")
+    newest, said = job.here.follow(SECOND, 0, 0)
+    assert newest == -1 and said.startswith("not kept: 0 MB for 3 copies in each of 2 rounds")
     assert (directory_of(str(job.memory), SECOND) / OFF).exists()
     assert job.begin(THIRD) is None, "the script has gone on since, and its own files are newer"
     assert rounds_in(str(job.memory)) == []
@@ -402,11 +404,11 @@ def test_a_directory_that_is_gone_ends_no_script(job: Job, capfd: pytest.Capture
 
 
 def test_a_reason_of_the_worker_is_said_once(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    job.begin(FIRST, "the workers are on several nodes")
+    job.begin(FIRST, "the owner of the machine says so")
     script = Script(shard=False)
     kept = script.keep()
     script.step(kept)
-    assert capfd.readouterr().err == "elastic: the state is not kept in memory: the workers are on several nodes\n"
+    assert capfd.readouterr().err == "elastic: the state is not kept in memory: the owner of the machine says so\n"
     assert job.files(FIRST) == {}
 
 
@@ -502,7 +504,10 @@ class _Read:
     """A segment in memory, with one tensor behind 64 other bytes."""
 
     def __init__(self, body: bytes) -> None:
-        self.body = memoryview(bytearray(64) + bytearray(body))
+        self._body = memoryview(bytearray(64) + bytearray(body))
+
+    def read(self, at: int, size: int) -> memoryview:
+        return self._body[at : at + size]
 
 
 def _stored(whole: torch.Tensor, box: Box) -> Stored:
