@@ -187,10 +187,10 @@ class KeptScript:
         """Until the thread of the last step has ended."""
         if self._copy is not None:
             self._copy.join()
-            if self._copy.thin and self._place is not None:
+            if self._copy.thin and self._place is not None and self._at is not None:
                 self._mirror = None
                 self._say(f"the state is on one machine alone until the next round: {self._copy.thin}")
-                self._place.leave_word(THIN, self._copy.thin)
+                self._place.leave_word(f"{THIN}{self._at.rank}", self._copy.thin)
             self._copy = None
 
     def turn_off(self, because: str) -> None:
@@ -225,7 +225,7 @@ class KeptScript:
                 self._mirror = SegmentMirror(connection, self._place.round)
             except CopyFailed as error:
                 self._say(f"the state is on one machine alone until the next round: {error}")
-                self._place.leave_word(THIN, str(error))
+                self._place.leave_word(f"{THIN}{self._at.rank}", str(error))
 
     def _is_first(self, state: CurrentState) -> bool:
         """Whether this process keeps what all processes have: once in the job, or, without shards, once a machine."""

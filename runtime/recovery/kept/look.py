@@ -20,6 +20,8 @@ class KeptHere:
         self._memory = memory
         self._session = session
         self._settled: RoundNumber | None = None
+        self._thin: RoundNumber | None = None
+        """The round for which it is noted that the script of this worker cannot mirror what it keeps."""
 
     def check(self, share: int, shares: int) -> tuple[HeldSegment, ...]:
         """The segments that are as they were written, of this worker's share: the workers of a machine divide the work.
@@ -37,8 +39,14 @@ class KeptHere:
             return -1, f"not kept: {because}"
         own = (f"0.{rank}.", f"{node}.0.")
         newest = max((held.step for held in _headers(directory, own)), default=-1)
-        thin = ", on this machine alone" if (directory / THIN).exists() else ""
-        return newest, f"step {newest} kept{thin}" if newest >= 0 else ""
+        if newest < 0:
+            return -1, ""
+        if not (directory / f"{THIN}{rank}").exists():
+            return newest, f"step {newest} kept"
+        if self._thin != number:
+            self._thin = number
+            self._session.note("kept_thin", step=newest, parts=1)
+        return newest, f"step {newest} kept, on this machine alone"
 
     def settle(self, number: RoundNumber) -> None:
         """Remove what earlier rounds have kept: the round has kept a whole step itself."""

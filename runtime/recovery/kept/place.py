@@ -18,7 +18,7 @@ DIRECTORY = "kept"
 OFF = "off"
 """In the directory of a round: a file made by a script that keeps nothing, with its reason."""
 THIN = "thin"
-"""The same of a script that cannot mirror what it keeps."""
+"""The same of a script that cannot mirror what it keeps; its rank stands behind the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class KeptPlace:
         return path
 
     def leave_word(self, what: str, because: str) -> None:
-        """For the worker. what: OFF or THIN."""
+        """For the worker. what: OFF, or THIN with the rank."""
         with suppress(OSError):  # the memory may be full, or gone: the script itself says it, too
             (self.directory() / what).write_text(because)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import OFF, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
+from runtime.recovery.transfer.connection import CopyFailed
 
 FIRST, SECOND, THIRD = (RoundNumber(0, generation) for generation in (1, 2, 3))
 
@@ -514,6 +516,69 @@ def _stored(whole: torch.Tensor, box: Box) -> Stored:
     part = whole[box.within(Box.whole(whole.shape))].contiguous()
     body = part.reshape(-1).view(torch.uint8).numpy().tobytes() if part.numel() else b""
     return Stored(_Read(body), box, 64)  # type: ignore[arg-type]
+
+
+def test_a_mirror_that_fails_is_said_once_and_training_goes_on(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The connection to the next machine breaks with the second step."""
+
+    class Breaks:
+        sent = 0
+
+        def send(self, *segment: object) -> None:
+            self.sent += 1
+            if self.sent > 1:
+                raise CopyFailed("the other side is gone")
+
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    script.step(kept)
+    mirror = Breaks()
+    kept._mirror = cast(Any, mirror)
+    for _ in range(4):
+        script.step(kept)
+    kept.wait()
+    assert mirror.sent == 2
+    said = "elastic: the state is on one machine alone until the next round: the other side is gone\n"
+    assert capfd.readouterr().err == said
+    for _ in range(2):
+        assert job.here.follow(FIRST, 0, 0) == (5, "step 5 kept, on this machine alone")
+    assert job.notes == [("kept_thin", {"step": 5, "parts": 1})]
+
+
+def test_done_waits_for_the_mirror_of_the_step_before_and_optimizers_do_not(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a step is at most one behind on the other machine."""
+    sending, arrived = threading.Event(), threading.Event()
+
+    class Slow:
+        def send(self, *segment: object) -> None:
+            sending.set()
+            assert arrived.wait(60.0)
+
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    script.step(kept)
+    kept._mirror = cast(Any, Slow())
+    script.step(kept)
+    assert sending.wait(60.0)
+    script.optimizer.step()
+    finished: list[int] = []
+
+    def done() -> None:
+        kept.done()
+        finished.append(kept.step)
+
+    waiting = threading.Thread(target=done)
+    waiting.start()
+    assert finished == [] and kept.step == 2
+    arrived.set()
+    waiting.join()
+    assert finished == [3]
 
 
 def test_workers_of_a_machine_divide_what_they_check(tmp_path: Path) -> None:

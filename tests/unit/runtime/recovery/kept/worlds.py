@@ -5,11 +5,13 @@ Prints for each run a line `NAME WORLD DIGEST`. The arguments are names of runs 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ STEPS = 3
 
 RUNS: dict[str, dict[str, Any]] = {
     "exact": {},
+    "long": {"steps": 8},
     "foreach": {"adam": {"foreach": True}},
     "bf16": {"policy": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}},
     "plain": {"plain": True},
@@ -64,8 +67,15 @@ class Model(nn.Module):
 
 
 def train(
-    adam: dict[str, Any] | None = None, policy: dict[str, Any] | None = None, *, plain: bool = False, poison: int = -1
+    adam: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
+    *,
+    plain: bool = False,
+    poison: int = -1,
+    steps: int = STEPS,
+    done: Callable[[int], object] = lambda step: None,
 ) -> str:
+    """Returns the digest of weights and moments. done: is called with kept.step, first and behind each step."""
     torch.manual_seed(0)
     model: Any = Model()
     precision = MixedPrecisionPolicy(**(policy or {}))
@@ -80,23 +90,25 @@ def train(
     if plain:
         model.set_gradient_divide_factor(1.0)
         model.set_force_sum_reduction_for_comms(True)
-    while kept.step < STEPS:
+    done(kept.step)
+    while kept.step < steps:
         for unit in range(rank, 6, world) if plain else kept.units():
             if plain:
                 torch.manual_seed(1000 * kept.step + unit)
             x = torch.randint(13, (3, 6), generator=torch.Generator().manual_seed(1000 * kept.step + unit))
             loss = F.cross_entropy(model(x[:, :-1]).float().flatten(0, 1), x[:, 1:].flatten()) / UNITS
-            if unit == poison and kept.step == STEPS - 1:
+            if unit == poison and kept.step == steps - 1:
                 loss = loss * math.inf
             loss.backward()
         if plain:
             nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         else:
             norm = kept.clip_norm(0.05)
-            assert (norm > 0.05) if poison < 0 or kept.step < STEPS - 1 else math.isnan(norm), "it is clipped"
+            assert (norm > 0.05) if poison < 0 or kept.step < steps - 1 else math.isnan(norm), "it is clipped"
         optimizer.step()
         optimizer.zero_grad()
         kept.done()
+        done(kept.step)
     found = hashlib.sha256()
     for one in (*model.parameters(), *(state[key] for state in optimizer.state.values() for key in sorted(state))):
         whole = one.full_tensor() if isinstance(one, DTensor) else one
@@ -104,7 +116,7 @@ def train(
     return found.hexdigest()
 
 
-def rank(name: str, number: int, world: int, store: str) -> None:
+def run(name: str, number: int, world: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(store, world), rank=number, world_size=world)
     digest = train(**RUNS[name])
@@ -114,25 +126,29 @@ def rank(name: str, number: int, world: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+def fork(call: Callable[[], object]) -> int:
+    """The pid of a process that makes this call; its status is 1 if that raises."""
+    if (pid := os.fork()) == 0:
+        status = 1
+        try:
+            call()
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return pid
+
+
 def main(names: list[str]) -> None:
-    for run in names:
-        name, _, worlds = run.partition(":")
+    for one in names:
+        name, _, worlds = one.partition(":")
         for world in map(int, worlds):
             with tempfile.TemporaryDirectory() as directory:
-                children = []
-                for number in range(world):
-                    if (pid := os.fork()) == 0:
-                        status = 1
-                        try:
-                            rank(name, number, world, f"{directory}/store")
-                            status = 0
-                        except BaseException:
-                            sys.excepthook(*sys.exc_info())
-                        finally:
-                            sys.stderr.flush()
-                            os._exit(status)
-                    children.append(pid)
-                if any(os.waitpid(pid, 0)[1] for pid in children):
+                store = f"{directory}/store"
+                ranks = [fork(functools.partial(run, name, number, world, store)) for number in range(world)]
+                if any([os.waitpid(pid, 0)[1] for pid in ranks]):
                     sys.exit(1)
 
 
