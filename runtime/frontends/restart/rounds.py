@@ -91,6 +91,8 @@ class ScriptReport:
     """Whether the worker has tried to copy what other machines alone have."""
     kept: int = -1
     """The newest step that its script has kept in this round; -1: none."""
+    memory: bool = True
+    """Whether the worker has a directory in memory."""
 
     def said(self, hang_s: float, kept: str = "") -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round."""
@@ -114,6 +116,7 @@ class ScriptReport:
             None if held is None else tuple(map(HeldSegment.from_json, held)),
             said["copied"],
             said["kept"],
+            said["memory"],
         )
 
 
@@ -134,18 +137,20 @@ class StartScript:
     """Start the script: all workers are ready for the round, and its store listens.
 
     source: what the script loads if it calls elastic.keep. held: the segments that each worker has found. thin: parts
-    of the source that one machine alone still has.
+    of the source that one machine alone still has. without: workers that have no directory in memory, so that no
+    script keeps or loads anything.
     """
 
     store: tuple[str, int]
     source: KeptStep | None = None
     held: Mapping[str, tuple[HeldSegment, ...]] = field(default_factory=dict)
     thin: tuple[ThinPart, ...] = ()
+    without: tuple[str, ...] = ()
 
     @property
     def incomplete(self) -> bool:
         """Whether there are segments, and no step is whole."""
-        return self.source is None and any(self.held.values())
+        return self.source is None and not self.without and any(self.held.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +236,8 @@ def _begin(
         if report.held is None:
             return LookAtKept()
         held[worker] = report.held
+    if without := tuple(worker for worker, report in waiting.items() if not report.memory):
+        return StartScript(store, without=without)
     source = newest_whole(one for segments in held.values() for one in segments)
     thin = () if source is None else tuple(thin_parts(held, source, members))
     if thin and not all(report.copied for report in waiting.values()):
@@ -266,6 +273,7 @@ class RoundState:
     """What this worker has found when it looked at segments in this round."""
     copied: bool = False
     kept: int = -1
+    memory: bool = True
     """See ScriptReport."""
     begun: int = 0
     """The step with which the script has begun."""
@@ -284,9 +292,8 @@ class RoundState:
         """store: where this worker has rank 0. idle_s: of a script that runs."""
         idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
         held = self.held if self.script is ScriptState.WAITING else None
-        return ScriptReport(
-            self.generation, self.world, self.script, store, self.failure, idle_s, held, self.copied, self.kept
-        )
+        said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
+        return replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float

@@ -105,6 +105,7 @@ class Supervisor:
         """The store of the round in progress, if this worker has rank 0 in it."""
         self._settings = Settings.from_environment(os.environ)
         self._kept = KeptHere(self._settings.memory, session)
+        self._at.memory = bool(self._settings.memory)
 
     def run(self) -> None:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""
@@ -237,20 +238,16 @@ class Supervisor:
             self._session.note("kept_incomplete", because="no step that earlier rounds have kept is whole")
 
     def _place(self, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
-        """What the script is told about keeping its state."""
+        """What the script is told about keeping its state. Raises OSError."""
         memory, source = self._settings.memory, start.source
-        because = (
-            "" if memory else "there is no directory in memory; --snapshot-every off says so, or the command's log"
-        )
-        others = ""
-        if memory and (mirror := mirror_of(self._session.worker_id, members)):
+        because, others = "", ""
+        if start.without:
+            because = f"{start.without[0]} has no directory in memory: --snapshot-every off says so, or its log"
+        elif mirror := mirror_of(self._session.worker_id, members):
             source, parts, count = self._elsewhere(start)
-            try:
-                path = KeptPlace(memory, self._round).directory() / f"others.{members.index(self._session.worker_id)}"
-                OtherMachines(self._session.dial(), mirror, parts, count).write(path)
-                others = str(path)
-            except OSError as error:
-                source, because = None, f"{memory} cannot be written ({error.strerror})"
+            path = KeptPlace(memory, self._round).directory() / f"others.{members.index(self._session.worker_id)}"
+            OtherMachines(self._session.dial(), mirror, parts, count).write(path)
+            others = str(path)
         return KeptPlace(memory, self._round, source, because, others).to_environment()
 
     def _elsewhere(self, start: rounds.StartScript) -> tuple[KeptStep | None, dict[int, str], int]:

@@ -145,6 +145,17 @@ def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(
     assert not is_settled(dict(list(said.items())[1:]), members, generation, 7)
 
 
+def test_scripts_keep_nothing_if_one_machine_has_no_directory_in_memory() -> None:
+    """All load the same, or nothing."""
+    said = reports(WAITING, WAITING, WAITING, held=WHOLE)
+    said["b.0.3"] = replace(said["b.0.3"], memory=False, held=())
+    found = decide(said, MEMBERS, 4, failing=False)
+    assert found == StartScript(STORE, without=("b.0.3",)) and not found.incomplete
+    state = RoundState(memory=False)
+    state.enter(4, 3)
+    assert not state.report(None).memory, "it stays so in each round"
+
+
 def test_a_hang_is_of_the_same_slot_each_time() -> None:
     """A slot counts its own failures, and a replacement has the highest rank."""
     members = ("a.1.0", "b.0.0", "a.0.7")
