@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from runtime.data.parquet import ParquetStream
     from runtime.loop.job import Job, join, notice
     from runtime.loop.sinks import JsonLines, MLflow, TensorBoard, WandB
+    from runtime.recovery.kept.keep import keep
 
 __all__ = [
     "Job",
@@ -57,12 +58,14 @@ __all__ = [
     "__version__",
     "errors",
     "join",
+    "keep",
     "launch",
     "notice",
 ]
 _LAZY = {
     "Job": "runtime.loop.job",
     "join": "runtime.loop.job",
+    "keep": "runtime.recovery.kept.keep",
     "launch": "elastic.platforms.local.launcher",
     "notice": "runtime.loop.job",
     "JsonLines": "runtime.loop.sinks",

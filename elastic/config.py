@@ -376,7 +376,7 @@ class JobSpec:
         "",
         False,
         "run any torchrun script: it starts again on all workers, with torchrun's environment, whenever a worker is "
-        "lost or joins; only what the script itself saves is kept",
+        "lost or joins; only what the script saves itself, or gives to elastic.keep, is kept",
     )
 
     threads: int = _option("--threads", "T", 1, "torch threads of each worker")
@@ -517,7 +517,7 @@ class JobSpec:
         if self.restart:
             return (
                 "restarted: each change of the workers ends the script on all of them and starts it again; only what "
-                "the script saves itself is kept"
+                "the script saves itself, or gives to elastic.keep, is kept"
             )
         exact = "no bit changes" if self.reduction.stable else "the last bits of a sum may change"
         if self.ranks:

@@ -50,7 +50,8 @@ ElasticError
     ├── TwoBackwards          with --ranks: call backward() once a batch
     ├── LeftPass              with --ranks: leave the loop where all ranks do
     ├── UnknownBatches        with --ranks: give the training loader a DistributedSampler
-    └── NotInPlace            with --ranks: leave the call out, or start the script in another way
+    ├── NotInPlace            with --ranks: leave the call out, or start the script in another way
+    └── OtherState            with elastic.keep: build the model with which the job began, or start a new job
 """
 
 from __future__ import annotations
@@ -297,3 +298,7 @@ class UnknownBatches(UsageError):
 
 class NotInPlace(UsageError):
     """With logical ranks: leave out what the message names, or start the script in another way."""
+
+
+class OtherState(UsageError):
+    """With elastic.keep: build the model and the optimizer with which the job began, or start a new job."""

@@ -46,6 +46,11 @@ OF_RANKS: Mapping[str, str] = {
 }
 """The same with --ranks."""
 
+OF_SHARDS: Mapping[str, str] = {
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "elastic.keep with sharded tensors",
+}
+"""The same where elastic.keep is given DTensors; seen in 2.13."""
+
 OF_NCCL: Mapping[str, str] = {
     "torch._C._distributed_c10d.DebugLevel": "--ring nccl",
     "torch._C._distributed_c10d.get_debug_level": "--ring nccl",

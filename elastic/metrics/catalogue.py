@@ -102,6 +102,12 @@ CATALOGUE = (
     ),
     Metric("elastic_checkpoint_age_seconds", _GAUGE, (JOB, "kind"), "Time since the newest one was complete"),
     Metric("elastic_checkpoint_bytes", _GAUGE, (JOB, "kind"), "Size of the newest complete one"),
+    Metric(
+        "elastic_kept_thin_parts",
+        _GAUGE,
+        (JOB,),
+        "With elastic.keep: parts of the state that one of several machines alone has in memory, in the newest round",
+    ),
     Metric("elastic_workers_started_total", _COUNTER, (JOB,), "Processes of workers that were started"),
     Metric("elastic_workers_ended_total", _COUNTER, (JOB,), "Processes of workers that have ended, in any way"),
     Metric(

@@ -57,6 +57,8 @@ class JobFold:
         """Kind -> wall-clock time of its newest complete checkpoint."""
         self._notices: dict[tuple[str, str], float] = {}
         """(who, source) -> wall-clock time at which this machine goes."""
+        self._thin = 0
+        """Parts of the state that one machine alone has in memory."""
         self._spent = TimeSpent()
         self._applied = 0
         self._stepped_s: float | None = None
@@ -94,6 +96,10 @@ class JobFold:
                 self._notices[who, source] = line["t_wall"] + left_s
             case {"event": "notice_over", "source": str(source), "who": str(who)}:
                 self._notices.pop((who, source), None)
+            case {"event": "kept_found"}:
+                self._show_thin(0)
+            case {"event": "kept_thin", "parts": int(parts)}:
+                self._show_thin(self._thin + parts)
             case {"event": str(event)} if event.startswith(("checkpoint_", "snapshot_")):
                 self._see_checkpoint(line, *event.split("_", 1))
             case {"event": "refused", "at": str()}:
@@ -103,6 +109,10 @@ class JobFold:
         if told is not None:
             for phase in self._phases:
                 self._registry.observe("elastic_recovery_seconds", told[f"{phase}_ms"] / 1e3, 1, self._job, phase)
+
+    def _show_thin(self, parts: int) -> None:
+        self._thin = parts
+        self._registry.put("elastic_kept_thin_parts", parts, self._job)
 
     def _see_checkpoint(self, line: Line, kind: str, outcome: str) -> None:
         self._registry.add("elastic_checkpoints_total", 1, self._job, kind, outcome)

@@ -32,7 +32,7 @@ loss voids earlier promises, and one of the two may hear of the loss later than 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import cast
 
@@ -62,6 +62,8 @@ class CopyServer:
     def __init__(self, shared: SharedWorkerState, journal: Journal) -> None:
         self._shared = shared
         self.carrier: Carrier | None = None
+        self.answer_others: Callable[[CopyConnection, dict[str, Json]], bool] = lambda connection, request: False
+        """Answers what is asked for beside the state, and returns whether it has. Threads of requests."""
         self.meta: JoinMeta | None = None
         self.window = CopyWindow(shared)
         self._log = ResultLog()
@@ -148,7 +150,7 @@ class CopyServer:
                 self._serve_result(connection, op)
             case {"want": "initial", "digest": str(digest)}:
                 self._serve_initial(connection, digest)
-            case _:
+            case _ if not self.answer_others(connection, request):
                 connection.send({"refused": f"unknown request {str(request)[:80]}"})
 
     def _forget(self, connection: CopyConnection, newcomer: str) -> None:

@@ -36,6 +36,7 @@ from elastic.records.flight_recorder import FlightRecorder
 from elastic.records.journal import Journal
 from elastic.security.rejection_log import RejectionLog
 from runtime.allreduce.reduction.flat_pool import CPU
+from runtime.allreduce.reduction.partial_sum import Json
 from runtime.allreduce.ring import mpi, nccl
 from runtime.allreduce.ring.handshake import Hello
 from runtime.allreduce.ring.listener import Listener
@@ -43,6 +44,7 @@ from runtime.allreduce.ring.process_group import meeting
 from runtime.allreduce.ring.ring_set import Rings
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.guards import numerics_fingerprint
+from runtime.recovery.kept.remote import CopyDial
 from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import CopyClient
 from runtime.recovery.transfer.connection import CopyConnection
@@ -265,6 +267,16 @@ class WorkerSession(OperationLoop):
     def _serve_copy(self, sock: socket.socket, hello: Hello) -> None:
         """Runs on a thread of the listener: the hello's token has proved that the asker knows that generation."""
         self._donor.serve(CopyConnection(sock), hello.worker_id)
+
+    def answer_others(self, answer: Callable[[CopyConnection, dict[str, Json]], bool]) -> None:
+        """Have other workers' requests answered that are not about this session. answer: as of CopyServer."""
+        self._donor.answer_others = answer
+
+    def dial(self) -> CopyDial:
+        """What a process of this worker needs to ask the members of its generation such things."""
+        record = self._record
+        peers = {member.worker_id: (member.host, member.port) for member in record.members}
+        return CopyDial(self._told.job, self.worker_id, record.number, record.digest(), record.token, peers)
 
     # --------------------------------------------------------------------------------------------- newcomer
 

@@ -36,7 +36,8 @@ Line = dict[str, Any]
 class Spread:
     """Context manager; whatever it started is gone afterwards. The script does not end before its pace is 0.
 
-    network: each node is a host of it, and the rendezvous is outside."""
+    network: each node is a host of it, and the rendezvous is outside. memory: where nodes have their directories in
+    memory; None: they have none."""
 
     def __init__(self, home: Path, etcd: EmbeddedEtcd, name: str, network: Network | None = None, **spec: Any) -> None:
         self.home = home
@@ -44,6 +45,7 @@ class Spread:
         self.gates = home / "gates"
         self._etcd, self._network = etcd, network
         command = (sys.executable, str(TRAINER))
+        self._memory: Path | None = spec.pop("memory", None)
         timing = replace(spec.pop("timing", Timing()), join_window_s=DEADLINE_S)  # nobody is left out who starts slowly
         self.spec = JobSpec(**{"name": name, "command": command, "workers": 2, "timing": timing, **spec})
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -96,8 +98,16 @@ class Spread:
             every="1000000 steps",
             job=self.spec.name,
             job_id=self.spec.name,
+            memory=self._memory_of(directory.name),
         )
         (directory / "checkpoints.json").write_text(json.dumps(asdict(settings)))
+
+    def _memory_of(self, node: str) -> str:
+        """Its directory in memory, which is made."""
+        if self._memory is None:
+            return ""
+        (self._memory / node).mkdir(exist_ok=True)
+        return str(self._memory / node)
 
     def _start(self, *words: str, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         environment = {

@@ -65,7 +65,7 @@ class Rounds:
         ranks: dict[int, set[str]] = {}
         for path in self._files.iterdir():
             rank, size, number, *rest = path.name.split(".")
-            if not rest and int(size) == world and int(number) > after:
+            if not rest and number.isdigit() and int(size) == world and int(number) > after:  # else it is being written
                 ranks.setdefault(int(number), set()).add(rank)
         return next((number + 1 for number, there in sorted(ranks.items()) if len(there) == world), None)
 

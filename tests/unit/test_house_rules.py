@@ -25,7 +25,7 @@ LAYERS = (
     *("runtime.script_files", "runtime.torch_names", "runtime.script_end", "runtime.data"),
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
     *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
-    *("runtime.recovery.transfer", "runtime.worker", "runtime.loop"),
+    *("runtime.recovery.transfer", "runtime.recovery.kept", "runtime.worker", "runtime.loop"),
     *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
     *("runtime.frontends.restart", "runtime.frontends.preemption_info", "runtime.frontends.torchft"),
     *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.ray", "elastic.torchft"),
@@ -133,6 +133,7 @@ PURE_MODULES = (
     "elastic.store.chunks",
     "elastic.version",
     "elastic.wire.generation_delta",
+    *("runtime.recovery.kept.boxes", "runtime.recovery.kept.choice"),
 )
 """Pure, in packages that are not pure as a whole."""
 

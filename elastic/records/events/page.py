@@ -45,6 +45,7 @@ FIELDS: Mapping[str, str] = {
     "jobs_dir": "directory of the jobs on the node",
     "keeps": "the value that stays",
     "key": "key of the document in etcd",
+    "kept_in": "the round that has kept the step: how often the job was started again, and the generation",
     "kind": "of a generation `form`, `loss` or `planned`; of a notice its kind; of `worker_signal_asked` what is asked "
     "for",
     "leaves": "when the jobs leave the node",
@@ -70,6 +71,7 @@ FIELDS: Mapping[str, str] = {
     "outdated": "how many copies in a row were out of date",
     "over": "of `ring_up` what carries gradients, as in --ring; else whether the wish is taken back",
     "owner": "whose quota it is",
+    "parts": "how many parts",
     "pass_no": "number of the pass in its step",
     "peer": "network address of the caller",
     "place": "of `script_failed` where the exception was raised; of a fault the point at which it strikes; of "
@@ -88,6 +90,7 @@ FIELDS: Mapping[str, str] = {
     "script": "pid of the script; of `script_outlived` of its process",
     "seconds": "seconds that it took, or that were waited",
     "seconds_left": "seconds until the machine goes",
+    "segment": "round and file of the segment",
     "series": "directory of the entry, by which periodic checkpoints and named saves are told apart",
     "setting": "name of the option",
     "shard_ms": "milliseconds that the worker takes for a shard",

@@ -82,6 +82,7 @@ def _mpi_not_started(line: Line) -> str:
 
 HIDDEN, INFO, GOOD, WARN, BAD = Level.HIDDEN, Level.INFO, Level.GOOD, Level.WARN, Level.BAD
 SAVES = "elastic_checkpoints_total"
+THIN = "elastic_kept_thin_parts"
 _LOSS = ("elastic_recovery_seconds",)
 _SAVED = (SAVES, "elastic_checkpoint_bytes", "elastic_checkpoint_age_seconds")
 _NOTICE = ("elastic_notice_seconds_left",)
@@ -138,6 +139,18 @@ ROWS = (
         console="the script of {worker_id} is {because}; it is ended, and the worker is replaced"),
     _worker("scripts_hang", "because", "no script of round {generation} gets anywhere; {worker_id} fails for all of "
         "them"),
+    _worker("kept_found", "step kept_in", "round {generation} goes on from step {step}, which elastic.keep has in "
+        "memory", "By rank 0", GOOD, feeds=(THIN,)),
+    _worker("kept_incomplete", "because", "round {generation} finds no whole step in memory; the script begins with "
+        "its own files, if it has any", "By rank 0", BAD),
+    _worker("kept_thin", "step parts", "{parts} parts of the state of step {step} are on one machine alone",
+        "When a round begins by rank 0, later by a worker whose script cannot send them to the next machine. If that "
+        "machine is lost before the round has kept a step, so is the state", WARN, feeds=(THIN,)),
+    _worker("kept_not_copied", "source step because", "", "A part of the state that one machine alone has could not be "
+        "copied from there", WARN),
+    _worker("kept_damaged", "segment because", "{worker_id} finds a damaged piece of the state in memory, and removes "
+        "it: {because}", "The job goes on from a step that is whole without it. Examine the memory of the machine", BAD,
+        console="{who} found a damaged piece of the state in memory, and has removed it: {because}"),
     # Workers: checkpoints and snapshots
     _worker("checkpoint_part_written", "series entry bytes stall_ms seconds cpu_s", "", "The worker's own part is "
         "durable", HIDDEN),

@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.partial_sum import Json
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, ThinPart, newest_whole, thin_parts
 
 IDLE_SHOWN_S = 10.0
 """After so many seconds without a processor `elastic status` says that a script is idle."""
@@ -84,18 +85,27 @@ class ScriptReport:
     failure: Failure | None = None
     idle_s: float = 0.0
     """Seconds for which neither the running script nor a process below it has used a processor, see script_watch.py."""
+    held: tuple[HeldSegment, ...] | None = None
+    """The segments that the worker has found (runtime/recovery/kept); None: it has not looked in this round."""
+    copied: bool = False
+    """Whether the worker has tried to copy what other machines alone have."""
+    kept: int = -1
+    """The newest step that its script has kept in this round; -1: none."""
+    memory: bool = True
+    """Whether the worker has a directory in memory."""
 
-    def said(self, hang_s: float) -> str:
-        """What `elastic status` shows of the script. hang_s: as of `decide`."""
+    def said(self, hang_s: float, kept: str = "") -> str:
+        """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round."""
         idle = f", idle for {self.idle_s:.0f} s of {hang_s:.0f} s" if self.idle_s >= IDLE_SHOWN_S else ""
-        return f"script {self.state}{idle}"
+        return f"script {self.state}{idle}" + (f", {kept}" if kept else "")
 
     def to_json(self) -> dict[str, Json]:
-        return asdict(self)
+        held: Json = None if self.held is None else [list[Json](one.to_json()) for one in self.held]
+        return {**asdict(replace(self, held=None)), "held": held}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
-        store, failure = said["store"], said["failure"]
+        store, failure, held = said["store"], said["failure"], said["held"]
         return cls(
             said["generation"],
             said["world"],
@@ -103,14 +113,44 @@ class ScriptReport:
             (str(store[0]), int(store[1])) if store else None,
             Failure(**failure) if failure else None,
             float(said["idle_s"]),
+            None if held is None else tuple(map(HeldSegment.from_json, held)),
+            said["copied"],
+            said["kept"],
+            said["memory"],
         )
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtKept:
+    """Look at the segments of this machine: no script of an earlier round runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyThin:
+    """Copy parts that one machine alone has, each to another one, before any script starts."""
+
+    parts: tuple[ThinPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartScript:
-    """Start the script: all workers are ready for the round, and its store listens."""
+    """Start the script: all workers are ready for the round, and its store listens.
+
+    source: what the script loads if it calls elastic.keep. held: the segments that each worker has found. thin: parts
+    of the source that one machine alone still has. without: workers that have no directory in memory, so that no
+    script keeps or loads anything.
+    """
 
     store: tuple[str, int]
+    source: KeptStep | None = None
+    held: Mapping[str, tuple[HeldSegment, ...]] = field(default_factory=dict)
+    thin: tuple[ThinPart, ...] = ()
+    without: tuple[str, ...] = ()
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether there are segments, and no step is whole."""
+        return self.source is None and not self.without and any(self.held.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +190,7 @@ class GoOn:
     failing: bool = False
 
 
-Decision: TypeAlias = StartScript | Blame | AllDone | Hang | GoOn
+Decision: TypeAlias = LookAtKept | CopyThin | StartScript | Blame | AllDone | Hang | GoOn
 
 
 def decide(
@@ -184,7 +224,38 @@ def decide(
     if hanging and states <= {ScriptState.RUNNING, ScriptState.DONE} and min(hanging.values()) >= hang_s:
         return Hang(min(hanging, key=_slot), tuple(hanging), min(hanging.values()))
     store = found[0][1].store
-    return StartScript(store) if states == {ScriptState.WAITING} and store is not None else GoOn()
+    return _begin(store, dict(found), members) if states == {ScriptState.WAITING} and store else GoOn()
+
+
+def _begin(
+    store: tuple[str, int], waiting: Mapping[str, ScriptReport], members: Sequence[str]
+) -> LookAtKept | CopyThin | StartScript:
+    """All wait. What scripts have kept is looked at when none of them runs any more, on any machine."""
+    held: dict[str, tuple[HeldSegment, ...]] = {}
+    for worker, report in waiting.items():
+        if report.held is None:
+            return LookAtKept()
+        held[worker] = report.held
+    if without := tuple(worker for worker, report in waiting.items() if not report.memory):
+        return StartScript(store, without=without)
+    source = newest_whole(one for segments in held.values() for one in segments)
+    thin = () if source is None else tuple(thin_parts(held, source, members))
+    if thin and not all(report.copied for report in waiting.values()):
+        return CopyThin(thin)
+    return StartScript(store, source, held, thin)
+
+
+SETTLED = 3
+"""After so many steps of a round on several machines each part is mirrored: done() waits for the mirror of the step
+before, and a script is at most one step ahead of another."""
+
+
+def is_settled(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, begun: int) -> bool:
+    """Whether what earlier rounds have kept is not needed any more. begun: the step with which the round has begun."""
+    steps = SETTLED if len(set(map(node_of, members))) > 1 else 1
+    found = [reports[worker] for worker in members if worker in reports]
+    here = len(found) == len(members) and all(report.generation == generation for report in found)
+    return here and all(report.kept >= begun + steps for report in found)
 
 
 @dataclass(slots=True)
@@ -198,11 +269,20 @@ class RoundState:
     script: ScriptState = ScriptState.WAITING
     failure: Failure | None = None
     failing: bool = False
+    held: tuple[HeldSegment, ...] | None = None
+    """What this worker has found when it looked at segments in this round."""
+    copied: bool = False
+    kept: int = -1
+    memory: bool = True
+    """See ScriptReport."""
+    begun: int = 0
+    """The step with which the script has begun."""
 
     def enter(self, generation: int, world: int) -> None:
         """Enter the round of a generation. The caller has ended the script of the round before."""
         self.generation, self.world = generation, world
         self.script, self.failure, self.failing = ScriptState.WAITING, None, False
+        self.held, self.copied, self.kept, self.begun = None, False, -1, 0
 
     def ended(self, failure: Failure | None) -> None:
         """The script has ended by itself. failure: None: with status 0."""
@@ -211,7 +291,9 @@ class RoundState:
     def report(self, store: tuple[str, int] | None, idle_s: float = 0.0) -> ScriptReport:
         """store: where this worker has rank 0. idle_s: of a script that runs."""
         idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
-        return ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
+        held = self.held if self.script is ScriptState.WAITING else None
+        said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
+        return replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float
@@ -234,6 +316,12 @@ def _slot(worker: str) -> tuple[str, int, int]:
     return node, int(slot), int(incarnation)
 
 
+def share(me: str, members: Sequence[str]) -> tuple[int, int]:
+    """The place of a worker among those of its node, and their number. members: worker ids in rank order."""
+    here = [worker for worker in members if node_of(worker) == node_of(me)]
+    return here.index(me), len(here)
+
+
 def environment(
     me: str, members: Sequence[str], store: tuple[str, int], job: str, restarts: int, error_file: Path
 ) -> dict[str, str]:
@@ -242,17 +330,17 @@ def environment(
     members: worker ids in rank order. restarts: generations of the job before this one.
     """
     nodes = list(dict.fromkeys(map(node_of, members)))
-    here = [worker for worker in members if node_of(worker) == node_of(me)]
+    local_rank, local_world = share(me, members)
     rank, world = str(members.index(me)), str(len(members))
     return {
         "RANK": rank,
         "ROLE_RANK": rank,
-        "LOCAL_RANK": str(here.index(me)),
+        "LOCAL_RANK": str(local_rank),
         "GROUP_RANK": str(nodes.index(node_of(me))),
         "ROLE_NAME": "default",
         "WORLD_SIZE": world,
         "ROLE_WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": str(len(here)),
+        "LOCAL_WORLD_SIZE": str(local_world),
         "GROUP_WORLD_SIZE": str(len(nodes)),
         "MASTER_ADDR": store[0],
         "MASTER_PORT": str(store[1]),

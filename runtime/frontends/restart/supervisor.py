@@ -17,6 +17,8 @@ from torch._C._distributed_c10d import TCPStore
 from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker.node_notice import NOTICE_FILE, NoticeFile
+from elastic.checkpoints.settings import Settings
+from elastic.errors import CheckpointCorrupt
 from elastic.protocol.loop_state import (
     AwaitInvitation,
     HandedOut,
@@ -32,15 +34,22 @@ from elastic.protocol.loop_state import (
     StepLeft,
     StepsBegun,
 )
+from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.ring.process_group import store_on
+from runtime.allreduce.ring.tls import TlsContexts
 from runtime.frontends.restart import rounds
 from runtime.frontends.restart.script_host import HostLost, ScriptExit, ScriptHost
 from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.frontends.restart.script_watch import ScriptWatch, where
 from runtime.loop.training import empty_leaf
+from runtime.recovery.kept.choice import KeptStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
+from runtime.recovery.kept.look import KeptHere
+from runtime.recovery.kept.place import KeptPlace
+from runtime.recovery.kept.remote import KeptServer, OtherMachines, pull
 from runtime.recovery.state.training_state import Carrier, Values
+from runtime.recovery.transfer.connection import CopyFailed
 from runtime.script_end import RAISED_AT
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.worker.worker_session import WorkerSession, connect
@@ -97,10 +106,14 @@ class Supervisor:
         self._at = rounds.RoundState()
         self._store: TCPStore | None = None
         """The store of the round in progress, if this worker has rank 0 in it."""
+        self._settings = Settings.from_environment(os.environ)
+        self._kept = KeptHere(self._settings.memory, session)
+        self._at.memory = bool(self._settings.memory)
 
     def run(self) -> None:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""
         signal.signal(signal.SIGTERM, self._stopped)
+        self._session.answer_others(KeptServer(self._settings.memory).answer)
         self._session.before_leaving(self._end_script)
         self._session.before_exit(self._hurry_script)
         self._enter()
@@ -139,7 +152,7 @@ class Supervisor:
         script.post(Reduced())
         self._follow_generation()
         report = self._at.report(self._address(), self._seen.idle_s if self._seen is not None else 0.0)
-        session.script_does(report.said(self._told.timing.hang_s))
+        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         script.post(StepLeft())
@@ -147,9 +160,16 @@ class Supervisor:
             worker: rounds.ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()
         }
         place = session.place()
+        if rounds.is_settled(reports, place.members, place.generation, self._at.begun):
+            self._kept.settle(self._round)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
-            case rounds.StartScript(store):
-                self._start(place.members, store)
+            case rounds.LookAtKept():
+                self._at.held = self._kept.check(*rounds.share(session.worker_id, place.members))
+            case rounds.CopyThin(parts):
+                self._copy_thin(parts)
+            case rounds.StartScript() as start:
+                self._say_source(place.rank, start)
+                self._start(place.members, start)
             case rounds.Blame(worker, failure):
                 if worker == session.worker_id:
                     self._fail(failure)
@@ -187,15 +207,87 @@ class Supervisor:
     def _address(self) -> tuple[str, int] | None:
         return None if self._store is None else (self._told.address, self._store.port)
 
-    def _start(self, members: tuple[str, ...], store: tuple[str, int]) -> None:
+    @property
+    def _round(self) -> RoundNumber:
+        return RoundNumber(self._settings.interruptions, self._at.generation)
+
+    def _look_at_round(self) -> str:
+        """What is kept of the round in progress."""
+        me, members = self._session.worker_id, self._session.place().members
+        if self._at.script is rounds.ScriptState.WAITING or me not in members:
+            return ""
+        node = list(dict.fromkeys(map(node_of, members))).index(node_of(me))
+        self._at.kept, said = self._kept.follow(self._round, members.index(me), node)
+        return said
+
+    def _copy_thin(self, parts: tuple[ThinPart, ...]) -> None:
+        """Copy what another machine alone has, if this worker is to."""
+        seal = TlsContexts(self._told.certs)
+        for part in parts:
+            if part.to == self._session.worker_id:
+                try:
+                    pull(self._session.dial(), part.at, seal, part.held, self._settings.memory)
+                    self._at.held = (*(self._at.held or ()), part.held)
+                except (CopyFailed, CheckpointCorrupt, OSError) as error:
+                    self._session.note("kept_not_copied", source=part.at, step=part.held.step, because=str(error))
+        self._at.copied = True
+
+    def _say_source(self, rank: int, start: rounds.StartScript) -> None:
+        if rank == 0 and start.source is not None:
+            self._session.note("kept_found", step=start.source.step, kept_in=str(start.source.round))
+        if rank == 0 and start.thin:
+            self._session.note("kept_thin", step=start.thin[0].held.step, parts=len(start.thin))
+        if rank == 0 and start.incomplete:
+            self._session.note("kept_incomplete", because="no step that earlier rounds have kept is whole")
+
+    def _place(self, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
+        """What the script is told about keeping its state. Raises OSError."""
+        memory, source = self._settings.memory, start.source
+        because, others = "", ""
+        if start.without:
+            because = f"{start.without[0]} has no directory in memory: --snapshot-every off says so, or its log"
+        elif mirror := mirror_of(self._session.worker_id, members):
+            source, parts, count = self._elsewhere(start)
+            path = KeptPlace(memory, self._round).directory() / f"others.{members.index(self._session.worker_id)}"
+            OtherMachines(self._session.dial(), mirror, parts, count).write(path)
+            others = str(path)
+        return KeptPlace(memory, self._round, source, because, others).to_environment()
+
+    def _elsewhere(self, start: rounds.StartScript) -> tuple[KeptStep | None, dict[int, str], int]:
+        """What the script loads, and which parts of it are on other machines: part -> worker; and how many parts."""
+        me, source = self._session.worker_id, start.source
+        if source is None:
+            return None, {}, 0
+        alike = (
+            one
+            for worker, held in start.held.items()
+            for one in held
+            if node_of(worker) == node_of(me) and (one.step, one.round) == (source.step, source.round)
+        )
+        if (here := newest_whole(alike)) is not None:
+            return here, {}, 0
+        found = holders(start.held, source)
+        away = {
+            part.part: workers[self._told.slot % len(workers)]
+            for part, workers in found.items()
+            if node_of(me) not in map(node_of, workers)
+        }
+        return source, away, next(iter(found)).parts
+
+    def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
+        self._error_file.parent.mkdir(exist_ok=True)
         self._error_file.unlink(missing_ok=True)
         me = self._session.worker_id
-        settings = rounds.environment(me, members, store, self._told.job, self._at.generation - 1, self._error_file)
+        self._at.begun = start.source.step if start.source is not None else 0
+        settings = rounds.environment(
+            me, members, start.store, self._told.job, self._at.generation - 1, self._error_file
+        )
         settings[NOTICE_FILE] = str(self._notice_file.path)
         self._notice_file.keep(self._session.going)
         if os.environ.get(ENABLED) == "1":
             settings[TIMER_FILE] = str(self._error_file.with_suffix(".timer"))
         try:
+            settings |= self._place(members, start)
             self._script = self._host.start(settings)
         except OSError as error:
             self._give_up(ScriptFailed(str(error)), "its start")

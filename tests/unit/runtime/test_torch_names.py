@@ -45,10 +45,10 @@ REPLACED = {"_allgather_base", "_reduce_scatter_base"}
 """Methods that torch calls of a process group of ours. The collectives of test_mistakes.py come to them."""
 
 NOT_OF_TORCH = {
-    *("_Message", "_elastic_raised_at", "_fields"),
+    *("_Message", "_elastic_raised_at", "_fields", "_extra_state"),
     *("_exit", "_getframe", "_slotnames", "_run_module_as_main", "_Hash", "_shutdown", "_run_exitfuncs"),
 }
-"""Of ours, in strings, and of the standard library."""
+"""Of ours, in strings, and of the standard library; and the key that get_extra_state() has in a state_dict()."""
 
 
 def _node(name: str) -> object:
@@ -57,7 +57,7 @@ def _node(name: str) -> object:
 
 
 def listed() -> set[str]:
-    tables = (torch_names.OF_WORKERS, torch_names.OF_RANKS, torch_names.OF_NCCL)
+    tables = (torch_names.OF_WORKERS, torch_names.OF_RANKS, torch_names.OF_SHARDS, torch_names.OF_NCCL)
     return {name for table in tables for name in table}
 
 

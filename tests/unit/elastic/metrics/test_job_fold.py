@@ -160,6 +160,20 @@ def test_checkpoints_have_an_age_and_a_size_and_failures_make_no_age() -> None:
     assert shown(registry)["elastic_checkpoint_age_seconds", "j", "checkpoint"] == 0
 
 
+def test_parts_that_one_machine_alone_has_are_counted_in_each_round_anew() -> None:
+    registry = MetricRegistry()
+    fold = JobFold(registry, "j")
+    assert ("elastic_kept_thin_parts", "j") not in shown(registry), "most jobs keep nothing in this way"
+    for event, fields, wanted in (
+        ("kept_found", {"step": 4, "kept_in": "0.1"}, 0),
+        ("kept_thin", {"step": 4, "parts": 2}, 2),
+        ("kept_thin", {"step": 7, "parts": 1}, 3),
+        ("kept_found", {"step": 9, "kept_in": "0.2"}, 0),
+    ):
+        fold.see(line(0, event, **fields))
+        assert shown(registry)["elastic_kept_thin_parts", "j"] == wanted
+
+
 def test_the_nearest_notice_counts_down_and_goes_with_its_end() -> None:
     registry = MetricRegistry()
     fold = JobFold(registry, "j")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,20 @@ import pytest
 from runtime.frontends.restart.rounds import (
     AllDone,
     Blame,
+    CopyThin,
     Failure,
     GoOn,
     Hang,
+    LookAtKept,
     RoundState,
     ScriptReport,
     ScriptState,
     StartScript,
     decide,
     environment,
+    is_settled,
 )
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, ThinPart
 
 MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
@@ -35,6 +40,7 @@ def test_a_script_that_is_idle_is_said_to_be_so() -> None:
     said = [ScriptReport(4, 3, RUNNING, idle_s=idle_s).said(300.0) for idle_s in (0.0, 9.9, 40.4)]
     assert said == ["script running", "script running", "script running, idle for 40 s of 300 s"]
     assert ScriptReport(4, 3, DONE).said(300.0) == "script done"
+    assert ScriptReport(4, 3, RUNNING).said(300.0, "step 7 kept") == "script running, step 7 kept"
 
 
 def reports(
@@ -42,21 +48,57 @@ def reports(
     store: bool = True,
     generation: int = 4,
     idle: tuple[float, ...] = (0.0, 0.0, 0.0),
+    held: tuple[tuple[HeldSegment, ...] | None, ...] = ((), (), ()),
+    copied: bool = False,
     **failures: Failure,
 ) -> dict[str, ScriptReport]:
-    """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank."""
+    """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank. held: segments."""
     found = {}
     for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False)):
         place = STORE if store and rank == 0 else None
-        found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank])
+        found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank], held[rank])
+        found[worker] = replace(found[worker], copied=copied)
     return found
+
+
+def part(step: int, number: int) -> HeldSegment:
+    """One of three parts of that step, kept in the round before."""
+    return HeldSegment(step, RoundNumber(0, 3), 0, number, 3)
+
+
+def start(source: KeptStep | None, held: tuple[tuple[HeldSegment, ...], ...], *thin: ThinPart) -> StartScript:
+    return StartScript(STORE, source, dict(zip(MEMBERS, held, strict=True)), thin)
+
+
+WHOLE = ((part(8, 0), part(7, 0)), (part(8, 1), part(7, 1)), (part(7, 2),))
+
+
+SEVENTH = KeptStep(7, RoundNumber(0, 3), 0)
+THIN = (
+    ThinPart(part(7, 0), "a.0.0", "b.0.3"),
+    ThinPart(part(7, 1), "a.1.0", "b.0.3"),
+    ThinPart(part(7, 2), "b.0.3", "a.0.0"),
+)
+TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(7, 0)))
+"""Each part is on both nodes."""
 
 
 @pytest.mark.parametrize(
     ("said", "failing", "wanted"),
     [
-        (reports(WAITING, WAITING, WAITING), False, StartScript(STORE)),
+        (reports(WAITING, WAITING, WAITING), False, start(None, ((), (), ()))),
         (reports(WAITING, WAITING, WAITING, store=False), False, GoOn()),
+        (reports(WAITING, WAITING, WAITING, held=((), None, ())), False, LookAtKept()),
+        (reports(WAITING, WAITING, WAITING, store=False, held=(None, None, None)), False, GoOn()),
+        (reports(WAITING, RUNNING, WAITING, held=(None, None, None)), False, GoOn()),
+        (reports(WAITING, WAITING, WAITING, held=WHOLE), False, CopyThin(THIN)),
+        (reports(WAITING, WAITING, WAITING, held=WHOLE, copied=True), False, start(SEVENTH, WHOLE, *THIN)),
+        (reports(WAITING, WAITING, WAITING, held=TWICE), False, start(SEVENTH, TWICE)),
+        (
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])),
+            False,
+            start(None, ((), *WHOLE[1:])),
+        ),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
         (reports(WAITING, RUNNING, WAITING), False, GoOn()),
@@ -83,6 +125,37 @@ def test_decisions(said: dict[str, ScriptReport], failing: bool, wanted: object)
     assert decide(said, MEMBERS, 4, failing=failing, hang_s=HANG_S) == wanted
 
 
+@pytest.mark.parametrize(
+    ("members", "kept", "generation", "wanted"),
+    [
+        (MEMBERS, (10, 10, 11), 4, True),
+        (MEMBERS, (9, 10, 11), 4, False),
+        (MEMBERS, (10, 10, 11), 5, False),
+        (("a.0.0", "a.1.0", "a.2.0"), (8, 9, 8), 4, True),
+        (("a.0.0", "a.1.0", "a.2.0"), (8, -1, 8), 4, False),
+        (MEMBERS[:2], (8, 8), 4, True),
+    ],
+)
+def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(
+    members: tuple[str, ...], kept: tuple[int, ...], generation: int, wanted: bool
+) -> None:
+    """The round has begun with step 7."""
+    said = {worker: ScriptReport(4, 3, RUNNING, kept=step) for worker, step in zip(members, kept, strict=True)}
+    assert is_settled(said, members, generation, 7) == wanted
+    assert not is_settled(dict(list(said.items())[1:]), members, generation, 7)
+
+
+def test_scripts_keep_nothing_if_one_machine_has_no_directory_in_memory() -> None:
+    """All load the same, or nothing."""
+    said = reports(WAITING, WAITING, WAITING, held=WHOLE)
+    said["b.0.3"] = replace(said["b.0.3"], memory=False, held=())
+    found = decide(said, MEMBERS, 4, failing=False)
+    assert found == StartScript(STORE, without=("b.0.3",)) and not found.incomplete
+    state = RoundState(memory=False)
+    state.enter(4, 3)
+    assert not state.report(None).memory, "it stays so in each round"
+
+
 def test_a_hang_is_of_the_same_slot_each_time() -> None:
     """A slot counts its own failures, and a replacement has the highest rank."""
     members = ("a.1.0", "b.0.0", "a.0.7")
@@ -104,8 +177,12 @@ def test_a_worker_begins_each_round_anew() -> None:
     state = RoundState()
     state.enter(4, 3)
     assert state.report(STORE, 7.0) == ScriptReport(4, 3, WAITING, STORE)
+    assert state.report(STORE).held is None, "it has not looked yet"
+    state.held = (part(7, 0),)
+    assert state.report(STORE).held == (part(7, 0),)
     state.script = RUNNING
     assert state.report(None, 7.0).idle_s == 7.0
+    assert state.report(None, 7.0).held is None, "what is kept changes now"
     state.ended(EARLY)
     assert state.report(None, 7.0) == ScriptReport(4, 3, FAILED, None, EARLY)
     failed = reports(FAILED, RUNNING, RUNNING, r0=EARLY)
@@ -117,7 +194,11 @@ def test_a_worker_begins_each_round_anew() -> None:
 
 
 def test_reports_survive_the_wire() -> None:
-    for report in (ScriptReport(4, 3, FAILED, None, KILLED), ScriptReport(0, 0, WAITING, STORE, idle_s=1.5)):
+    for report in (
+        ScriptReport(4, 3, FAILED, None, KILLED),
+        ScriptReport(0, 0, WAITING, STORE, idle_s=1.5),
+        ScriptReport(4, 3, WAITING, held=WHOLE[0]),
+    ):
         assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 

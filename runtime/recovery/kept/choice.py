@@ -1,0 +1,130 @@
+"""Which step the next round goes on from: the newest one of which every part is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from elastic.protocol.worker_id import node_of
+
+
+class RoundNumber(NamedTuple):
+    """A round, in the order of time. run: how often the job was started again before; generation: of that run."""
+
+    run: int
+    generation: int
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The round of the directory with that name; None: it is no such directory."""
+        run, dot, generation = name.partition(".")
+        return cls(int(run), int(generation)) if dot and run.isdigit() and generation.isdigit() else None
+
+    def __str__(self) -> str:
+        return f"{self.run}.{self.generation}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HeldSegment:
+    """A segment that a machine has, and that is as it was written. The segments of a step with one `group` have the
+    whole state when all `parts` of them are there."""
+
+    step: int
+    """Steps done."""
+    round: RoundNumber
+    group: int
+    part: int
+    parts: int
+
+    def to_json(self) -> list[int]:
+        return [self.step, *self.round, self.group, self.part, self.parts]
+
+    @classmethod
+    def from_json(cls, said: Any) -> Self:
+        step, run, generation, group, part, parts = map(int, said)
+        return cls(step, RoundNumber(run, generation), group, part, parts)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeptStep:
+    """What all scripts of a round load."""
+
+    step: int
+    round: RoundNumber
+    group: int
+
+    def to_json(self) -> list[int]:
+        return [self.step, *self.round, self.group]
+
+    @classmethod
+    def from_json(cls, said: Any) -> Self:
+        step, run, generation, group = map(int, said)
+        return cls(step, RoundNumber(run, generation), group)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinPart:
+    """A part of a step that one machine alone has. held: the part. at: a worker of that machine. to: the worker of
+    another one that copies it."""
+
+    held: HeldSegment
+    at: str
+    to: str
+
+
+def holders(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep) -> dict[HeldSegment, list[str]]:
+    """The parts of a step -> the workers that have found each of them, in the order of `held`."""
+    found: dict[HeldSegment, list[str]] = {}
+    for worker, segments in held.items():
+        for one in segments:
+            if (one.step, one.round, one.group) == (source.step, source.round, source.group):
+                found.setdefault(one, []).append(worker)
+    return found
+
+
+def thin_parts(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep, members: Sequence[str]) -> list[ThinPart]:
+    """What is lost with one machine, and who is to copy it: a worker of the next machine, in the order of ranks.
+
+    held: by worker id. members: in rank order. A state without shards is on each machine that has kept it.
+    """
+    nodes = list(dict.fromkeys(map(node_of, members)))
+    if len(nodes) < 2:
+        return []
+    alike = {
+        node_of(w)
+        for w, every in held.items()
+        for h in every
+        if (h.step, h.round, h.parts) == (source.step, source.round, 1)
+    }
+    if len(alike) > 1:
+        return []
+    found = []
+    for part, workers in sorted(holders(held, source).items()):
+        homes = set(map(node_of, workers))
+        if len(homes) == 1:
+            node = nodes[(nodes.index(next(iter(homes))) + 1) % len(nodes)]
+            there = [worker for worker in members if node_of(worker) == node]
+            found.append(ThinPart(part, workers[0], there[part.part % len(there)]))
+    return found
+
+
+def mirror_of(worker: str, members: Sequence[str]) -> str:
+    """The worker on the next machine that takes what the script of this one keeps; "": there is one machine."""
+    nodes = list(dict.fromkeys(map(node_of, members)))
+    if len(nodes) < 2:
+        return ""
+    here = [member for member in members if node_of(member) == node_of(worker)]
+    next_node = nodes[(nodes.index(node_of(worker)) + 1) % len(nodes)]
+    there = [member for member in members if node_of(member) == next_node]
+    return there[here.index(worker) % len(there)]
+
+
+def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:
+    """The newest step of which all parts are there; of a step that two rounds have made, that of the later one.
+    None: no step is whole."""
+    parts: dict[tuple[KeptStep, int], set[int]] = {}
+    for one in held:
+        parts.setdefault((KeptStep(one.step, one.round, one.group), one.parts), set()).add(one.part)
+    whole = (source for (source, count), found in parts.items() if found >= set(range(count)))
+    return max(whole, default=None)

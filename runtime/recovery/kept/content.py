@@ -1,0 +1,188 @@
+"""What a script gives to elastic.keep, as tensors and plain values: the state_dict() of each object.
+
+A sharded tensor (DTensor) is kept as the shard that this process has. Everything else has to be the same in all
+processes, and is kept once.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastic.errors import ConfigError, NotCarried
+from runtime import torch_names
+from runtime.allreduce.reduction.partial_sum import Json
+from runtime.recovery.kept.boxes import Box
+from runtime.recovery.kept.segment import aligned
+from runtime.recovery.state.encoding import NamedTensor, dtype_name, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What this process has of one tensor of the state.
+
+    tensor: the shard, or the whole tensor. shape: of the whole. distributed: whether it is a DTensor. sharded: whether
+    other processes have other shards of it. steady: whether only the step of an optimizer changes it. source: the
+    tensor of the script, whose version counts changes; that of the shard of a DTensor does not.
+    """
+
+    path: str
+    tensor: torch.Tensor
+    shape: tuple[int, ...]
+    box: Box
+    distributed: bool
+    sharded: bool
+    steady: bool
+    source: torch.Tensor
+
+    @property
+    def bytes(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """The DTensor in whose place its shard is, and what the piece says of it."""
+
+    source: torch.Tensor
+    box: Box
+    sharded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece that is written into a body, from byte `at` on."""
+
+    piece: Piece
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentState:
+    """plain: name of an object -> its state as encoding.py writes it, with pieces for tensors."""
+
+    plain: dict[str, Json]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def is_sharded(self) -> bool:
+        return any(piece.sharded for piece in self.pieces)
+
+    def placed(self, *, first: bool) -> tuple[list[PlacedPiece], int]:
+        """The pieces that this process writes, and the size of their body. first: it writes what all have, too."""
+        found, at = [], 0
+        for piece in self.pieces:
+            if piece.sharded or first:
+                found.append(PlacedPiece(piece, at))
+                at = aligned(at + piece.bytes)
+        return found, at
+
+    def table(self, placed: Sequence[PlacedPiece], *, first: bool) -> dict[str, Json]:
+        """What the table of the segment says, see `Entry` in loading.py."""
+        at = {entry.piece.path: entry.at for entry in placed}
+        tensors: list[Json] = [
+            [
+                piece.path,
+                dtype_name(piece.tensor),
+                list(piece.shape),
+                list(piece.box.offset),
+                list(piece.box.shape),
+                at.get(piece.path, -1),
+                piece.distributed,
+                piece.tensor.device.type,
+            ]
+            for piece in self.pieces
+        ]
+        return {"plain": self.plain if first else {}, "tensors": tensors}
+
+
+def named(objects: Sequence[object], others: Mapping[str, object]) -> dict[str, Any]:
+    """Name -> object, for elastic.keep(*objects, **others). Raises ConfigError for what cannot be kept."""
+    found: dict[str, Any] = {}
+    for one in objects:
+        kind = "model" if isinstance(one, nn.Module) else "optimizer" if isinstance(one, torch.optim.Optimizer) else ""
+        name = base = kind or ("scheduler" if isinstance(one, LRScheduler) else type(one).__name__.lower())
+        number = 2
+        while name in found or name in others:
+            name, number = f"{base}{number}", number + 1
+        found[name] = one
+    found |= {name: one for name, one in others.items() if one is not None}
+    for name, one in found.items():
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise ConfigError(
+                f"elastic.keep: {name} is a {type(one).__name__} without state_dict() and load_state_dict(), so its "
+                "state cannot be kept; give it both, or leave it out"
+            )
+    return found
+
+
+@torch.no_grad()
+def state_of(objects: Mapping[str, Any]) -> CurrentState:
+    """The state of these objects now. Raises NotCarried, naming a value that cannot be kept."""
+    plain: dict[str, Json] = {}
+    tensors: list[NamedTensor] = []
+    shards: dict[str, _Shard] = {}
+    steady: set[str] = set()
+    for name, one in objects.items():
+        before = len(tensors)
+        plain[name] = encode(_with_shards(one.state_dict(), name, shards), name, tensors)
+        paths = {path for path, _ in tensors[before:]}
+        if isinstance(one, torch.optim.Optimizer):
+            steady |= paths
+        elif isinstance(one, nn.Module):
+            steady |= paths & {f"{name}.{key}" for key, _ in one.named_parameters(remove_duplicate=False)}
+    return CurrentState(plain, tuple(_piece(path, tensor, shards, path in steady) for path, tensor in tensors))
+
+
+def _piece(path: str, tensor: torch.Tensor, shards: Mapping[str, _Shard], steady: bool) -> Piece:
+    if (shard := shards.get(path)) is None:
+        shape = tuple(tensor.shape)
+        return Piece(path, tensor, shape, Box.whole(shape), False, False, steady, tensor)
+    shape = tuple(shard.source.shape)
+    return Piece(path, tensor, shape, shard.box, True, shard.sharded, steady, shard.source)
+
+
+def is_distributed(value: object) -> bool:
+    """Whether it is a DTensor; their module is not imported for this."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def box_of(tensor: Any, path: str) -> tuple[Box, bool]:
+    """Where this process's shard of a DTensor lies, and whether other processes may have another one. Raises NotCarried
+    for a tensor that is a sum which nobody has computed yet."""
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise NotCarried(f"{path} is a DTensor with the placements {tensor.placements}: a partial sum is not kept")
+    return _box_of(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
+
+
+@functools.cache
+def _box_of(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[Box, bool]:
+    """The same in each step, and slow."""
+    torch_names.check(torch_names.OF_SHARDS)
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    extent, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return Box(tuple(offset), tuple(extent)), any(not isinstance(one, Replicate) for one in placements)
+
+
+def _with_shards(value: Any, path: str, shards: dict[str, _Shard]) -> Any:
+    """The value with this process's shard in the place of each DTensor, which is noted under its path."""
+    if is_distributed(value):
+        box, sharded = box_of(value, path)
+        shards[path] = _Shard(value, box, sharded)
+        return value.to_local()
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _with_shards(item, f"{path}.{key}", shards)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_with_shards(item, f"{path}.{i}", shards) for i, item in enumerate(value))
+    return value

@@ -1,0 +1,251 @@
+"""Gradients of sharded models (FSDP2) with the same bits in any world.
+
+A step has a fixed number of *units*, which are dealt to the ranks in turns. FSDP sums the gradients of all ranks after
+each of them; here it sums integers, multiples of 2**-SCALE, whose sum is the same in any order. They stay here until
+the last turn of the step: FSDP gets zeros before it, and the sum of all units then, so that the loop of the script is
+as it was. Where the units are not a multiple of the ranks, some ranks compute a unit that does not count in the last
+turn, because all ranks have to take part in each sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elastic.errors import ConfigError, UsageError
+from runtime.allreduce.fixed_point.conversion import NONFINITE, NOTHING, decode, encode
+
+SCALE = 48
+"""A gradient that is summed is a multiple of 2**-48 (4e-15)."""
+BITS = 61
+"""Below 2**61 a sum of int64 has room for the sign, and for rounding."""
+
+
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Its name of torch 2.13, or the older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DealtUnit:
+    """A unit that a rank computes in a turn. idle: another rank computes it, and here it does not count."""
+
+    index: int
+    idle: bool
+
+
+def dealt(units: int, rank: int, world: int) -> tuple[DealtUnit, ...]:
+    """The units of a rank, one for each turn of a step."""
+    turns = -(-units // world)
+    places = (turn * world + rank for turn in range(turns))
+    return tuple(DealtUnit(min(place, units - 1), place >= units) for place in places)
+
+
+@dataclass(slots=True)
+class UnitTurn:
+    """The turn in progress, of all sums of a step. number: 0: none is."""
+
+    number: int = 0
+    idle: bool = False
+    last: bool = False
+
+
+@dataclass(slots=True)
+class UnitSums:
+    """The sums of one FSDP module: it takes the place of its reduce-scatter. units: of a step."""
+
+    name: str
+    units: int
+    turn: UnitTurn
+    _total: Tensor | None = None
+    """int64: what the turns of this step have given, and at the end how many units cannot be summed."""
+    _turns: list[int] = field(default_factory=list)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """As torch's own."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: object, async_op: bool = False
+    ) -> None:
+        """Of several ranks."""
+        ints = self._integers(input_tensor, output_tensor.numel())
+        mine = torch.empty(output_tensor.numel() + 1, dtype=torch.int64, device=ints.device)
+        _reduce_scatter(mine, ints, group=group)
+        self._take(mine, output_tensor)
+
+    def hook(self, reduce_output: Tensor) -> None:
+        """Of a single rank, which FSDP gives no reduce-scatter."""
+        self._take(self._integers(reduce_output, reduce_output.numel()), reduce_output)
+
+    def begin(self) -> None:
+        """Begin a step; one that was left by an exception leaves nothing."""
+        self._total = None
+        self._turns.clear()
+
+    def check(self, turns: int) -> None:
+        """Raise UsageError unless the step had a sum in each turn, or in none."""
+        if self._turns and len(self._turns) != turns:
+            raise UsageError(
+                f"the gradients of {self.name} came in turns {self._turns} of the {turns} of this step, and exact sums "
+                "need all of them: leave out set_requires_gradient_sync(False), and let each unit use all parameters"
+            )
+
+    def _integers(self, values: Tensor, share: int) -> Tensor:
+        """The gradients as integers: for each rank its share, and behind it whether they cannot be summed."""
+        turn = self.turn
+        if turn.number == 0 or turn.number in self._turns:
+            raise UsageError(
+                f"backward() gave gradients of {self.name} "
+                + ("twice in a unit" if turn.number else "outside `for unit in kept.units()`")
+                + "; exact sums take one backward() for each unit"
+            )
+        self._turns.append(turn.number)
+        ranks = values.numel() // share if share else 1
+        ints = torch.zeros(ranks * (share + 1), dtype=torch.int64, device=values.device)
+        if turn.idle or not share:
+            return ints
+        exponent = torch.tensor([SCALE], dtype=torch.int16, device=values.device)
+        exact = values if values.dtype in (torch.float32, torch.float64) else values.float()
+        tops = [
+            encode(exact[rank * share :][:share], exponent, share, ints[rank * (share + 1) :][:share])
+            for rank in range(ranks)
+        ]
+        top = int(torch.cat(tops).max())
+        if top == NONFINITE or (top != NOTHING and top + SCALE + math.ceil(math.log2(self.units)) > BITS):
+            ints.zero_()
+            ints[share :: share + 1] = 1
+        return ints
+
+    def _take(self, ints: Tensor, into: Tensor) -> None:
+        self._total = ints if self._total is None else self._total.add_(ints)
+        if not self.turn.last:
+            into.zero_()
+            return
+        total, self._total = self._total, None
+        if int(total[-1]):
+            into.fill_(math.nan)
+        elif into.numel():
+            exponent = torch.tensor([SCALE], dtype=torch.int16, device=total.device)
+            found = (
+                into if into.dtype in (torch.float32, torch.float64) else torch.empty_like(into, dtype=torch.float32)
+            )
+            decode(total[:-1], exponent, into.numel(), found)
+            into.copy_(found)
+
+
+class ExactUnits:
+    """The units of a script, and the sums of all its FSDP modules."""
+
+    def __init__(self, objects: dict[str, Any], units: int) -> None:
+        """Raises ConfigError for what would not have the same bits in any world."""
+        if isinstance(units, bool) or not isinstance(units, int) or not 1 <= units <= 1 << 12:
+            raise ConfigError(f"elastic.keep: units={units!r} must be an integer from 1 to 4096")
+        for name, one in objects.items():
+            if isinstance(one, torch.optim.Optimizer) and any(group.get("fused") for group in one.param_groups):
+                raise ConfigError(
+                    f"elastic.keep: {name} has fused=True, whose results depend on how its parameters are sharded; "
+                    "with units= give it foreach=True, or neither"
+                )
+        ready = dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
+        self._turn = UnitTurn()
+        self._dealt = dealt(units, rank, world)
+        self._sums = list(_placed(objects, units, self._turn, world))
+        if not self._sums:
+            raise ConfigError(
+                "elastic.keep: units= is for models of FSDP2, and none of the objects has a module with fully_shard()"
+            )
+
+    def turns(self, begin: Callable[[int], object]) -> Iterator[int]:
+        """The units of this rank in one step. begin: is called with each before it is handed out."""
+        for sums in self._sums:
+            sums.begin()
+        try:
+            for number, unit in enumerate(self._dealt, 1):
+                self._turn.number, self._turn.idle = number, unit.idle
+                self._turn.last = number == len(self._dealt)
+                begin(unit.index)
+                yield unit.index
+        finally:
+            self._turn.number = 0
+        for sums in self._sums:
+            sums.check(len(self._dealt))
+
+
+def _placed(objects: dict[str, Any], units: int, turn: UnitTurn, world: int) -> Iterator[UnitSums]:
+    """The sums of each FSDP module, put into the place of its own."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for name, one in objects.items():
+        modules = one.named_modules() if isinstance(one, torch.nn.Module) else ()
+        for path, found in modules:
+            if isinstance(found, FSDPModule):
+                module: Any = found  # also a Module, and it takes whatever is called like torch's own
+                _check_mesh(f"{name}.{path}".rstrip("."), module, world)
+                sums = UnitSums(f"{name}.{path}".rstrip("."), units, turn)
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+                if world > 1:
+                    module.set_custom_reduce_scatter(sums)
+                else:
+                    module.set_all_reduce_hook(sums.hook)
+                yield sums
+
+
+def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:
+    """Raise ConfigError where units would not be dealt to all ranks that sum."""
+    for parameter in module.parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None and (mesh.ndim != 1 or mesh.size() != world):
+            raise ConfigError(
+                f"elastic.keep: {name} is sharded over {mesh}, and units= needs fully_shard() over all {world} ranks "
+                "in one dimension; leave units out"
+            )
+
+
+@torch.no_grad()
+def clip_norm(parameters: Iterable[Tensor], limit: float) -> float:
+    """Scale the gradients so that their norm is at most that; returns the norm. The same bits in any world.
+
+    The square of a float32 is exact in float64. It is cut into two integers below the largest of all squares, whose
+    sums are the same in any order. Infinities and NaN make all gradients NaN, on all ranks.
+    """
+    shards: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not all(hasattr(shard, "to_local") for shard in shards):
+        raise ConfigError("clip_norm is for parameters of FSDP2, and a gradient is no DTensor")
+    if not shards:
+        return 0.0
+    local = [shard.to_local() for shard in shards]
+    squares = [each.double().square_() for each in local if each.numel()]
+    group = shards[0].device_mesh.get_group()
+    top = (
+        torch.stack([each.max() for each in squares]).max() if squares else local[0].new_zeros((), dtype=torch.float64)
+    )
+    top = torch.where(torch.isfinite(top), top, math.inf)
+    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    norm = math.sqrt(_sum_below(squares, float(top), group)) if math.isfinite(top) else math.nan
+    if not norm <= limit:
+        factor = limit / (norm + 1e-6)
+        for each in local:
+            each.mul_(factor)
+    return norm
+
+
+def _sum_below(squares: Sequence[Tensor], top: float, group: Any) -> float:
+    """The sum of all squares of all ranks, each rounded to 61 bits below the largest one."""
+    if top == 0.0:
+        return 0.0
+    high = 2.0 ** (30 - math.frexp(top)[1])
+    limbs = torch.zeros(2, dtype=torch.int64, device=squares[0].device if squares else None)
+    for each in squares:
+        whole = each.mul(high).floor_()
+        limbs[0] += whole.to(torch.int64).sum()
+        limbs[1] += each.mul(high).sub_(whole).mul_(2.0**31).round_().to(torch.int64).sum()
+    dist.all_reduce(limbs, group=group)
+    return (float(limbs[0]) + float(limbs[1]) * 2.0**-31) / high

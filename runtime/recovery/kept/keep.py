@@ -1,0 +1,393 @@
+"""elastic.keep: the state of a script that is started again in each round, in memory after each step.
+
+Weights and the state of optimizers are copied by a thread while the script goes on: only the step of an optimizer
+changes them, and it waits for the copy. Everything else is copied at once. What is on a device is, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastic.errors import ConfigError, Disagree, UsageError
+from elastic.security.roles import CERTS_VARIABLE
+from runtime.allreduce.ring.tls import TlsContexts
+from runtime.data.random_state import seed_all
+from runtime.recovery.kept.choice import HeldSegment, KeptStep
+from runtime.recovery.kept.content import CurrentState, PlacedPiece, named, state_of
+from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
+from runtime.recovery.kept.loading import SavedState, load
+from runtime.recovery.kept.look import segments_of
+from runtime.recovery.kept.place import OFF, THIN, KeptPlace
+from runtime.recovery.kept.remote import OtherMachines, RemoteSegment, SegmentMirror
+from runtime.recovery.kept.segment import BUFFERS, Header, Segment, SegmentFile, SegmentWriter
+from runtime.recovery.state.available_memory import available_bytes
+from runtime.recovery.state.encoding import plain_leaves, to_blob
+from runtime.recovery.transfer.checksum import checksum
+from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
+from runtime.script_end import TorchThread
+
+ROUNDS = 2
+"""Those of two rounds are in memory at once: the new round has none that is whole until its first step is kept."""
+PART = 0.5
+"""The part of the free memory that segments may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """Where this process stands in its round, as torchrun's environment says it."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    node: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> _Rank:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        return cls(*(int(environment[name]) for name in names))
+
+
+def keep(*objects: object, units: int | None = None, **more: object) -> KeptScript:
+    """Keep the state of these objects in memory, and fill them with what was kept before.
+
+    objects: models, optimizers, learning rate schedulers, and whatever else has state_dict() and load_state_dict();
+    replicated or sharded (FSDP2). more: the same under a name, such as loader=. Their state has to be the same in all
+    processes, but for shards. Call it once, in all processes, when all of them are as at the beginning. units: into so
+    many each step is divided, see KeptScript.units; then FSDP2 sums gradients with the same bits in any world.
+
+    Only a script under `elastic run --restart` is started again: elsewhere nothing is kept, and `step` begins at 0.
+    Raises OtherState, naming what differs, if the objects are not like those that were kept; nothing is changed then.
+    """
+    found = named(objects, more)
+    exact = None if units is None else ExactUnits(found, units)
+    place = KeptPlace.from_environment(os.environ)
+    others = OtherMachines.read(place.others) if place is not None else None
+    if place is not None and place.source is not None:
+        with _segments(place.memory, place.source, others) as segments:
+            load(found, SavedState.of(segments))
+    kept = KeptScript(found, place, exact, others)
+    if place is not None and place.because:
+        kept.turn_off(place.because)
+    return kept
+
+
+@contextmanager
+def _segments(memory: str, source: KeptStep, others: OtherMachines | None) -> Iterator[list[Segment | RemoteSegment]]:
+    """All parts of a step, those of other machines over connections that stay open in the block."""
+    elsewhere = others.parts if others is not None else {}
+    found: list[Segment | RemoteSegment] = [*segments_of(memory, source, elsewhere)]
+    with ExitStack() as stack:
+        connections: dict[str, CopyConnection] = {}
+        for part, worker in elsewhere.items():
+            assert others is not None
+            if worker not in connections:
+                connections[worker] = stack.enter_context(closing(others.dial.open(worker, _seal())))
+            held = HeldSegment(source.step, source.round, source.group, part, others.count)
+            found.append(RemoteSegment(connections[worker], held))
+        yield found
+
+
+def _seal() -> TlsContexts:
+    """The certificates of the job, if it has any."""
+    directory = os.environ.get(CERTS_VARIABLE, "")
+    return TlsContexts(Path(directory) if directory else None)
+
+
+class KeptScript:
+    """Used by the script's main thread. `step`: how many steps are done, so the number of the next one."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        place: KeptPlace | None = None,
+        exact: ExactUnits | None = None,
+        others: OtherMachines | None = None,
+    ) -> None:
+        """place: None: nothing is kept. exact: None: steps have no units. others: None: all is on this machine."""
+        self.step = place.source.step if place is not None and place.source is not None else 0
+        self._objects = objects
+        self._exact = exact
+        self._others = others
+        self._mirror: SegmentMirror | None = None
+        self._place = place
+        self._at = _Rank.of(os.environ) if place is not None else None
+        self._begun = False
+        self._writer: SegmentWriter | None = None
+        """None: nothing is kept yet, or another process keeps the same."""
+        self._copy: _Copy | None = None
+        self._at_once = False
+        """Whether everything is copied in done(), because the script changes weights while they are copied."""
+        if place is not None:
+            for one in objects.values():
+                if isinstance(one, torch.optim.Optimizer):
+                    one.register_step_pre_hook(lambda *_: self.wait())
+
+    def done(self) -> None:
+        """A step is done: all processes call it behind the last change of the step, as that of the scheduler. It waits
+        until the step before is in memory, on another machine too."""
+        self.wait()
+        self._await_mirror()
+        self.step += 1
+        if self._place is None:
+            return
+        state = state_of(self._objects)
+        try:
+            if not self._begun:
+                self._begun = True
+                self._begin(state)
+            if self._writer is not None:
+                self._keep(state, self._writer)
+        except OSError as error:
+            self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+
+    def units(self) -> Iterator[int]:
+        """The units of the next step that this process computes: numbers below the `units` of keep(). Each takes one
+        backward(), and sums are of all units: a loss is divided by their number, for a mean. The generators of torch,
+        numpy and random are seeded from the step and the unit. At the end of a step some processes may compute a unit
+        again that another one computes; it does not count."""
+        if self._exact is None:
+            raise ConfigError("kept.units() needs elastic.keep(..., units=N), N units in each step")
+        return self._exact.turns(lambda unit: seed_all("kept", self.step, unit))
+
+    def clip_norm(self, limit: float, parameters: Iterable[torch.Tensor] | None = None) -> float:
+        """As torch.nn.utils.clip_grad_norm_ for models of FSDP2, with the same bits in any world. parameters: None:
+        those of all models that keep() was given."""
+        models = [one for one in self._objects.values() if isinstance(one, torch.nn.Module)]
+        every = [parameter for model in models for parameter in model.parameters()]
+        return clip_norm(every if parameters is None else parameters, limit)
+
+    def wait(self) -> None:
+        """Until the last step is in memory. The step of an optimizer that is kept waits by itself."""
+        if (copy := self._copy) is None or copy.seen:
+            return
+        copy.wait()
+        copy.seen = True
+        if copy.error is not None and self._place is not None:
+            self.turn_off(f"{self._place.memory} cannot be written ({copy.error.strerror})")
+        elif copy.torn and not self._at_once:
+            self._at_once = True
+            self._say(
+                f"{copy.torn} was changed while it was copied, not by the step of an optimizer that elastic.keep was "
+                f"given: step {self.step} is not kept, and later ones are copied in done() itself"
+            )
+
+    def _await_mirror(self) -> None:
+        """Until the thread of the last step has ended."""
+        if self._copy is not None:
+            self._copy.join()
+            if self._copy.thin and self._place is not None and self._at is not None:
+                self._mirror = None
+                self._say(f"the state is on one machine alone until the next round: {self._copy.thin}")
+                self._place.leave_word(f"{THIN}{self._at.rank}", self._copy.thin)
+            self._copy = None
+
+    def turn_off(self, because: str) -> None:
+        """Keep nothing any more, and say why."""
+        if self._place is not None:
+            self._say(f"the state is not kept in memory: {because}")
+            self._place.leave_word(OFF, because)
+        self._place = None
+
+    def _say(self, what: str) -> None:
+        if self._at is not None and self._at.rank == 0:
+            print(f"elastic: {what}", file=sys.stderr, flush=True)
+
+    def _begin(self, state: CurrentState) -> None:
+        """Before the first step of the round is kept: all processes have the same state, and there is memory."""
+        assert self._place is not None and self._at is not None
+        directory = self._place.directory()
+        body = state.placed(first=self._is_first(state))[1]
+        mirrored = self._others is not None and self._others.mirror and state.is_sharded
+        machine = body * (self._at.local_world if state.is_sharded else 1)
+        because = shortage(2 * machine if mirrored else machine, directory)
+        for other in _all_say([because, _digest(state)], lambda: _leaves(state)):
+            if other:
+                self.turn_off(other)
+                return
+        if state.is_sharded or self._at.local_rank == 0:
+            held = self._held(state)
+            self._writer = SegmentWriter(directory, held.group, held.part)
+        if mirrored and self._others is not None:
+            try:
+                connection = self._others.dial.open(self._others.mirror, _seal())
+                self._mirror = SegmentMirror(connection, self._place.round)
+            except CopyFailed as error:
+                self._say(f"the state is on one machine alone until the next round: {error}")
+                self._place.leave_word(f"{THIN}{self._at.rank}", str(error))
+
+    def _is_first(self, state: CurrentState) -> bool:
+        """Whether this process keeps what all processes have: once in the job, or, without shards, once a machine."""
+        assert self._at is not None
+        return (self._at.rank if state.is_sharded else self._at.local_rank) == 0
+
+    def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
+        assert self._place is not None and self._at is not None
+        first = self._is_first(state)
+        placed, size = state.placed(first=first)
+        table = json.dumps(state.table(placed, first=first), separators=(",", ":")).encode()
+        buffer = writer.oldest()
+        segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
+        self._copy = _Copy(segment, placed, self._mirror, at_once=self._at_once)
+
+    def _held(self, state: CurrentState) -> HeldSegment:
+        """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
+        assert self._place is not None and self._at is not None
+        if state.is_sharded:
+            return HeldSegment(self.step, self._place.round, 0, self._at.rank, self._at.world)
+        return HeldSegment(self.step, self._place.round, self._at.node, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One that is being written."""
+
+    file: SegmentFile
+    body: memoryview
+    held: HeldSegment
+    table: bytes
+
+
+class _Copy:
+    """One step on its way into memory, here and on another machine."""
+
+    def __init__(
+        self, segment: _Segment, placed: Sequence[PlacedPiece], mirror: SegmentMirror | None, *, at_once: bool
+    ) -> None:
+        self.error: OSError | None = None
+        self.torn = ""
+        """The path of a tensor that was changed while it was copied; the step is not kept then."""
+        self.thin = ""
+        """Why it is not on another machine, too."""
+        self.seen = False
+        """Whether the script knows of its end here."""
+        self._segment, self._mirror = segment, mirror
+        self._later: list[tuple[PlacedPiece, int]] = []
+        """With the version of the tensor, which tells whether it is changed."""
+        now = []
+        for one in placed:
+            if one.piece.steady and one.piece.tensor.device.type == "cpu" and not at_once:
+                self._later.append((one, one.piece.source._version))
+            else:
+                now.append(one)
+        _write(segment.body, now)
+        self._here = threading.Event()
+        self._thread = TorchThread(target=self._run, name="keep")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is in the memory of this machine, or cannot be."""
+        self._here.wait()
+
+    def join(self) -> None:
+        """Until it is on the other machine, too, or cannot be."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        header: Header | None = None
+        segment = self._segment
+        try:
+            _write(segment.body, [one for one, _ in self._later])
+            changed = (one.piece.path for one, version in self._later if one.piece.source._version != version)
+            self.torn = next(changed, "")
+            if not self.torn:
+                header = segment.file.finish(segment.held, segment.body, segment.table)
+        except OSError as error:
+            self.error = error
+        finally:
+            self._here.set()
+        if header is not None and self._mirror is not None:
+            try:
+                self._mirror.send(segment.file.name, header, segment.body, segment.table)
+            except CopyFailed as error:
+                self.thin = str(error)
+
+
+def _write(body: memoryview, placed: Sequence[PlacedPiece]) -> None:
+    """Copy the pieces into their places."""
+    with torch.no_grad():
+        for one in placed:
+            if size := one.piece.bytes:
+                tensor = one.piece.tensor
+                into = torch.frombuffer(body[one.at : one.at + size], dtype=torch.uint8)
+                into.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def shortage(body: int, directory: Path) -> str:
+    """Why there is no memory for the segments of a machine, if those of one step have so many bytes; "": there is.
+    directory: of the round, beside those of earlier rounds, which take a part of that memory already. Raises OSError.
+    """
+    wanted = BUFFERS * ROUNDS * body
+    held = sum(path.stat().st_size for path in directory.parent.glob("*/*") if path.exists())
+    status = os.statvfs(directory)
+    for free, where in ((status.f_bavail * status.f_frsize, "in /dev/shm"), (available_bytes(), "on this machine")):
+        if wanted > PART * (held + free):
+            return (
+                f"{wanted / 1e6:.0f} MB for {BUFFERS} copies in each of {ROUNDS} rounds would take more than half of "
+                f"the {(held + free) / 1e6:.0f} MB that are left {where}"
+            )
+    return ""
+
+
+def _digest(state: CurrentState) -> int:
+    """Of all that has to be the same in all processes, with the bits of weights and optimizers that are no shards."""
+    told: list[object] = []
+    for piece in state.pieces:
+        same = piece.steady and not piece.sharded
+        bits = _bits(piece.tensor) if same else 0
+        told.append([piece.path, list(piece.shape), str(piece.tensor.dtype), piece.sharded, bits])
+    return zlib.crc32(json.dumps([state.plain, told], sort_keys=True).encode())
+
+
+def _bits(tensor: torch.Tensor) -> int:
+    return checksum(to_blob(tensor).numpy().data) if tensor.numel() else 0
+
+
+def _leaves(state: CurrentState) -> dict[str, str]:
+    found = {path: str(value) for name, plain in state.plain.items() for path, value in plain_leaves(plain, name)}
+    for piece in state.pieces:
+        found[piece.path] = f"{piece.tensor.dtype} {piece.shape}"
+        if piece.steady and not piece.sharded:
+            found[piece.path] += f" with checksum {_bits(piece.tensor):08x}"
+    return found
+
+
+def _all_say(own: list[Any], leaves: Callable[[], dict[str, str]]) -> list[str]:
+    """Why a process cannot keep its state, of all. own: the reason or "", and a digest. Raises Disagree if the digests
+    differ, naming a value. A script without a process group speaks for itself."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return [own[0]]
+    said = _gathered(own)
+    if len({digest for _, digest in said}) > 1:
+        every = _gathered(leaves())
+        first = every[0]
+        for rank, other in enumerate(every[1:], 1):
+            for path in sorted({*first, *other}):
+                if first.get(path) != other.get(path):
+                    raise Disagree(
+                        f"elastic.keep: {path} is {first.get(path)} on rank 0 and {other.get(path)} on rank {rank}; "
+                        "only the shards of a DTensor may differ, and a loader's position is that of the whole job"
+                    )
+        raise UsageError("elastic.keep: the state differs between the ranks")
+    return [because for because, _ in said]
+
+
+def _gathered(own: Any) -> list[Any]:
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found

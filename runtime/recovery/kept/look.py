@@ -1,0 +1,129 @@
+"""What a worker sees of the segments on its machine: it checks them before a round, and removes those of old rounds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from elastic.errors import CheckpointCorrupt
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber
+from runtime.recovery.kept.place import OFF, THIN, directory_of, rounds_in
+from runtime.recovery.kept.segment import Header, Segment, read_header, segments_in
+from runtime.session import Reports
+
+
+class KeptHere:
+    """Used by the worker's main thread. memory: the job's directory in memory; "": there is none, and so no segment."""
+
+    def __init__(self, memory: str, session: Reports) -> None:
+        self._memory = memory
+        self._session = session
+        self._settled: RoundNumber | None = None
+        self._thin: RoundNumber | None = None
+        """The round for which it is noted that the script of this worker cannot mirror what it keeps."""
+
+    def check(self, share: int, shares: int) -> tuple[HeldSegment, ...]:
+        """The segments that are as they were written, of this worker's share: the workers of a machine divide the work.
+        No script of theirs runs now. A damaged segment is journalled, and removed."""
+        self._void()
+        return tuple(self._checked(share, shares))
+
+    def follow(self, number: RoundNumber, rank: int, node: int) -> tuple[int, str]:
+        """The newest step that the script of a rank has kept in the round in progress, and the same for people; -1 and
+        "": none yet, or it does not ask for it. node: the number of the machine."""
+        if not self._memory:
+            return -1, ""
+        directory = directory_of(self._memory, number)
+        if (because := _off(directory)) is not None:
+            return -1, f"not kept: {because}"
+        own = (f"0.{rank}.", f"{node}.0.")
+        newest = max((held.step for held in _headers(directory, own)), default=-1)
+        if newest < 0:
+            return -1, ""
+        if not (directory / f"{THIN}{rank}").exists():
+            return newest, f"step {newest} kept"
+        if self._thin != number:
+            self._thin = number
+            self._session.note("kept_thin", step=newest, parts=1)
+        return newest, f"step {newest} kept, on this machine alone"
+
+    def settle(self, number: RoundNumber) -> None:
+        """Remove what earlier rounds have kept: the round has kept a whole step itself."""
+        if self._memory and self._settled != number:
+            self._settled = number
+            for old in rounds_in(self._memory):
+                if old < number:
+                    shutil.rmtree(directory_of(self._memory, old), ignore_errors=True)
+
+    def _checked(self, share: int, shares: int) -> Iterator[HeldSegment]:
+        for number in rounds_in(self._memory):
+            for path in segments_in(directory_of(self._memory, number)):
+                if int(path.name.split(".")[1]) % shares == share and (header := self._sound(path)) is not None:
+                    yield header.held
+
+    def _sound(self, path: Path) -> Header | None:
+        """The header of a segment that is as it was written."""
+        header: Header | None = None
+        try:
+            if (header := read_header(path)) is None:
+                return None
+            Segment(path, header).check()
+        except CheckpointCorrupt as error:
+            if header is not None and _changed(path, header):
+                return None
+            self._session.note("kept_damaged", segment=f"{path.parent.name}/{path.name}", because=str(error))
+            path.unlink(missing_ok=True)
+            return None
+        except (OSError, ValueError):  # it was removed just now
+            return None
+        return header
+
+    def _void(self) -> None:
+        """Remove what is older than a round that has kept nothing: the script has gone on since, and its own files are
+        newer."""
+        rounds = rounds_in(self._memory)
+        off = [number for number in rounds if _off(directory_of(self._memory, number)) is not None]
+        for number in rounds:
+            if off and number <= off[-1]:
+                shutil.rmtree(directory_of(self._memory, number), ignore_errors=True)
+
+
+def _changed(path: Path, header: Header) -> bool:
+    """Whether a script that is about to be killed, as its worker was, has begun to write the segment anew."""
+    try:
+        return read_header(path) != header
+    except CheckpointCorrupt:
+        return False
+
+
+def _headers(directory: Path, names: tuple[str, ...]) -> Iterator[HeldSegment]:
+    """Of the files whose names begin in one of these ways."""
+    for path in (path for path in segments_in(directory) if path.name.startswith(names)):
+        try:
+            header = read_header(path)
+        except CheckpointCorrupt:
+            continue
+        if header is not None:
+            yield header.held
+
+
+def _off(directory: Path) -> str | None:
+    try:
+        return (directory / OFF).read_text()
+    except OSError:
+        return None
+
+
+def segments_of(memory: str, source: KeptStep, elsewhere: Collection[int] = ()) -> list[Segment]:
+    """All parts of a step, but for those on other machines. Raises CheckpointCorrupt if one is not there any more."""
+    found: dict[int, Segment] = {}
+    parts = 0
+    for path in segments_in(directory_of(memory, source.round)):
+        header = read_header(path)
+        if header is not None and (header.step, header.group) == (source.step, source.group):
+            found[header.part], parts = Segment(path, header), header.parts
+    if len(found.keys() | set(elsewhere)) < parts or not (found or elsewhere):
+        said = f"of step {source.step}, kept in round {source.round}"
+        raise CheckpointCorrupt(f"{said}, {len(found)} of {parts} parts are here")
+    return [found[part] for part in sorted(found) if part not in elsewhere]

@@ -1,0 +1,69 @@
+"""elastic.keep over several nodes: what a node has kept is on the next one, too, when it is lost with its memory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elastic.records.host_memory import PARENT
+from elastic.store.embedded import EmbeddedEtcd
+from tests.live.spread import Spread
+from tests.live.test_kept import SCRIPT, STEPS, Rounds, alone
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=PARENT, prefix="test-kept-") as directory:
+        yield Path(directory)
+
+
+def lose(node: str, agent: subprocess.Popen[bytes], memory: Path) -> None:
+    """The node, and what is in its memory."""
+    agent.kill()  # the kernel ends its worker and the script with it
+    shutil.rmtree(memory / node)
+
+
+def test_two_nodes_are_lost_the_second_one_before_a_step_is_done_and_two_new_ones_join(
+    tmp_path: Path, memory: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    command = (sys.executable, str(SCRIPT), str(files), str(STEPS))
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EmbeddedEtcd())
+        job = stack.enter_context(
+            Spread(tmp_path, etcd, "rounds", command=command, restart=True, workers=3, memory=memory)
+        )
+        job.rendezvous()
+        agents = {node: job.agent(node) for node in ("a", "b", "c")}
+        rounds = Rounds(job.until, files)
+        rounds.open(0, 1, 2, 3)
+        first = rounds.await_step(4, world=3)
+        lose("c", agents["c"], memory)
+        second = rounds.await_step(0, world=2)
+        assert second > first
+        assert rounds.done(second, 0) == [], "no process may begin the next step"
+        lose("b", agents["b"], memory)
+        third = rounds.await_step(0, world=1)
+        rounds.open(4)
+        rounds.await_step(5, world=1)
+        for node in (
+            "b",
+            "c",
+        ):  # with nothing in memory: one copies what node a alone has, the other one reads it there
+            (memory / node).mkdir()
+            job.agent(node)
+        fourth = rounds.await_step(5, world=3)
+        rounds.open(*range(5, STEPS))
+        assert job.await_result()["exit_code"] == 0
+        rounds.check(fourth, again=2)
+        assert rounds.started(third)[0][2] >= 2, "it has not begun anew"
+        assert (files / "digest").read_text() == alone(STEPS)
+        assert job.events("kept_thin") == []

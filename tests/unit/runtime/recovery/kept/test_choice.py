@@ -1,0 +1,109 @@
+"""The step that the next round goes on from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.protocol.worker_id import node_of
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, mirror_of, newest_whole, thin_parts
+
+FIRST, SECOND, AGAIN = RoundNumber(0, 1), RoundNumber(0, 2), RoundNumber(1, 1)
+
+
+def of_step(
+    step: int, number: RoundNumber, parts: int, *, without: tuple[int, ...] = (), group: int = 0
+) -> list[HeldSegment]:
+    return [HeldSegment(step, number, group, part, parts) for part in range(parts) if part not in without]
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ([], None),
+        (of_step(4, FIRST, 3), KeptStep(4, FIRST, 0)),
+        (of_step(4, FIRST, 3) + of_step(5, FIRST, 3, without=(1,)), KeptStep(4, FIRST, 0)),
+        (of_step(5, FIRST, 3, without=(1,)) + of_step(5, SECOND, 2, without=(0,)), None),
+        (of_step(5, FIRST, 3) + of_step(5, SECOND, 2), KeptStep(5, SECOND, 0)),
+        (of_step(5, FIRST, 3) + of_step(5, SECOND, 2, without=(0,)), KeptStep(5, FIRST, 0)),
+        (of_step(5, SECOND, 2) + of_step(5, AGAIN, 2), KeptStep(5, AGAIN, 0)),
+        (of_step(6, FIRST, 3) + of_step(5, SECOND, 2), KeptStep(6, FIRST, 0)),
+        (of_step(6, FIRST, 2, without=(0,), group=0) + of_step(6, FIRST, 2, without=(1,), group=1), None),
+        (of_step(6, FIRST, 2, without=(0,), group=0) + of_step(6, FIRST, 2, group=1), KeptStep(6, FIRST, 1)),
+    ],
+)
+def test_the_newest_step_of_which_all_parts_are_there(held: list[HeldSegment], wanted: KeptStep | None) -> None:
+    assert newest_whole(held) == wanted
+
+
+@given(st.permutations(of_step(7, SECOND, 3) + of_step(6, FIRST, 2) + of_step(8, SECOND, 3, without=(2,))))
+def test_all_choose_alike_in_whatever_order_they_hear(held: list[HeldSegment]) -> None:
+    assert newest_whole(held) == KeptStep(7, SECOND, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([FIRST, SECOND]), st.integers(0, 2)), max_size=12))
+def test_nothing_is_chosen_of_which_a_part_is_missing(entries: list[tuple[int, RoundNumber, int]]) -> None:
+    held = [HeldSegment(step, number, 0, part, 3) for step, number, part in entries]
+    found = newest_whole(held)
+    whole = {(h.step, h.round) for h in held if {(h.step, h.round, part) for part in range(3)} <= set(entries)}
+    assert (found is None) == (not whole)
+    assert found is None or (found.step, found.round) == max(whole)
+
+
+A, B, C = ("a.0.0", "a.1.2"), ("b.0.0",), ("c.0.1", "c.1.0")
+
+
+def homes(step: int, parts: int, *nodes: tuple[str, ...]) -> dict[str, list[HeldSegment]]:
+    """Worker -> parts; part i is on the i-th of these machines, whose workers take turns."""
+    found: dict[str, list[HeldSegment]] = {worker: [] for worker in (*A, *B, *C)}
+    for part, node in enumerate(nodes):
+        found[node[part % len(node)]].append(HeldSegment(step, FIRST, 0, part, parts))
+    return found
+
+
+def test_a_part_that_one_machine_alone_has_goes_to_the_next_one() -> None:
+    held = homes(4, 3, A, B, C)
+    source = KeptStep(4, FIRST, 0)
+    found = thin_parts(held, source, (*A, *B, *C))
+    assert [(thin.held.part, thin.at, thin.to) for thin in found] == [
+        (0, "a.0.0", "b.0.0"),
+        (1, "b.0.0", "c.1.0"),
+        (2, "c.0.1", "a.0.0"),
+    ]
+    held["b.0.0"].append(HeldSegment(4, FIRST, 0, 0, 3))
+    assert [thin.held.part for thin in thin_parts(held, source, (*A, *B, *C))] == [1, 2]
+    held["a.1.2"].append(HeldSegment(4, FIRST, 0, 0, 3))
+    assert [thin.held.part for thin in thin_parts(held, source, (*A, *B, *C))] == [1, 2], "two workers of one machine"
+    assert thin_parts({worker: held[worker] for worker in A}, source, A) == [], "there is no other machine"
+
+
+def test_a_state_without_shards_is_thin_if_one_machine_has_it() -> None:
+    held = {"a.0.0": [HeldSegment(4, FIRST, 0, 0, 1)], "b.0.0": [HeldSegment(3, FIRST, 1, 0, 1)], "c.0.1": []}
+    source = KeptStep(4, FIRST, 0)
+    (thin,) = thin_parts(held, source, tuple(held))
+    assert (thin.held, thin.at, thin.to) == (HeldSegment(4, FIRST, 0, 0, 1), "a.0.0", "b.0.0")
+    held["c.0.1"] = [HeldSegment(4, FIRST, 2, 0, 1)]
+    assert thin_parts(held, source, tuple(held)) == []
+
+
+@given(st.lists(st.sampled_from([*A, *B, *C]), min_size=1, max_size=5, unique=True))
+def test_a_mirror_is_never_on_the_same_machine(members: list[str]) -> None:
+    nodes = {node_of(member) for member in members}
+    for member in members:
+        found = mirror_of(member, members)
+        assert (found == "") == (len(nodes) == 1)
+        assert not found or (found in members and node_of(found) != node_of(member))
+
+
+def test_what_is_said_survives_the_wire() -> None:
+    for one in (HeldSegment(4, AGAIN, 1, 2, 3), KeptStep(4, AGAIN, 1)):
+        assert type(one).from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_the_directory_of_a_round_has_its_name() -> None:
+    assert RoundNumber.parse(str(AGAIN)) == AGAIN
+    assert [RoundNumber.parse(name) for name in ("off", "1", "1.x", ".1", "1.2.3")] == [None] * 5
+    assert sorted([AGAIN, SECOND, FIRST, RoundNumber(0, 10)]) == [FIRST, SECOND, RoundNumber(0, 10), AGAIN]

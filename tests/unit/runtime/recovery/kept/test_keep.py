@@ -1,0 +1,595 @@
+"""elastic.keep in one process: what is kept comes back, to the bit, and nothing else is loaded."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import elastic
+from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState
+from runtime.recovery.kept import keep as keeping
+from runtime.recovery.kept.boxes import Box
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
+from runtime.recovery.kept.content import named, state_of
+from runtime.recovery.kept.keep import KeptScript, shortage
+from runtime.recovery.kept.loading import SavedTensor, Stored
+from runtime.recovery.kept.look import KeptHere
+from runtime.recovery.kept.place import OFF, KeptPlace, directory_of, rounds_in
+from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
+from runtime.recovery.transfer.connection import CopyFailed
+
+FIRST, SECOND, THIRD = (RoundNumber(0, generation) for generation in (1, 2, 3))
+
+
+class Loader:
+    """Something else with a state."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.order: torch.Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position, self.order = state["position"], state["order"]
+
+
+class Model(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.up = nn.Linear(3, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.down = nn.Linear(width, 2, dtype=torch.float32)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.down(self.norm(self.up(x)))
+
+
+class Script:
+    """A script: a model, AdamW with two groups, a schedule and a loader."""
+
+    def __init__(self, *, shard: bool, width: int = 4, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model: Any = Model(width)
+        if shard:
+            fully_shard(self.model.up)
+            fully_shard(self.model)
+        weights = [p for p in self.model.parameters() if p.ndim > 1]
+        rest = [p for p in self.model.parameters() if p.ndim < 2]
+        groups = [{"params": weights, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.5**step)
+        self.loader = Loader()
+
+    def keep(self) -> KeptScript:
+        return elastic.keep(self.model, self.optimizer, self.schedule, loader=self.loader)
+
+    def step(self, kept: KeptScript) -> None:
+        generator = torch.Generator().manual_seed(kept.step)
+        self.model(torch.randn(5, 3, generator=generator)).square().sum().backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        self.loader.position += 5
+        self.loader.order = torch.randperm(4, generator=generator)
+        kept.done()
+
+    def values(self) -> list[Any]:
+        """All that the script has, bit by bit."""
+        states = [self.optimizer.state[parameter] for parameter in self.model.parameters()]
+        tensors = [*self.model.state_dict().values(), *(state[key] for state in states for key in sorted(state))]
+        whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in tensors]
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        order = None if self.loader.order is None else self.loader.order.tolist()
+        return [[one.tolist() for one in whole], rates, self.schedule.state_dict(), self.loader.position, order]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Job:
+    """The worker of a job of one on this machine."""
+
+    def __init__(self, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.memory = memory
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.here = KeptHere(str(memory), cast(Any, self))
+        self._patch = monkeypatch
+        for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"):
+            monkeypatch.setenv(name, "0")
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            monkeypatch.setenv(name, "1")
+
+    def note(self, event: str, **fields: Any) -> None:
+        """As Session."""
+        self.notes.append((event, fields))
+
+    def begin(self, number: RoundNumber, because: str = "") -> KeptStep | None:
+        """Begin a round: what the script is told."""
+        source = newest_whole(self.here.check(0, 1))
+        for name, value in KeptPlace(str(self.memory), number, source, because).to_environment().items():
+            self._patch.setenv(name, value)
+        return source
+
+    def files(self, number: RoundNumber) -> dict[int, Path]:
+        """Step -> file."""
+        paths = segments_in(directory_of(str(self.memory), number))
+        return {header.step: path for path in paths if (header := read_header(path)) is not None}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setattr(keeping, "available_bytes", lambda: 1 << 40)
+    return Job(tmp_path, monkeypatch)
+
+
+def after(steps: int, *, shard: bool) -> list[Any]:
+    """The values of a quiet script."""
+    script = Script(shard=shard)
+    kept = KeptScript({})
+    for _ in range(steps):
+        script.step(kept)
+    return script.values()
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_each_round_goes_on_where_the_one_before_was_killed(job: Job, *, shard: bool) -> None:
+    done = 0
+    for number, steps in ((FIRST, 3), (SECOND, 1), (THIRD, 2)):
+        source = job.begin(number)
+        assert source == (KeptStep(done, RoundNumber(0, number.generation - 1), 0) if done else None)
+        script = Script(shard=shard, seed=number.generation)
+        torch.manual_seed(0)
+        if not done:
+            script = Script(shard=shard)
+        kept = script.keep()
+        assert kept.step == done
+        if done:
+            assert script.values() == after(done, shard=shard)
+        for _ in range(steps):
+            script.step(kept)
+        kept.wait()
+        done += steps
+        assert job.here.follow(number, 0, 0) == (done, f"step {done} kept")
+        job.here.settle(number)
+        assert rounds_in(str(job.memory)) == [number]
+    assert script.values() == after(6, shard=shard)
+    assert job.notes == []
+
+
+def test_outside_rounds_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ELASTIC_KEPT", raising=False)
+    script = Script(shard=False)
+    kept = script.keep()
+    for step in range(3):
+        assert kept.step == step
+        script.step(kept)
+    assert script.values() == after(3, shard=False)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_damaged_segment_is_found_before_it_is_loaded_and_the_step_before_is_taken(job: Job) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    for _ in range(4):
+        script.step(kept)
+    kept.wait()
+    path = job.files(FIRST)[4]
+    with open(path, "r+b") as file:
+        file.seek(HEADER_BYTES + 9)
+        file.write(b"?")
+    assert job.begin(SECOND) == KeptStep(3, FIRST, 0)
+    ((event, fields),) = job.notes
+    assert event == "kept_damaged" and fields["segment"] == f"0.1/{path.name}" and "checksum" in fields["because"]
+    again = Script(shard=True, seed=5)
+    assert again.keep().step == 3
+    assert again.values() == after(3, shard=True)
+
+
+def test_a_segment_that_is_written_anew_while_it_is_looked_at_is_not_called_damaged(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    script.step(kept)
+    kept.wait()
+    path = job.files(FIRST)[1]
+
+    def check(segment: Segment) -> None:
+        with open(path, "r+b") as file:
+            file.write(bytes(HEADER_BYTES))
+        raise CheckpointCorrupt("half old, half new")
+
+    monkeypatch.setattr(Segment, "check", check)
+    assert job.here.check(0, 1) == ()
+    assert job.notes == []
+
+
+def other_width(script: Script) -> None:
+    script.model.down = nn.Linear(4, 3)
+
+
+def other_dtype(script: Script) -> None:
+    script.model.down.to(torch.float64)
+
+
+def other_name(script: Script) -> None:
+    script.model.lower = script.model.down
+    del script.model.down
+
+
+def other_optimizer(script: Script) -> None:
+    script.optimizer = torch.optim.SGD(script.model.parameters(), lr=0.1)  # type: ignore[assignment]
+
+
+def other_groups(script: Script) -> None:
+    script.optimizer = torch.optim.AdamW(script.model.parameters())
+
+
+def other_schedule(script: Script) -> None:
+    script.schedule = torch.optim.lr_scheduler.StepLR(script.optimizer, 3)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_width, r"model.down.weight is float32 \(3, 4\), and was float32 \(2, 4\)"),
+        (other_dtype, r"model.down.bias is float64 \(2,\), and was float32"),
+        (other_name, "model.lower.weight was not kept"),
+        (other_groups, r"the parameter groups of optimizer have \[6\] parameters, and had \[2, 4\]"),
+        (other_optimizer, r"the parameter groups of optimizer have \[6\] parameters, and had \[2, 4\]"),
+        (other_schedule, r"scheduler has .*'gamma'.*, and had"),
+    ],
+)
+def test_another_state_is_refused_by_name_and_nothing_is_written(
+    job: Job, change: Callable[[Script], None], said: str
+) -> None:
+    job.begin(FIRST)
+    script = Script(shard=False)
+    kept = script.keep()
+    script.step(kept)
+    kept.wait()
+    job.begin(SECOND)
+    other = Script(shard=False, seed=3)
+    change(other)
+    before = [tensor.clone() for tensor in other.model.state_dict().values()]
+    with pytest.raises(OtherState, match=said):
+        other.keep()
+    assert all(map(torch.equal, before, other.model.state_dict().values()))
+    assert not other.optimizer.state
+
+
+def test_objects_that_are_missing_or_new_are_named(job: Job) -> None:
+    job.begin(FIRST)
+    script = Script(shard=False)
+    kept = script.keep()
+    script.step(kept)
+    kept.wait()
+    job.begin(SECOND)
+    with pytest.raises(OtherState, match="loader, scheduler is missing; teacher was not kept"):
+        elastic.keep(script.model, script.optimizer, teacher=Model())
+
+
+def test_two_models_have_two_names(job: Job) -> None:
+    """As in a GAN."""
+    job.begin(FIRST)
+    models = [nn.Linear(2, 2), nn.Linear(2, 3)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models]
+    kept = elastic.keep(*models, *optimizers)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+    kept.done()
+    kept.wait()
+    job.begin(SECOND)
+    others = [nn.Linear(2, 2), nn.Linear(2, 3)]
+    again = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in others]
+    assert elastic.keep(*others, *again).step == 1
+    for model, other in zip(models, others, strict=True):
+        assert torch.equal(model.weight, other.weight)
+    for one, two in zip(optimizers, again, strict=True):
+        buffers = [[state["momentum_buffer"] for state in each.state.values()] for each in (one, two)]
+        assert all(map(torch.equal, *buffers))
+
+
+def test_what_cannot_be_kept_is_named(job: Job) -> None:
+    job.begin(FIRST)
+    with pytest.raises(ConfigError, match="loader is a list without state_dict"):
+        elastic.keep(Model(), loader=[1, 2])
+    loader = Loader()
+    kept = elastic.keep(Model(), loader=loader)
+    loader.position = {1, 2}  # type: ignore[assignment]
+    with pytest.raises(NotCarried, match=r"loader\.position is a builtins\.set"):
+        kept.done()
+
+
+def test_weights_that_change_while_they_are_copied_are_not_kept(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = elastic.keep(script.model)  # without the optimizer, whose step would wait
+    kept.done()
+    kept.wait()
+    write = keeping._write
+
+    def changing(body: memoryview, placed: Any) -> None:
+        write(body, placed)
+        if any(one.piece.steady for one in placed):
+            with torch.no_grad():
+                script.model.up.weight.add_(1.0)
+
+    monkeypatch.setattr(keeping, "_write", changing)
+    kept.done()
+    kept.wait()
+    assert sorted(job.files(FIRST)) == [1]
+    assert "model.up.weight was changed while it was copied" in capfd.readouterr().err
+    monkeypatch.setattr(keeping, "_write", write)
+    kept.done()
+    with torch.no_grad():
+        script.model.up.weight.add_(1.0)
+    kept.wait()
+    assert sorted(job.files(FIRST)) == [1, 3], "step 3 was copied in done() itself"
+
+
+def test_the_step_of_the_optimizer_waits_for_the_copy(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    waited: list[str] = []
+    wait = keeping._Copy.wait
+
+    def seen(copy: keeping._Copy) -> None:
+        wait(copy)
+        waited.append("waited")
+
+    monkeypatch.setattr(keeping._Copy, "wait", seen)
+    script.step(kept)
+    assert waited == []
+    script.optimizer.step()
+    assert waited == ["waited"]
+
+
+def test_without_memory_nothing_is_kept_and_what_is_old_is_not_loaded(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    script.step(kept)
+    kept.wait()
+    assert job.begin(SECOND) == KeptStep(1, FIRST, 0)
+    script = Script(shard=True)
+    kept = script.keep()
+    monkeypatch.setattr(keeping, "available_bytes", lambda: 100)
+    script.step(kept)
+    assert kept.step == 2
+    said = capfd.readouterr().err
+    assert "elastic: the state is not kept in memory: " in said and "that are left on this machine" in said
+    newest, said = job.here.follow(SECOND, 0, 0)
+    assert newest == -1 and said.startswith("not kept: 0 MB for 3 copies in each of 2 rounds")
+    assert (directory_of(str(job.memory), SECOND) / OFF).exists()
+    assert job.begin(THIRD) is None, "the script has gone on since, and its own files are newer"
+    assert rounds_in(str(job.memory)) == []
+
+
+def test_a_directory_that_is_gone_ends_no_script(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    job.begin(FIRST)
+    job.memory.rmdir()
+    script = Script(shard=False)
+    kept = script.keep()
+    for _ in range(2):
+        script.step(kept)
+    assert kept.step == 2 and "No such file" in capfd.readouterr().err
+    assert not job.memory.exists()
+
+
+def test_a_reason_of_the_worker_is_said_once(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    job.begin(FIRST, "the owner of the machine says so")
+    script = Script(shard=False)
+    kept = script.keep()
+    script.step(kept)
+    assert capfd.readouterr().err == "elastic: the state is not kept in memory: the owner of the machine says so\n"
+    assert job.files(FIRST) == {}
+
+
+def other_position(script: Script) -> None:
+    script.loader.position = 7
+
+
+def other_weights(script: Script) -> None:
+    with torch.no_grad():
+        script.model.down.bias[1] += 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_position, "loader.position is 5 on rank 0 and 7 on rank 1"),
+        (other_weights, r"model.down.bias is torch.float32 \(2,\) with checksum .* on rank 0 and .* on rank 1"),
+    ],
+)
+def test_what_should_be_the_same_in_all_processes_and_is_not_is_named(
+    job: Job, monkeypatch: pytest.MonkeyPatch, change: Callable[[Script], None], said: str
+) -> None:
+    """This process speaks for both; the second one has another state."""
+    script, other = Script(shard=False), Script(shard=False)
+    quiet = KeptScript({})
+    for one in (script, other):
+        one.step(quiet)
+    change(other)
+    there = state_of(keep_names(other))
+
+    def gathered(own: Any) -> list[Any]:
+        return [own, ["", keeping._digest(there)] if isinstance(own, list) else keeping._leaves(there)]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(keeping, "_gathered", gathered)
+    job.begin(FIRST)
+    kept = script.keep()
+    with pytest.raises(Disagree, match=f"elastic.keep: {said}"):
+        kept.done()
+
+
+def keep_names(script: Script) -> dict[str, Any]:
+    return named((script.model, script.optimizer, script.schedule), {"loader": script.loader})
+
+
+@pytest.mark.parametrize(("free", "wanted"), [(240_000, ""), (238_000, "would take more than half of the 0 MB")])
+def test_memory_for_the_copies_of_two_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, wanted: str
+) -> None:
+    (tmp_path / "0.1").mkdir()
+    (tmp_path / "0.1" / "0.0.0").write_bytes(bytes(1000))
+    monkeypatch.setattr(keeping, "available_bytes", lambda: free - 1000)
+    assert wanted in shortage(20_000, tmp_path / "0.1") and bool(wanted) == bool(shortage(20_000, tmp_path / "0.1"))
+
+
+# ------------------------------------------------------------------------------------------------- other worlds
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[tuple[int, int], list[Box], list[Box]]:
+    """A tensor, and its division into shards along one dimension in two worlds, as torch divides."""
+    shape = draw(st.integers(1, 9)), draw(st.integers(1, 5))
+    writing, reading = (_division(shape, draw(st.integers(0, 1)), draw(st.integers(1, 5))) for _ in range(2))
+    return shape, writing, reading
+
+
+def _division(shape: tuple[int, int], dim: int, ranks: int) -> list[Box]:
+    """Ranks beyond the last row have an empty shard."""
+    size, boxes = -(-shape[dim] // ranks), []
+    for rank in range(ranks):
+        start = min(rank * size, shape[dim])
+        extent = min(size, shape[dim] - start)
+        boxes.append(Box((start, 0), (extent, shape[1])) if dim == 0 else Box((0, start), (shape[0], extent)))
+    return boxes
+
+
+@given(worlds(), st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
+def test_any_world_reads_what_any_other_has_written(
+    given: tuple[tuple[int, int], list[Box], list[Box]], dtype: torch.dtype
+) -> None:
+    shape, writing, reading = given
+    whole = torch.arange(shape[0] * shape[1]).view(shape).to(dtype)
+    saved = SavedTensor("x", str(dtype).removeprefix("torch."), shape, True, "cpu")
+    for box in writing:
+        saved.boxes.append(_stored(whole, box))
+    for box in reading:
+        into = torch.full(box.shape, 100, dtype=dtype)
+        saved.fill(into, box)
+        assert torch.equal(into, whole[box.within(Box.whole(shape))])
+
+
+class _Read:
+    """A segment in memory, with one tensor behind 64 other bytes."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = memoryview(bytearray(64) + bytearray(body))
+
+    def read(self, at: int, size: int) -> memoryview:
+        return self._body[at : at + size]
+
+
+def _stored(whole: torch.Tensor, box: Box) -> Stored:
+    part = whole[box.within(Box.whole(whole.shape))].contiguous()
+    body = part.reshape(-1).view(torch.uint8).numpy().tobytes() if part.numel() else b""
+    return Stored(_Read(body), box, 64)  # type: ignore[arg-type]
+
+
+def test_a_mirror_that_fails_is_said_once_and_training_goes_on(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The connection to the next machine breaks with the second step."""
+
+    class Breaks:
+        sent = 0
+
+        def send(self, *segment: object) -> None:
+            self.sent += 1
+            if self.sent > 1:
+                raise CopyFailed("the other side is gone")
+
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    script.step(kept)
+    mirror = Breaks()
+    kept._mirror = cast(Any, mirror)
+    for _ in range(4):
+        script.step(kept)
+    kept.wait()
+    assert mirror.sent == 2
+    said = "elastic: the state is on one machine alone until the next round: the other side is gone\n"
+    assert capfd.readouterr().err == said
+    for _ in range(2):
+        assert job.here.follow(FIRST, 0, 0) == (5, "step 5 kept, on this machine alone")
+    assert job.notes == [("kept_thin", {"step": 5, "parts": 1})]
+
+
+def test_done_waits_for_the_mirror_of_the_step_before_and_optimizers_do_not(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a step is at most one behind on the other machine."""
+    sending, arrived = threading.Event(), threading.Event()
+
+    class Slow:
+        def send(self, *segment: object) -> None:
+            sending.set()
+            assert arrived.wait(60.0)
+
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    script.step(kept)
+    kept._mirror = cast(Any, Slow())
+    script.step(kept)
+    assert sending.wait(60.0)
+    script.optimizer.step()
+    finished: list[int] = []
+
+    def done() -> None:
+        kept.done()
+        finished.append(kept.step)
+
+    waiting = threading.Thread(target=done)
+    waiting.start()
+    assert finished == [] and kept.step == 2
+    arrived.set()
+    waiting.join()
+    assert finished == [3]
+
+
+def test_workers_of_a_machine_divide_what_they_check(tmp_path: Path) -> None:
+    directory = KeptPlace(str(tmp_path), FIRST).directory()
+    for part in range(5):
+        writer = SegmentWriter(directory, 0, part)
+        for step in (1, 2):
+            buffer = writer.oldest()
+            buffer.finish(HeldSegment(step, FIRST, 0, part, 5), buffer.begin(10), b"{}")
+    here = KeptHere(str(tmp_path), cast(Any, None))
+    shares = [here.check(share, 3) for share in range(3)]
+    assert sorted(one.part for share in shares for one in share) == sorted([*range(5), *range(5)])
+    assert newest_whole(one for share in shares for one in share) == KeptStep(2, FIRST, 0)
+    assert KeptHere("", cast(Any, None)).check(0, 1) == ()
