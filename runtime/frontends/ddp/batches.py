@@ -40,7 +40,7 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
         found: Iterator[Any] = original(loader)
         return found
     if not torch.is_grad_enabled() or not all(model.training for model in script.objects.wrapped):
-        return script.evaluation(loader, sampler)
+        return script.evaluations.run(SamplerSource(loader, sampler, script.ranks, Position()))
     return TrainingBatches(script, lambda position: SamplerSource(loader, sampler, script.ranks, position))
 
 

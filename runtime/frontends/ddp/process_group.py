@@ -135,7 +135,9 @@ class RankGroup(dist.ProcessGroup):
 
     def _by_rank(self, call: str, tensor: torch.Tensor, kind: str = "") -> list[torch.Tensor]:
         one_rank_each = self._script.training.session.world_size == self._script.ranks
-        if self._script.evaluated and (not one_rank_each or tensor.data_ptr() in self._script.summed):
+        if self._script.evaluations.collected and (
+            not one_rank_each or tensor.data_ptr() in self._script.evaluations.summed
+        ):
             raise mistakes.not_in_place(
                 f"{call} of what an evaluation has collected", "Add up, and use dist.all_reduce."
             )
