@@ -34,6 +34,8 @@ def exchange(
     by_leader: each worker brings one value, under its own rank in the job, not under those that it computes. Raises
     MidShardCollective, ConfigError for a large value.
     """
+    if (loop := script.evaluations.loop) is not None:
+        return loop.exchange(call, value)
     label = f"{call} of {kind or small_values.described(value)}"
     mine = [RankValue((script.job.rank,), value)]
     if not script.begun:

@@ -9,18 +9,21 @@ lost.
 from __future__ import annotations
 
 from collections.abc import Generator
-from functools import partial
 from typing import Any, Protocol, cast
 
-from runtime.allreduce.reduction.partial_sum import Json
+import torch
+
+from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.data.random_state import seed_all
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues, total
 from runtime.frontends.ddp.frames.loop_shape import asked_in_loop
 from runtime.frontends.ddp.frames.places import ScriptFrames
+from runtime.frontends.ddp.rank_values import RankValue
 from runtime.frontends.ddp.sampler_source import ListedSource
 from runtime.frontends.ddp.script_objects import ScriptObjects
-from runtime.loop.training import Training
+from runtime.loop.training import Training, empty_leaf
+from runtime.loop.training.calls import Sums
 from runtime.session import Op, OpKind
 
 REMEMBERED_MAX = 1024
@@ -46,6 +49,17 @@ class Script(Protocol):
     def occasion(self, call: str) -> str: ...
 
 
+class LoopCalls(Protocol):
+    """Collectives that are called inside the loop of an evaluation, where its framework allows them."""
+
+    @property
+    def place(self) -> int:
+        """Number of the batch that was handed out last."""
+
+    def exchange(self, call: str, value: torch.Tensor) -> list[RankValue]:
+        """As collectives.exchange."""
+
+
 class Evaluations:
     """Used by the script's thread only."""
 
@@ -57,6 +71,10 @@ class Evaluations:
         """Addresses of tensors in which that evaluation has added up: they are no rank's own."""
         self.running = False
         """An evaluation is in progress, or was left before its end."""
+        self.loop: LoopCalls | None = None
+        """Of the evaluation in progress, if its loop may call collectives."""
+        self.batches = 0
+        """Batches that such loops have been handed out."""
         self._number = 0
         """Since the last training batch, as a newcomer does not know the earlier ones of its epoch."""
 
@@ -119,11 +137,18 @@ class Evaluations:
             training = script.training
             self.running = True
             buffers = script.objects.versions_of_buffers()
-            said = partial(start.added, batches=len(source))
-            for rank in training.calls.in_turns(self.op(), training.agreement.fingerprint(), said, found):
+            results: list[Sums] = []
+
+            def said(rank: int) -> Partial:
+                leaf = empty_leaf(rank)
+                leaf.scalars = {name: ("sum", value, 0.0) for name, value in start.added(rank, len(source)).items()}
+                return leaf
+
+            for rank in training.calls.in_turns(self.op(), said, results):
                 start.put_back(objects=False)
                 yield from source.of_rank(rank)
                 self.check_buffers(buffers)
+            found += [result.scalars for result in results]
             self.end()
         if not asked_in_loop(script.frames.standing()[::-1]):
             raise mistakes.collected("A list(), a sum() or a comprehension")

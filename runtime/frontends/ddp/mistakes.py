@@ -37,6 +37,28 @@ def in_evaluation(call: str) -> errors.MidShardCollective:
     )
 
 
+def mixed_in_evaluation(name: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{name.split(' in ')[-1]}, which the loop of an evaluation changes by a value of the batch together with what "
+        "gather() or reduce() has given,",
+        "Gather the value of the batch, too.",
+    )
+
+
+def other_calls_in_evaluation(call: str, other: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{call} in the loop of an evaluation, where another rank has called {other},",
+        "Call the same collectives for each batch, and let none depend on what another one has given.",
+    )
+
+
+def unequal_in_evaluation(shapes: list[tuple[int, ...]]) -> errors.NotInPlace:
+    return not_in_place(
+        f"gather() of tensors of the shapes {shapes} in the loop of an evaluation",
+        "Give it what accelerator.pad_across_processes() has given, with nothing between the two.",
+    )
+
+
 def collected(what: str) -> errors.NotInPlace:
     return not_in_place(
         f"{what}, over the batches of a DistributedSampler in an evaluation,",

@@ -469,6 +469,19 @@ class RankScript:
             return self._offered[0]
         return self._turns.number
 
+    @property
+    def handed_out(self) -> int:
+        """Batches that loops were handed out, as far as their numbers are known."""
+        return self.batches + self.evaluations.batches
+
+    @property
+    def place_in_loop(self) -> int | None:
+        """The number of the batch that was handed out last, as a rank counts the batches of its loop; None: a loop in
+        which that is not known."""
+        if self.evaluations.loop is not None:
+            return self.evaluations.loop.place
+        return self.number if self.turn in (Turn.OFFERED, Turn.OPEN) else None
+
     # Forward and backward
 
     def forward(self, *, reduces: bool) -> None:

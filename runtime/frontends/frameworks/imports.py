@@ -68,6 +68,13 @@ def _transformers(module: ModuleType) -> None:
     hugging_face.install(Seams(), module)
 
 
+def _accelerate(module: ModuleType) -> None:
+    from runtime.frontends.frameworks import accelerate
+
+    _note_version("accelerate", module.__version__, accelerate.TESTED)
+    accelerate.install(Seams(), module)
+
+
 def _lightning(module: ModuleType) -> None:
     from runtime.frontends.frameworks import lightning
 
@@ -82,6 +89,7 @@ def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:
 
 
 FRAMEWORKS: dict[str, Adapt] = {
+    "accelerate": _accelerate,
     "transformers.trainer": _transformers,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _lightning,
