@@ -39,9 +39,16 @@ def in_evaluation(call: str) -> errors.MidShardCollective:
 
 def mixed_in_evaluation(name: str) -> errors.NotInPlace:
     return not_in_place(
-        f"{name.split(' in ')[-1]}, which the loop of an evaluation changes by a value of the batch together with what "
-        "gather() or reduce() has given,",
+        f"{name}, which the loop of an evaluation changes by a value of the batch together with what gather() or "
+        "reduce() has given,",
         "Gather the value of the batch, too.",
+    )
+
+
+def metric_of_one_rank(metric: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{metric}.update() of values of one rank, in the loop of an evaluation that gathers others,",
+        "Give it what accelerator.gather_for_metrics() has given.",
     )
 
 

@@ -101,7 +101,7 @@ class Accelerated:
                 {
                     "step": own.step,
                     "saves": own.project_configuration.iteration,
-                    "flag": None if own.flag_tensor is None else float(own.flag_tensor),
+                    "flag": None if own.flag_tensor is None else int(own.flag_tensor),
                 }
                 for own in self.accelerators
             ]

@@ -12,13 +12,15 @@ evaluation (see ddp/evaluation.py).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
+from elastic.errors import ConfigError
 from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues, total
@@ -26,6 +28,7 @@ from runtime.frontends.ddp.frames.plain_values import FrameValues, same
 from runtime.frontends.ddp.process_group import as_object, as_tensor
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_values import RankValue
+from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches
 from runtime.loop.training.gathering import from_bytes, gather_in_turns, to_bytes
 
@@ -59,6 +62,12 @@ class BatchValues(EvaluationValues):
         finally:
             self._lists = lists
 
+    def accumulated(self, names: Collection[str]) -> list[str]:
+        """The spellings of the places of these names, without tensors of several elements: those of a batch, under the
+        name that the batch before has had."""
+        places = [*self._plain, *(place for place, (tensor, _) in self._tensors.items() if tensor.numel() == 1)]
+        return [place.spelling for place in places if any(_belongs(place.text, name) for name in names)]
+
     def only(self, names: Collection[str]) -> BatchValues:
         """Those of the places to which these names, as of `added`, belong."""
         found = type(self)(self._frames)
@@ -66,11 +75,14 @@ class BatchValues(EvaluationValues):
         for mine, kept in ((self._plain, found._plain), (self._lists, found._lists), (self._tensors, found._tensors)):
             places = cast(dict[Any, Any], mine)
             cast(dict[Any, Any], kept).update(
-                (place, value)
-                for place, value in places.items()
-                if any(f" {name} ".find(f" {place.text} ") >= 0 for name in names)
+                (place, value) for place, value in places.items() if any(_belongs(place.text, name) for name in names)
             )
         return found
+
+
+def _belongs(place: str, name: str) -> bool:
+    """Whether a name of `added` is of the place with this text."""
+    return f" {place} " in f" {name} "
 
 
 def _is_empty(entry: object) -> bool:
@@ -93,6 +105,8 @@ class GatheringLoop:
         """Of the turn in progress."""
         self._given: list[Brought] | None = None
         """What all ranks have brought for the batch; None in the turn of one rank."""
+        self._gathers = False
+        """The loop has called a collective: what it collects is what that has given, on every worker."""
         self._alone = False
         """The turn counts for nobody: each rank has brought what this one brings."""
         self._padding: tuple[int, int, bool] | None = None
@@ -122,6 +136,7 @@ class GatheringLoop:
             evaluations.running, evaluations.loop = False, None
             if not nobody and self._script.begun:
                 evaluations.end()
+                evaluations.collected = not self._gathers
 
     def _for_nobody(self) -> Iterator[Any]:
         self._alone = True
@@ -147,6 +162,7 @@ class GatheringLoop:
             found = [done[rank] for rank in range(script.ranks)]
         given = [Brought(content) for content in found]
         start.put_back(objects=False)
+        self._gathers |= bool(given[0].calls)
         if given[0].calls:
             yield from self._all(start, given, last, own=last in done)
         else:
@@ -174,8 +190,10 @@ class GatheringLoop:
             return
         values = start.only(local)
         now = total([values.added(rank, 1)])
-        if own and (mixed := [name for name in local if _differ([now.get(name, 0.0), parts[rank].get(name, 0.0)])]):
-            raise mistakes.mixed_in_evaluation(mixed[0])
+        if own:
+            mixed = [name for name in local if _differ([now.get(name, 0.0), parts[rank].get(name, 0.0)])]
+            if totals := values.accumulated(mixed):
+                raise mistakes.mixed_in_evaluation(totals[0])
         values.put_back(objects=False)
         together = total([brought.added for brought in given])
         values.add({name: value for name, value in together.items() if name in local}, self._script.ranks)
@@ -234,6 +252,16 @@ class GatheringLoop:
             return []
         return [entry for value in values for _ in value.ranks for entry in as_object(value.value)]
 
+    def adds_up(self, metric: str, arguments: Iterable[Any]) -> bool:
+        """Whether a metric of a library adds these values up now: not in the turn of a rank, where they are empty.
+        Raises NotInPlace for values that were not gathered."""
+        if self._given is not None or self._alone:
+            return True
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor | list | tuple)]
+        if self._calls and not all(map(_is_empty, tensors)):
+            raise mistakes.metric_of_one_rank(metric)
+        return not self._calls
+
     @contextmanager
     def padding(self, dim: int, pad_index: int, pad_first: bool) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         """accelerate asks for the sizes of all ranks and pads. In the turn of a rank nothing is padded; gather() pads
@@ -264,3 +292,35 @@ def _pad(tensor: torch.Tensor, size: int, dim: int, pad_index: int, pad_first: b
     shape[dim] = missing
     filling = tensor.new_full(shape, pad_index)
     return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=dim)
+
+
+def guard(seams: Seams, module: Any) -> None:
+    """module: torchmetrics or evaluate. In the turn of a rank their metrics get nothing. Raises ConfigError."""
+    if module.__name__ == "evaluate":
+        for name in ("add", "add_batch"):
+            seams.wrap(module.EvaluationModule, name, _added)
+    elif hasattr(module.Metric, "_wrap_update"):
+        seams.wrap(module.Metric, "_wrap_update", _wrapped_update)
+    else:
+        raise ConfigError(
+            f"torchmetrics {module.__version__} has no Metric._wrap_update, which evaluations need"
+        )
+
+
+def _added(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
+    loop = script.evaluations.loop
+    if not isinstance(loop, GatheringLoop) or loop.adds_up(type(self).__name__, (*args, *kwargs.values())):
+        original(self, *args, **kwargs)
+
+
+def _wrapped_update(script: RankScript, original: Any, self: Any, update: Any) -> Any:
+    """Each metric wraps its update() when it is made, and again when it is copied."""
+    wrapped = original(self, update)
+
+    @functools.wraps(wrapped)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        loop = script.evaluations.loop
+        if not isinstance(loop, GatheringLoop) or loop.adds_up(type(self).__name__, (*args, *kwargs.values())):
+            wrapped(*args, **kwargs)
+
+    return guarded

@@ -75,6 +75,13 @@ def _accelerate(module: ModuleType) -> None:
     accelerate.install(Seams(), module)
 
 
+def _metrics(module: ModuleType) -> None:
+    """Of libraries whose metrics a script's evaluation feeds."""
+    from runtime.frontends.frameworks import gathering_loop
+
+    gathering_loop.guard(Seams(), module)
+
+
 def _lightning(module: ModuleType) -> None:
     from runtime.frontends.frameworks import lightning
 
@@ -90,6 +97,8 @@ def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:
 
 FRAMEWORKS: dict[str, Adapt] = {
     "accelerate": _accelerate,
+    "evaluate": _metrics,
+    "torchmetrics": _metrics,
     "transformers.trainer": _transformers,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _lightning,
