@@ -11,6 +11,7 @@ Private names of accelerate, seen in the versions TESTED: utils.operations._gpu_
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -67,8 +68,8 @@ class Accelerated:
         self._at_pass = AtHandOut(self)
         self._unsynced: dict[int, int] = {}
         """Calls of a scheduler's step() in this turn that belong to no step of its optimizer: id -> number."""
-        self._tracking: set[int] = set()
-        """Ids of accelerators whose trackers have begun in this worker."""
+        self._trackers: list[Callable[[], None]] = []
+        """What makes the trackers that this worker has not made, because another one is the leader."""
         script.job.on_lead(self._lead)
 
     @classmethod
@@ -134,18 +135,15 @@ class Accelerated:
 
     # Trackers
 
-    def tracked(self, accelerator: Any) -> None:
-        """Its trackers were made; those for the main process have begun if this worker is the leader."""
-        if self._script.rank_now == 0:
-            self._tracking.add(id(accelerator))
+    def tracked(self, begin: Callable[[], None]) -> None:
+        """The script has asked for trackers, which accelerate makes in the main process only. begin: makes them."""
+        if self._script.rank_now != 0:
+            self._trackers.append(begin)
 
     def _lead(self) -> None:
         """This worker is the leader from now on."""
-        for accelerator in self.accelerators:
-            if accelerator.trackers and id(accelerator) not in self._tracking:
-                self._tracking.add(id(accelerator))
-                for tracker in accelerator.trackers:
-                    tracker.start()
+        while self._trackers:
+            self._trackers.pop(0)()
 
 
 def _made(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -194,11 +192,18 @@ def _saved(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs
     return original(self, *args, **kwargs)
 
 
-def _init_trackers(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    result = original(self, *args, **kwargs)
+def _init_trackers(
+    script: RankScript,
+    original: Any,
+    self: Any,
+    /,
+    project_name: str,
+    config: Any = None,
+    init_kwargs: Any = None,
+) -> None:
+    original(self, project_name, config, init_kwargs)
     if (state := Accelerated.of(script)) is not None:
-        state.tracked(self)
-    return result
+        state.tracked(lambda: original(self, project_name, None, init_kwargs))  # the configuration is logged already
 
 
 def _gather(script: RankScript, original: Any, tensor: Any) -> Any:

@@ -302,9 +302,7 @@ def guard(seams: Seams, module: Any) -> None:
     elif hasattr(module.Metric, "_wrap_update"):
         seams.wrap(module.Metric, "_wrap_update", _wrapped_update)
     else:
-        raise ConfigError(
-            f"torchmetrics {module.__version__} has no Metric._wrap_update, which evaluations need"
-        )
+        raise ConfigError(f"torchmetrics {module.__version__} has no Metric._wrap_update, which evaluations need")
 
 
 def _added(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -127,7 +127,7 @@ class _Listed:
         self.drop_last = getattr(sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches)
+        return (list(batch) for batch in self._batches)  # accelerate lengthens the last one in place
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -72,12 +72,12 @@ def main():
         for images, labels in evaluated:
             with torch.no_grad():
                 found = model(images).argmax(-1)
-            here = [f"{label}-{other}" for label, other in zip(labels.tolist(), found.tolist(), strict=True) if label != other]
-            wrong.extend(gather_object(here))
+            pairs = zip(labels.tolist(), found.tolist(), strict=True)
+            wrong.extend(gather_object([f"{label}-{other}" for label, other in pairs if label != other]))
             found, labels = accelerator.gather_for_metrics((found, labels))
             right += (found == labels).long().sum()
             seen += labels.shape[0]
-        record = {"epoch": epoch, "accuracy": right.item() / seen, "seen": seen, "wrong": wrong, "lr": scheduler.get_last_lr()}
+        record = {"accuracy": right.item() / seen, "seen": seen, "wrong": wrong, "lr": scheduler.get_last_lr()}
         if accelerator.is_main_process:
             os.makedirs(output, exist_ok=True)
             with open(os.path.join(output, f"epoch-{epoch}.json"), "w") as file:

@@ -85,9 +85,7 @@ def main():
     decayed = [weight for name, weight in model.named_parameters() if "bias" not in name]
     rest = [weight for name, weight in model.named_parameters() if "bias" in name]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}], 1e-3)
-    scheduler = get_scheduler(
-        "cosine", optimizer, 5 * accelerator.num_processes, MAX_STEPS * accelerator.num_processes
-    )
+    scheduler = get_scheduler("cosine", optimizer, 5 * accelerator.num_processes, MAX_STEPS * accelerator.num_processes)
     model, optimizer, train, evaluated, scheduler = accelerator.prepare(model, optimizer, train, evaluated, scheduler)
     epochs = math.ceil(MAX_STEPS / math.ceil(len(train) / accelerator.gradient_accumulation_steps))
     records = []
