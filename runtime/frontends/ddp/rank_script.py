@@ -191,8 +191,9 @@ class RankScript:
 
     @property
     def rank_now(self) -> int:
-        """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn."""
-        return self.ranks if self.silent or self.training.at.joining else self.job.rank
+        """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn or in an epoch
+        that is over in the job."""
+        return self.ranks if self.silent or self.passing or self.training.at.joining else self.job.rank
 
     @property
     def silent(self) -> bool:

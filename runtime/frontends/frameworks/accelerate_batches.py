@@ -50,13 +50,14 @@ class PreparedBatches(ListedSource):
         return self._epoch
 
     def fetch_ahead(self, number: int, rank: int, own: tuple[int, ...] | None) -> Any:
-        return self._moved(super().fetch_ahead(number, rank, own))
+        return self.to_device(super().fetch_ahead(number, rank, own))
 
     def fetch_now(self, number: int, rank: int) -> Any:
         """As `fetch`, on the loader's device, where processes that fetch ahead put nothing."""
-        return self._moved(self.fetch(number, rank))
+        return self.to_device(self.fetch(number, rank))
 
-    def _moved(self, batch: Any) -> Any:
+    def to_device(self, batch: Any) -> Any:
+        """The batch where the script wants it."""
         if self._device is None:
             return batch
         operations = sys.modules["accelerate.utils.operations"]

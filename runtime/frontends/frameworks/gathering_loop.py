@@ -12,24 +12,24 @@ evaluation (see ddp/evaluation.py).
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
-from elastic.errors import ConfigError
+from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
+from runtime.frontends.ddp.evaluation import REMEMBERED_MAX
 from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues, total
 from runtime.frontends.ddp.frames.plain_values import FrameValues, same
 from runtime.frontends.ddp.process_group import as_object, as_tensor
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_values import RankValue
-from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches
+from runtime.frontends.frameworks.fed_metrics import FedMetrics, packed, unpacked
 from runtime.loop.training.gathering import from_bytes, gather_in_turns, to_bytes
 
 SUMS = ("dist.all_reduce",)
@@ -51,7 +51,10 @@ class BatchValues(EvaluationValues):
     """The plain values of the script before a batch."""
 
     def _entries(self, now: FrameValues, batches: int) -> dict[str, float]:
-        """Lists may get what a collective has given, which is empty in the turns of the ranks."""
+        """Lists may get what a collective has given, which is empty in the turns of the ranks. batches: 0 for a whole
+        evaluation, see `gained`."""
+        if batches == 0:
+            return {}
         lists, self._lists = self._lists, {}
         for place, listed in lists.items():
             gained = list(listed.values)[listed.length :]
@@ -61,6 +64,24 @@ class BatchValues(EvaluationValues):
             return super()._entries(now, batches)
         finally:
             self._lists = lists
+
+    def changed(self) -> dict[str, float]:
+        """As `added`, of the whole evaluation, but for lists."""
+        return self.added(0, 0)
+
+    def gained(self) -> dict[str, list[Any]]:
+        """What lists have got since then, by the text of their place."""
+        found = {place.text: list(listed.values)[listed.length :] for place, listed in self._lists.items()}
+        return {text: entries for text, entries in found.items() if entries}
+
+    def become_told(self, added: dict[str, float], gained: dict[str, list[Any]]) -> None:
+        """What is told of the evaluation comes instead of what has changed since then."""
+        self.changed()
+        told = self.only([*added, *gained])
+        told.put_back(objects=False)
+        told.add(added, 1)
+        for place, listed in told._lists.items():
+            listed.values.extend(gained.get(place.text, ()))
 
     def accumulated(self, names: Collection[str]) -> list[str]:
         """The spellings of the places of these names, without tensors of several elements: those of a batch, under the
@@ -109,6 +130,9 @@ class GatheringLoop:
         """The loop has called a collective: what it collects is what that has given, on every worker."""
         self._alone = False
         """The turn counts for nobody: each rank has brought what this one brings."""
+        self._fed = FedMetrics()
+        self._own: str | None = None
+        """The class of a metric that has added up values of one rank."""
         self._padding: tuple[int, int, bool] | None = None
         """The arguments of pad_across_processes() that is in progress."""
         self._padded: list[tuple[torch.Tensor, tuple[int, int, bool]]] = []
@@ -118,8 +142,10 @@ class GatheringLoop:
 
     def batches(self) -> Iterator[Any]:
         """The turns. Raises MidShardCollective."""
-        evaluations, loader = self._script.evaluations, self._loader
+        script, loader = self._script, self._loader
+        evaluations = script.evaluations
         evaluations.check_begins()
+        start, occasion = BatchValues.read(script.frames), script.occasion("an evaluation")
         nobody = evaluations.counts_for_nobody
         if not nobody:
             evaluations.begin()
@@ -132,11 +158,29 @@ class GatheringLoop:
                 yield from self._for_nobody() if nobody else self._batch()
             loader.iteration += 1
             loader.end()
+        except GeneratorExit:
+            pass  # the script has left its loop, and all workers have behind the same batch
         finally:
             evaluations.running, evaluations.loop = False, None
-            if not nobody and self._script.begun:
-                evaluations.end()
-                evaluations.collected = not self._gathers
+        if nobody:
+            self._become(start, script.training.replies.shared.get(occasion))
+            return
+        evaluations.collected = not self._gathers
+        if script.begun:
+            evaluations.end()
+            added = start.changed()
+            if len(added) <= REMEMBERED_MAX:
+                lists = [packed(pair) for pair in start.gained().items()]
+                told = {"added": added, "lists": [text for text in lists if text], "fed": self._fed.told()}
+                script.training.replies.remember(occasion, cast(Json, told))
+
+    def _become(self, start: BatchValues, told: Json) -> None:
+        """The turn has counted for nobody. told: what the evaluation has given those who have gone through it."""
+        if told is None:
+            return
+        known, to_device = cast(dict[str, Any], told), self._source.to_device
+        start.become_told(known["added"], dict(to_device(unpacked(text)) for text in known["lists"]))
+        self._fed.replay(known["fed"] or [], to_device)
 
     def _for_nobody(self) -> Iterator[Any]:
         self._alone = True
@@ -174,6 +218,8 @@ class GatheringLoop:
         buffers = self._script.objects.versions_of_buffers()
         yield from self._turn(rank)
         self._script.evaluations.check_buffers(buffers)
+        if self._calls and self._own is not None:
+            raise mistakes.metric_of_one_rank(self._own)
         added = start.added(rank, 1)
         calls = [[name, value] for name, value in self._calls]
         done[rank] = to_bytes({"calls": calls, "added": added}, f"what rank {rank} gathers in an evaluation")
@@ -252,15 +298,20 @@ class GatheringLoop:
             return []
         return [entry for value in values for _ in value.ranks for entry in as_object(value.value)]
 
-    def adds_up(self, metric: str, arguments: Iterable[Any]) -> bool:
-        """Whether a metric of a library adds these values up now: not in the turn of a rank, where they are empty.
-        Raises NotInPlace for values that were not gathered."""
-        if self._given is not None or self._alone:
-            return True
-        tensors = [value for value in arguments if isinstance(value, torch.Tensor | list | tuple)]
-        if self._calls and not all(map(_is_empty, tensors)):
-            raise mistakes.metric_of_one_rank(metric)
-        return not self._calls
+    def feed(self, metric: Any, add: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """A metric of a library is to add values up: not in the turn of a rank, where those that were gathered are
+        empty, and not in a turn that counts for nobody. add: does it."""
+        number = self._fed.number(metric, add)
+        if self._alone:
+            return
+        if self._given is not None:
+            self._fed.note(number, args, kwargs)
+        else:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor | list | tuple)]
+            if all(map(_is_empty, tensors)):
+                return
+            self._own = type(metric).__name__
+        add(*args, **kwargs)
 
     @contextmanager
     def padding(self, dim: int, pad_index: int, pad_first: bool) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
@@ -292,33 +343,3 @@ def _pad(tensor: torch.Tensor, size: int, dim: int, pad_index: int, pad_first: b
     shape[dim] = missing
     filling = tensor.new_full(shape, pad_index)
     return torch.cat([filling, tensor] if pad_first else [tensor, filling], dim=dim)
-
-
-def guard(seams: Seams, module: Any) -> None:
-    """module: torchmetrics or evaluate. In the turn of a rank their metrics get nothing. Raises ConfigError."""
-    if module.__name__ == "evaluate":
-        for name in ("add", "add_batch"):
-            seams.wrap(module.EvaluationModule, name, _added)
-    elif hasattr(module.Metric, "_wrap_update"):
-        seams.wrap(module.Metric, "_wrap_update", _wrapped_update)
-    else:
-        raise ConfigError(f"torchmetrics {module.__version__} has no Metric._wrap_update, which evaluations need")
-
-
-def _added(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
-    loop = script.evaluations.loop
-    if not isinstance(loop, GatheringLoop) or loop.adds_up(type(self).__name__, (*args, *kwargs.values())):
-        original(self, *args, **kwargs)
-
-
-def _wrapped_update(script: RankScript, original: Any, self: Any, update: Any) -> Any:
-    """Each metric wraps its update() when it is made, and again when it is copied."""
-    wrapped = original(self, update)
-
-    @functools.wraps(wrapped)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        loop = script.evaluations.loop
-        if not isinstance(loop, GatheringLoop) or loop.adds_up(type(self).__name__, (*args, *kwargs.values())):
-            wrapped(*args, **kwargs)
-
-    return guarded

@@ -77,9 +77,9 @@ def _accelerate(module: ModuleType) -> None:
 
 def _metrics(module: ModuleType) -> None:
     """Of libraries whose metrics a script's evaluation feeds."""
-    from runtime.frontends.frameworks import gathering_loop
+    from runtime.frontends.frameworks import fed_metrics
 
-    gathering_loop.guard(Seams(), module)
+    fed_metrics.guard(Seams(), module)
 
 
 def _lightning(module: ModuleType) -> None:
