@@ -23,7 +23,7 @@ from runtime.frontends.ddp.rank_values import RankValue
 from runtime.frontends.ddp.sampler_source import ListedSource
 from runtime.frontends.ddp.script_objects import ScriptObjects
 from runtime.loop.training import Training, empty_leaf
-from runtime.loop.training.calls import Sums
+from runtime.loop.training.calls import CallResult
 from runtime.session import Op, OpKind
 
 REMEMBERED_MAX = 1024
@@ -137,7 +137,7 @@ class Evaluations:
             training = script.training
             self.running = True
             buffers = script.objects.versions_of_buffers()
-            results: list[Sums] = []
+            results: list[CallResult] = []
 
             def said(rank: int) -> Partial:
                 leaf = empty_leaf(rank)

@@ -2,7 +2,7 @@
 
 For each batch number, the script's loop body runs once for each rank of this worker. In these turns a collective gives
 nothing: an empty tensor, an empty list, zeros for a sum. What it would send is kept. When all ranks have had their turn
-and every worker has what they brought, the body runs once more, with the batch of one of these ranks, and each
+and every worker has what they brought, the body runs once more, with the batch of rank 0 on every worker, and each
 collective gives the values of all ranks. So a metric gets all values once, in rank order, on every worker; and the
 turns of a lost worker's ranks are run by another one.
 
@@ -19,7 +19,6 @@ from typing import Any, cast
 
 import torch
 
-from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.evaluation import REMEMBERED_MAX
@@ -67,7 +66,7 @@ class BatchValues(EvaluationValues):
 
     def changed(self) -> dict[str, float]:
         """As `added`, of the whole evaluation, but for lists."""
-        return self.added(0, 0)
+        return total([self.added(0, 0)])
 
     def gained(self) -> dict[str, list[Any]]:
         """What lists have got since then, by the text of their place."""
@@ -172,9 +171,9 @@ class GatheringLoop:
             if len(added) <= REMEMBERED_MAX:
                 lists = [packed(pair) for pair in start.gained().items()]
                 told = {"added": added, "lists": [text for text in lists if text], "fed": self._fed.told()}
-                script.training.replies.remember(occasion, cast(Json, told))
+                script.training.replies.remember(occasion, cast(Any, told))
 
-    def _become(self, start: BatchValues, told: Json) -> None:
+    def _become(self, start: BatchValues, told: Any) -> None:
         """The turn has counted for nobody. told: what the evaluation has given those who have gone through it."""
         if told is None:
             return
@@ -192,23 +191,20 @@ class GatheringLoop:
         script.evaluations.summed |= start.summed
         done: dict[int, bytes] = {}
         found: list[bytes] = []
-        last = 0
         owned = script.training.session.owned(script.ranks) if script.begun else tuple(range(script.ranks))
-        for rank in owned or ():
+        for rank in owned or (0,):  # the script may leave its loop here, also in a worker that has no rank
             yield from self._rank(start, rank, done)
-            last = rank
         if script.begun:
             op = script.evaluations.op(f", batch {self.place}")
             for rank in gather_in_turns(script.training, op, done, found):
                 yield from self._rank(start, rank, done)
-                last = rank
         else:
             found = [done[rank] for rank in range(script.ranks)]
         given = [Brought(content) for content in found]
         start.put_back(objects=False)
         self._gathers |= bool(given[0].calls)
         if given[0].calls:
-            yield from self._all(start, given, last, own=last in done)
+            yield from self._all(start, given)
         else:
             start.add(total([brought.added for brought in given]), script.ranks)
 
@@ -224,10 +220,11 @@ class GatheringLoop:
         calls = [[name, value] for name, value in self._calls]
         done[rank] = to_bytes({"calls": calls, "added": added}, f"what rank {rank} gathers in an evaluation")
 
-    def _all(self, start: BatchValues, given: list[Brought], rank: int, *, own: bool) -> Iterator[Any]:
-        """The turn in which collectives have their values. own: this worker has had the turn of that rank."""
+    def _all(self, start: BatchValues, given: list[Brought]) -> Iterator[Any]:
+        """The turn in which collectives have their values: that of rank 0 on every worker, so that all have the same
+        values behind it."""
         self._given = given
-        yield from self._turn(rank)
+        yield from self._turn(0)
         self._given = None
         # What the ranks' turns have changed differently is no result of a collective.
         parts = [total([brought.added]) for brought in given]
@@ -235,11 +232,10 @@ class GatheringLoop:
         if not local:
             return
         values = start.only(local)
-        now = total([values.added(rank, 1)])
-        if own:
-            mixed = [name for name in local if _differ([now.get(name, 0.0), parts[rank].get(name, 0.0)])]
-            if totals := values.accumulated(mixed):
-                raise mistakes.mixed_in_evaluation(totals[0])
+        now = total([values.added(0, 1)])
+        mixed = [name for name in local if _differ([now.get(name, 0.0), parts[0].get(name, 0.0)])]
+        if totals := values.accumulated(mixed):
+            raise mistakes.mixed_in_evaluation(totals[0])
         values.put_back(objects=False)
         together = total([brought.added for brought in given])
         values.add({name: value for name, value in together.items() if name in local}, self._script.ranks)

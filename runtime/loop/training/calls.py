@@ -32,7 +32,7 @@ from runtime.recovery.checkpoint.coordinator import Taking
 from runtime.session import Op, OpKind, Session
 
 
-class Sums(NamedTuple):
+class CallResult(NamedTuple):
     """The result of an operation: the values of its scalars, and its tensors by group."""
 
     scalars: dict[str, float]
@@ -107,7 +107,7 @@ class Calls:
         self,
         op: Op,
         leaf: Callable[[int], Partial],
-        results: list[Sums],
+        results: list[CallResult],
         groups: dict[str, int] | None = None,
     ) -> Iterator[int]:
         """As `run`, but the caller computes each unit that it gets before it asks for the next one.
@@ -125,7 +125,7 @@ class Calls:
                 self.running = None
             if (result := self._session.finish()) is not None:
                 scalars = self._riders.arrive(result.scalars)
-                results.append(Sums(scalars, {group: flat.clone() for group, flat in result.flats.items()}))
+                results.append(CallResult(scalars, {group: flat.clone() for group, flat in result.flats.items()}))
                 self._session.used()
                 return
 
@@ -168,7 +168,7 @@ class Calls:
     def vectors(
         self, label: str, units: int, compute: Callable[[int], Partial], groups: dict[str, int]
     ) -> dict[str, torch.Tensor]:
-        """Sums of tensors of any size, group -> sum: in a step behind its first pass, or behind the loop, where no
+        """CallResult of tensors of any size, group -> sum: in a step behind its first pass, or behind the loop, where no
         newcomer has to be told them. groups: see Session.begin. The tensors are the caller's."""
         self.check_leaders(label)
         move = post(self._session.script, Called(), label)

@@ -19,7 +19,7 @@ import torch
 from elastic.errors import UsageError
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.data.random_state import randomness_kept
-from runtime.loop.training.calls import Sums, empty_leaf
+from runtime.loop.training.calls import CallResult, empty_leaf
 from runtime.loop.training.training import Training
 from runtime.recovery.state.encoding import NamedTensor, decode, dtype_name, encode, from_blob, to_blob
 from runtime.session import Op, OpKind
@@ -62,7 +62,7 @@ def gather(training: Training, label: str, parts: int, compute: Callable[[int], 
 def gather_in_turns(training: Training, op: Op, done: dict[int, bytes], found: list[bytes]) -> Iterator[int]:
     """As `gather`, but the caller computes the units. Gives those that `done`, unit -> content, lacks; the caller puts
     such a unit there before it asks for the next one. found: gets the contents of all units."""
-    sums: list[Sums] = []
+    sums: list[CallResult] = []
     content = done.__getitem__
     for unit in training.calls.in_turns(op, partial(_size, content=content), sums):
         if unit not in done:
