@@ -168,7 +168,7 @@ class Calls:
     def vectors(
         self, label: str, units: int, compute: Callable[[int], Partial], groups: dict[str, int]
     ) -> dict[str, torch.Tensor]:
-        """CallResult of tensors of any size, group -> sum: in a step behind its first pass, or behind the loop, where no
+        """Sums of tensors of any size, group -> sum: in a step behind its first pass, or behind the loop, where no
         newcomer has to be told them. groups: see Session.begin. The tensors are the caller's."""
         self.check_leaders(label)
         move = post(self._session.script, Called(), label)
