@@ -111,12 +111,35 @@ class Kit:
         self.train = Prepared(24, 2, torch.Generator().manual_seed(3))
         self.evaluated = Prepared(36, 3)
 
-    def epoch(self) -> None:
+    def epoch(self, at: int = -1, then: Callable[[], object] = int) -> None:
+        """then: what comes behind this step of the epoch."""
         self.model.train()
-        for x, y in self.train:
+        for number, (x, y) in enumerate(self.train):
             self.optimizer.zero_grad()
             F.cross_entropy(self.model(x), y).backward()
             self.optimizer.step()
+            if number == at:
+                then()
+                self.model.train()
+
+    def evaluate(self, until: int = 99) -> tuple[Any, ...]:
+        """What the ranks have gathered and what they have added up themselves, also where the loop is left early."""
+        self.model.eval()
+        right = seen = 0
+        own, parts, smallest = 0.0, [], float("inf")
+        for number, (x, y) in enumerate(self.evaluated):
+            if number == until:
+                break
+            with torch.no_grad():
+                outputs = self.model(x)
+            loss = F.cross_entropy(outputs, y).item()
+            own += loss
+            smallest = min(smallest, loss)
+            found, labels = gather(outputs.argmax(1)), gather(y)
+            right += int((found == labels).sum())
+            seen += len(labels)
+            parts.append(found)
+        return right, seen, own, smallest, torch.cat(parts).tolist()
 
 
 def gathering(log: Log, *, until: int = 99) -> Main:
@@ -127,26 +150,30 @@ def gathering(log: Log, *, until: int = 99) -> Main:
         best = waited = 0
         for _ in range(EPOCHS):
             kit.epoch()
-            kit.model.eval()
-            right = seen = 0
-            own, parts, smallest = 0.0, [], float("inf")
-            for number, (x, y) in enumerate(kit.evaluated):
-                if number == until:
-                    break
-                with torch.no_grad():
-                    outputs = kit.model(x)
-                loss = F.cross_entropy(outputs, y).item()
-                own += loss
-                smallest = min(smallest, loss)
-                found, labels = gather(outputs.argmax(1)), gather(y)
-                right += int((found == labels).sum())
-                seen += len(labels)
-                parts.append(found)
+            right, _, own, *_ = found = kit.evaluate(until)
             waited = 0 if right > best else waited + 1
             best = max(best, right)
-            log((right, seen, own, smallest, torch.cat(parts).tolist(), best, waited))
+            log((*found, best, waited))
             for group in kit.optimizer.param_groups:
                 group["lr"] = 0.05 / (1 + right + own)
+
+    return main
+
+
+def inside(log: Log) -> Main:
+    """Evaluates in the middle of its epochs."""
+
+    def main() -> None:
+        kit = Kit()
+
+        def then() -> None:
+            right, _, own, *_ = found = kit.evaluate()
+            log(found)
+            for group in kit.optimizer.param_groups:
+                group["lr"] = 0.05 / (1 + right + own)
+
+        for _ in range(EPOCHS):
+            kit.epoch(1, then)
 
     return main
 
@@ -198,6 +225,15 @@ def test_a_newcomer_knows_what_the_others_have_found() -> None:
     for asked, admitted in some([(0, 0), (0, 1), (3, 4), (4, 5), (6, 6), (6, 8)], 3, "gathering newcomers"):
         check(2, newcomers=1, asked_at=asked, admit_at=admitted)
     check(2, kills={"w0": (15, 0)}, newcomers=1, asked_at=3, admit_at=4)
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_is_done_once_a_step() -> None:
+    digest, ledger = threads.alone(inside(Log()))
+    for workers, how in ((2, {}), (3, {"kills": {"w0": (4, 1)}}), (2, {"newcomers": 1, "asked_at": 3, "admit_at": 4})):
+        outcome = threads.together(workers, inside(Log()), **how)  # type: ignore[arg-type]
+        assert not outcome.errors
+        assert set(outcome.digests.values()) == {digest}
+        assert all(rows == ledger for name, rows in outcome.ledgers.items() if name not in outcome.joined)
 
 
 def evaluates(body: Callable[[Any, Any, dict[str, Any]], None]) -> Main:
