@@ -89,6 +89,12 @@ def _lightning(module: ModuleType) -> None:
     lightning.install(Seams(), module)
 
 
+def _fabric(module: ModuleType) -> None:
+    from runtime.frontends.frameworks import lightning
+
+    lightning.install_fabric(Seams(), module)
+
+
 def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:
     """Say so if the tests did not run with this version."""
     if not version.startswith(tuple(f"{series}." for series in tested)):
@@ -100,6 +106,8 @@ FRAMEWORKS: dict[str, Adapt] = {
     "evaluate": _metrics,
     "torchmetrics": _metrics,
     "transformers.trainer": _transformers,
+    "lightning.fabric": _fabric,
+    "lightning_fabric": _fabric,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _lightning,
 }

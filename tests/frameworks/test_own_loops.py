@@ -1,5 +1,5 @@
-"""Scripts with loops of their own over what accelerate prepares, unchanged: deaths, joins and resumed runs leave no
-trace in what they write."""
+"""Scripts with loops of their own over what accelerate or Fabric prepares, unchanged: deaths, joins and resumed runs
+leave no trace in what they write."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from elastic.records import ledger
 from tests.live.jobs import DEADLINE_S, Job
 from tests.live.test_ddp import digest
 
-pytest.importorskip("accelerate", reason="frameworks are installed by `make test-frameworks`")
+for framework in ("accelerate", "lightning"):
+    pytest.importorskip(framework, reason="frameworks are installed by `make test-frameworks`")
 
 SCRIPTS = Path(__file__).parent / "scripts"
-KINDS = ("accelerate_classification", "accelerate_language_model", "accelerate_images")
+KINDS = ("accelerate_classification", "accelerate_language_model", "accelerate_images", "fabric_images")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 PLAIN = {**OFFLINE, "DROPOUT": "0", "BF16": "0"}
 """Without dropout, as random numbers are seeded otherwise than by torchrun."""
