@@ -63,6 +63,16 @@ class LiveRank(int):
 
     __hash__ = int.__hash__
 
+    def __copy__(self) -> LiveRank:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LiveRank:
+        return self
+
+    def __reduce__(self) -> Any:
+        """What is sent or saved is a number."""
+        return int, (int(self),)
+
 
 class RankGroup(dist.ProcessGroup):
     """All logical ranks. Made by `init_process_group` and by `new_group` without ranks=.

@@ -41,6 +41,7 @@ def install(seams: Seams, accelerate: Any) -> None:
             f"accelerate.utils.operations has no {', '.join(missing)}: version {accelerate.__version__} cannot "
             f"train in place, {', '.join(TESTED)} can; or start the script with --restart"
         )
+    seams.wrap(accelerate.PartialState, "__init__", _state_made)
     seams.wrap(accelerate.Accelerator, "__init__", _made)
     for name in ("save_state", "save_model"):
         seams.wrap(accelerate.Accelerator, name, _saved)
@@ -144,6 +145,11 @@ class Accelerated:
         """This worker is the leader from now on."""
         while self._trackers:
             self._trackers.pop(0)()
+
+
+def _state_made(script: RankScript, original: Any, self: Any, /, cpu: bool = False, **kwargs: Any) -> None:
+    """On a machine without a GPU accelerate has one process unless it is told to use the CPU."""
+    original(self, cpu or script.job.device.type == "cpu", **kwargs)
 
 
 def _made(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:

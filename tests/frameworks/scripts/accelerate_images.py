@@ -42,7 +42,7 @@ def pace():
 def main():
     set_seed(4)
     output = sys.argv[1]
-    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    accelerator = Accelerator(step_scheduler_with_optimizer=False)
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(512, 4)
     )
