@@ -201,9 +201,9 @@ def not_in_place(what: str, instead: str) -> errors.NotInPlace:
 def never_trained() -> errors.UnknownBatches:
     return errors.UnknownBatches(
         "the script has ended without one step: no DistributedDataParallel model has seen a training batch of a "
-        "DataLoader with a DistributedSampler, or that accelerate has prepared. Is the dataset empty, or were no epochs asked for? A script that only "
-        "evaluates runs with python or torchrun. A library's own loop (Trainer.fit) is not known here; write the loop "
-        f"with DataLoader(dataset, sampler=DistributedSampler(dataset)). {ELSE}"
+        "DataLoader with a DistributedSampler, or that accelerate has prepared. Is the dataset empty, or were no "
+        "epochs asked for? A script that only evaluates runs with python or torchrun. A library's own loop is not known here; "
+        f"write the loop with DataLoader(dataset, sampler=DistributedSampler(dataset)). {ELSE}"
     )
 
 

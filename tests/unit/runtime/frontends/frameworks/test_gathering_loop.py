@@ -230,7 +230,7 @@ def test_a_newcomer_knows_what_the_others_have_found() -> None:
 def test_an_evaluation_in_the_middle_of_an_epoch_is_done_once_a_step() -> None:
     digest, ledger = threads.alone(inside(Log()))
     for workers, how in ((2, {}), (3, {"kills": {"w0": (4, 1)}}), (2, {"newcomers": 1, "asked_at": 3, "admit_at": 4})):
-        outcome = threads.together(workers, inside(Log()), **how)  # type: ignore[arg-type]
+        outcome = threads.together(workers, inside(Log()), **how)
         assert not outcome.errors
         assert set(outcome.digests.values()) == {digest}
         assert all(rows == ledger for name, rows in outcome.ledgers.items() if name not in outcome.joined)
