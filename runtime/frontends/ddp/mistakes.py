@@ -202,8 +202,8 @@ def never_trained() -> errors.UnknownBatches:
     return errors.UnknownBatches(
         "the script has ended without one step: no DistributedDataParallel model has seen a training batch of a "
         "DataLoader with a DistributedSampler, or that accelerate has prepared. Is the dataset empty, or were no "
-        "epochs asked for? A script that only evaluates runs with python or torchrun. A library's own loop is not known here; "
-        f"write the loop with DataLoader(dataset, sampler=DistributedSampler(dataset)). {ELSE}"
+        "epochs asked for? A script that only evaluates runs with python or torchrun. A library's own loop is not "
+        f"known here; write the loop with DataLoader(dataset, sampler=DistributedSampler(dataset)). {ELSE}"
     )
 
 
