@@ -178,8 +178,9 @@ class GatheringLoop:
         if told is None:
             return
         known, to_device = cast(dict[str, Any], told), self._source.to_device
-        start.become_told(known["added"], dict(to_device(unpacked(text)) for text in known["lists"]))
         self._fed.replay(known["fed"] or [], to_device)
+        # Behind it: what a metric of the script's own class has in its attributes is among these values.
+        start.become_told(known["added"], dict(to_device(unpacked(text)) for text in known["lists"]))
 
     def _for_nobody(self) -> Iterator[Any]:
         self._alone = True

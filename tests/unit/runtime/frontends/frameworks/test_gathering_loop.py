@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from elastic.errors import MidShardCollective, NotInPlace
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_source import Position
+from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining
+from runtime.frontends.frameworks.fed_metrics import guard
 from runtime.frontends.frameworks.gathering_loop import GatheringLoop
 from tests.unit.jobs import dataset
 from tests.unit.runtime.frontends.ddp import threads
@@ -100,6 +103,22 @@ class Log:
         self.rows.setdefault(id(RankScript.running()), []).append(row)
 
 
+class Metric:
+    """As evaluate.EvaluationModule: it must not be fed with nothing."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def add_batch(self, *, predictions: Any, references: Any) -> None:
+        self.batches.append(int((predictions[0] == references[0]) + (predictions == references).sum()))
+
+    add = add_batch
+
+    def compute(self) -> int:
+        found, self.batches = sum(self.batches), []
+        return found
+
+
 class Kit:
     """What each script of this module has made."""
 
@@ -110,6 +129,7 @@ class Kit:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
         self.train = Prepared(24, 2, torch.Generator().manual_seed(3))
         self.evaluated = Prepared(36, 3)
+        self.metric = Metric()
 
     def epoch(self, at: int = -1, then: Callable[[], object] = int) -> None:
         """then: what comes behind this step of the epoch."""
@@ -139,7 +159,8 @@ class Kit:
             right += int((found == labels).sum())
             seen += len(labels)
             parts.append(found)
-        return right, seen, own, smallest, torch.cat(parts).tolist()
+            self.metric.add_batch(predictions=found, references=labels)
+        return right, seen, own, smallest, torch.cat(parts).tolist(), self.metric.compute()
 
 
 def gathering(log: Log, *, until: int = 99) -> Main:
@@ -185,8 +206,11 @@ def rows_of(log: Log) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def seams() -> Iterator[None]:
+    found = Seams()
+    guard(found, SimpleNamespace(__name__="evaluate", EvaluationModule=Metric))
     with threads.seams():
         yield
+    found.restore()
 
 
 def check(workers: int, until: int = 99, **how: Any) -> None:
@@ -203,7 +227,7 @@ def test_values_come_in_rank_order_and_once() -> None:
     log = Log()
     threads.alone(gathering(log))
     (rows,) = log.rows.values()
-    for _, seen, *_, parts, _, _ in rows:
+    for _, seen, *_, parts, _, _, _ in rows:
         assert seen == len(parts) == 36
     assert len({repr(row) for row in rows}) == EPOCHS
 
@@ -254,6 +278,11 @@ def mixes(outputs: Any, y: Any, kept: dict[str, Any]) -> None:
     kept["total"] += float(outputs.sum())
 
 
+def feeds_its_own(outputs: Any, y: Any, kept: dict[str, Any]) -> None:
+    Metric().add_batch(predictions=outputs.argmax(1), references=y)
+    gather(y)
+
+
 def collects(outputs: Any, y: Any, kept: dict[str, Any]) -> None:
     gather(y)
     kept["list"].append(outputs)
@@ -272,6 +301,7 @@ def gathers_unequal(outputs: Any, y: Any, kept: dict[str, Any]) -> None:
     [
         (mixes, NotInPlace, "changes by a value of the batch together with what gather"),
         (collects, NotInPlace, "a list that gets other things than one number a batch"),
+        (feeds_its_own, NotInPlace, r"Metric.update\(\) of values of one rank"),
         (broadcasts, MidShardCollective, "dist.broadcast came inside the loop of an evaluation"),
         (gathers_unequal, NotInPlace, "tensors of the shapes .* in the loop of an evaluation"),
     ],
