@@ -104,18 +104,22 @@ class Log:
 
 
 class Metric:
-    """As evaluate.EvaluationModule: it must not be fed with nothing."""
+    """As evaluate.EvaluationModule: it must not be fed with nothing. Its list is followed, and its tuple is not."""
 
     def __init__(self) -> None:
-        self.batches: list[int] = []
+        self.listed: list[int] = []
+        self.hidden: tuple[int, ...] = ()
 
     def add_batch(self, *, predictions: Any, references: Any) -> None:
-        self.batches.append(int((predictions[0] == references[0]) + (predictions == references).sum()))
+        right = int((predictions[0] == references[0]) + (predictions == references).sum())
+        self.listed.append(right)
+        self.hidden = (*self.hidden, right)
 
     add = add_batch
 
-    def compute(self) -> int:
-        found, self.batches = sum(self.batches), []
+    def compute(self) -> tuple[int, int]:
+        found = sum(self.listed), sum(self.hidden)
+        self.listed, self.hidden = [], ()
         return found
 
 
