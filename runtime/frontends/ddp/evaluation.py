@@ -56,6 +56,10 @@ class LoopCalls(Protocol):
     def place(self) -> int:
         """Number of the batch that was handed out last."""
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody is rank 0 in the turn in progress."""
+
     def exchange(self, call: str, value: torch.Tensor) -> list[RankValue]:
         """As collectives.exchange."""
 
@@ -73,6 +77,8 @@ class Evaluations:
         """An evaluation is in progress, or was left before its end."""
         self.loop: LoopCalls | None = None
         """Of the evaluation in progress, if its loop may call collectives."""
+        self.forwards = 0
+        """How often a model has run in the turn in progress of such a loop."""
         self.batches = 0
         """Batches that such loops have been handed out."""
         self._number = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import CodeType, FrameType
 from typing import Any, ClassVar, cast
@@ -193,7 +193,9 @@ class RankScript:
     def rank_now(self) -> int:
         """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn or in an epoch
         that is over in the job."""
-        return self.ranks if self.silent or self.passing or self.training.at.joining else self.job.rank
+        loop = self.evaluations.loop
+        nobody = self.silent or self.passing or self.training.at.joining or (loop is not None and loop.silent)
+        return self.ranks if nobody else self.job.rank
 
     @property
     def silent(self) -> bool:
@@ -254,7 +256,8 @@ class RankScript:
         if self._asked is not None:
             self._counting = counting_loop(standing)
         batch = source.offer(*self._offered, owned)
-        seed_shard(self.training.seed, self.training.at.step + (self._turns is not None), 0, self._offered[1])
+        at = self.training.at
+        seed_shard(self.training.seed, at.step + int(at.in_step), 0, self._offered[1])  # also behind a `break`
         self.turn = Turn.OFFERED
         return batch
 
@@ -469,6 +472,12 @@ class RankScript:
         if self.turn is Turn.OFFERED or self._turns is None:
             return self._offered[0]
         return self._turns.number
+
+    @property
+    def data_of_others(self) -> Mapping[str, Any] | None:
+        """What others, or the run from which this one goes on, say of the data of their epoch, where this worker comes
+        to it; None elsewhere."""
+        return self.training.newcomer.data if self.begun and 0 < self._entry == self._epoch + 1 else None
 
     @property
     def handed_out(self) -> int:

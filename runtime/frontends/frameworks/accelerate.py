@@ -19,7 +19,6 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.rank_script import RankScript, Turn
-from runtime.frontends.ddp.rank_source import Position
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining
 from runtime.frontends.frameworks.gathering_loop import GatheringLoop
@@ -84,6 +83,8 @@ class Accelerated:
         kind = accelerator.distributed_type.value
         if kind in REFUSED:
             raise ConfigError(f"accelerate with {kind} cannot train in place; start the script with --restart")
+        if self._script.begun:
+            return  # made for an evaluation: a newcomer would not have it
         if not self.accelerators:
             self._script.made("accelerate", self._at_pass)
         self.accelerators.append(accelerator)
@@ -113,7 +114,8 @@ class Accelerated:
         for own, kept in zip(self.accelerators, state["accelerators"], strict=True):
             own.step = kept["step"]
             own.project_configuration.iteration = kept["saves"]
-            own.flag_tensor = None if kept["flag"] is None else torch.tensor(kept["flag"], device=own.device)
+            if not (own.flag_tensor is not None and int(own.flag_tensor)):  # what any rank has set stays set
+                own.flag_tensor = None if kept["flag"] is None else torch.tensor(kept["flag"], device=own.device)
 
     def note(self) -> None:
         self._unsynced.clear()
@@ -164,7 +166,7 @@ def _iterate(script: RankScript, original: Any, loader: Any) -> Any:
         return original(loader)
     if torch.is_grad_enabled() and all(model.training for model in script.objects.wrapped):
         return PreparedTraining(script, loader, state)
-    return GatheringLoop(script, loader, PreparedBatches(loader, script.ranks, Position())).batches()
+    return GatheringLoop(script, loader, PreparedBatches.of_evaluation(loader, script)).batches()
 
 
 def _dispatched(script: RankScript, original: Any, loader: Any) -> Any:

@@ -41,6 +41,25 @@ class PreparedBatches(ListedSource):
             raise ConfigError(f"the ranks have {list(map(len, batches))} batches; leave even_batches on")
         super().__init__(loader, batches, position)
 
+    @classmethod
+    def of_evaluation(cls, loader: Any, script: RankScript) -> PreparedBatches:
+        """For an evaluation. Its order depends on the step, and not on how often a sampler has drawn: newcomers, and
+        workers with fewer ranks, draw less often."""
+        if not script.begun:
+            return cls(loader, script.ranks, Position())
+        sampler = sampler_within(loader)
+        generator, epoch = getattr(sampler, "generator", None), getattr(sampler, "epoch", None)
+        state = generator.get_state() if generator is not None else None
+        if generator is not None:
+            generator.manual_seed(script.training.seed + script.training.at.step)
+        try:
+            return cls(loader, script.ranks, Position())
+        finally:
+            if generator is not None:
+                generator.set_state(state)
+            if epoch is not None:
+                sampler.set_epoch(epoch)
+
     @property
     def seed(self) -> int:
         return 0
@@ -62,6 +81,14 @@ class PreparedBatches(ListedSource):
             return batch
         operations = sys.modules["accelerate.utils.operations"]
         return operations.send_to_device(batch, self._device, non_blocking=self._loader._non_blocking)  # type: ignore[attr-defined]
+
+
+def sampler_within(loader: Any) -> Any:
+    """The sampler that draws the samples of all ranks."""
+    found = loader.batch_sampler
+    while hasattr(found, "batch_sampler"):
+        found = found.batch_sampler
+    return getattr(found, "sampler", None)
 
 
 def drawn(loader: Any, ranks: int) -> list[list[list[int]]]:
@@ -95,6 +122,11 @@ class PreparedTraining(TrainingBatches):
         super().__init__(script, self._made)
 
     def _made(self, position: Position) -> PreparedBatches:
+        """A worker that comes later does not know which of the earlier epochs the script has left early: accelerate
+        does not count those."""
+        there = self._script.data_of_others
+        if there is not None and "sampler_epoch" in there:
+            self._loader.set_epoch(there["sampler_epoch"])
         self._source = PreparedBatches(self._loader, self._script.ranks, position)
         return self._source
 

@@ -13,8 +13,9 @@ evaluation (see ddp/evaluation.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -22,8 +23,8 @@ import torch
 from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.evaluation import REMEMBERED_MAX
-from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues, total
-from runtime.frontends.ddp.frames.plain_values import FrameValues, same
+from runtime.frontends.ddp.frames.evaluation_values import HIGHEST, LOWEST, EvaluationValues, total
+from runtime.frontends.ddp.frames.plain_values import FrameValues, is_number, item, same
 from runtime.frontends.ddp.process_group import as_object, as_tensor
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_values import RankValue
@@ -33,6 +34,8 @@ from runtime.loop.training.gathering import from_bytes, gather_in_turns, to_byte
 
 SUMS = ("dist.all_reduce",)
 """Beginnings of the names of collectives that the loop may call besides gather()."""
+PADDED = 1 << 12
+"""What a rank has brought fills a multiple of so many bytes: whoever computes it has as many."""
 GATHER, OBJECTS = "accelerator.gather", "accelerator.gather_object"
 
 
@@ -40,14 +43,39 @@ class Brought:
     """What a rank has brought in its turn."""
 
     def __init__(self, content: bytes) -> None:
+        """content: of GatheringLoop._rank."""
         found = cast(dict[str, Any], from_bytes(content))
         self.calls: list[tuple[str, torch.Tensor]] = [(name, value) for name, value in found["calls"]]
         self.added: dict[str, float] = found["added"]
         """What the turn has added to values of the script, see EvaluationValues.added."""
+        self.was: dict[str, float] = found["was"]
+        """The numbers that it has changed, as they were before: workers may begin an evaluation with different ones."""
 
 
 class BatchValues(EvaluationValues):
     """The plain values of the script before a batch."""
+
+    extremes: Mapping[str, float] = MappingProxyType({})
+    """Texts of the places where a number was infinite when the evaluation began, and that number."""
+
+    def _numbers(self, now: FrameValues, rank: int) -> dict[str, float]:
+        """A number that was infinite when the evaluation began is the lowest or the highest of all batches."""
+        found = super()._numbers(now, rank)
+        for place in self._plain:
+            first, here = self.extremes.get(place.text), item(now._at(place))
+            if first is not None and is_number(here) and found.pop(place.text, None) is not None:
+                found[f"{LOWEST if first > 0 else HIGHEST}{rank} {place.text}"] = float(here)
+        return found
+
+    def infinite(self) -> dict[str, float]:
+        """`extremes` of the evaluation that begins with these values."""
+        plain = self.plain()
+        return {text: value for text, value in plain.items() if isinstance(value, float) and math.isinf(value)}
+
+    def before(self, names: Collection[str]) -> dict[str, float]:
+        """The numbers at the places with these texts."""
+        plain = {name: item(value) for name, value in self.plain().items()}
+        return {name: float(plain[name]) for name in names if is_number(plain.get(name))}
 
     def _entries(self, now: FrameValues, batches: int) -> dict[str, float]:
         """Lists may get what a collective has given, which is empty in the turns of the ranks. batches: 0 for a whole
@@ -57,7 +85,8 @@ class BatchValues(EvaluationValues):
         lists, self._lists = self._lists, {}
         for place, listed in lists.items():
             gained = list(listed.values)[listed.length :]
-            if not same(listed.entries, list(listed.values)[: listed.length]) or not all(map(_is_empty, gained)):
+            empty = all(_is_empty(entry) and not _is_zero(entry) for entry in gained)
+            if not same(listed.entries, list(listed.values)[: listed.length]) or not empty:
                 self._lists[place] = listed
         try:
             return super()._entries(now, batches)
@@ -91,7 +120,7 @@ class BatchValues(EvaluationValues):
     def only(self, names: Collection[str]) -> BatchValues:
         """Those of the places to which these names, as of `added`, belong."""
         found = type(self)(self._frames)
-        found._grown = self._grown
+        found._grown, found.extremes = self._grown, self.extremes
         for mine, kept in ((self._plain, found._plain), (self._lists, found._lists), (self._tensors, found._tensors)):
             places = cast(dict[Any, Any], mine)
             cast(dict[Any, Any], kept).update(
@@ -108,9 +137,13 @@ def _belongs(place: str, name: str) -> bool:
 def _is_empty(entry: object) -> bool:
     if isinstance(entry, torch.Tensor):
         return entry.numel() == 0
-    if isinstance(entry, float):
-        return math.isnan(entry)
+    if isinstance(entry, int | float):
+        return _is_zero(entry) or math.isnan(entry)
     return hasattr(entry, "__len__") and len(entry) == 0
+
+
+def _is_zero(entry: object) -> bool:
+    return isinstance(entry, int | float) and entry == 0
 
 
 class GatheringLoop:
@@ -150,17 +183,23 @@ class GatheringLoop:
             evaluations.begin()
         loader.begin()
         evaluations.running, evaluations.loop = True, self
+        late, extremes = False, start.infinite()
         try:
             for number in range(1 if nobody else len(self._source)):
                 loader.end_of_dataloader = number == len(self._source) - 1
                 self.place = number
-                yield from self._for_nobody() if nobody else self._batch()
-            loader.iteration += 1
+                yield from self._for_nobody() if nobody else self._batch(extremes)
+            if not script.silent:
+                loader.iteration += 1
             loader.end()
         except GeneratorExit:
-            pass  # the script has left its loop, and all workers have behind the same batch
+            # The script has left its loop. At the top of the body all workers do so; behind it the turns of other ranks
+            # are missing, and the next call of all workers raises.
+            late = not nobody and self._given is None and (bool(self._calls) or evaluations.forwards > 0)
         finally:
-            evaluations.running, evaluations.loop = False, None
+            evaluations.running, evaluations.loop = late, None
+        if late:
+            return
         if nobody:
             self._become(start, script.training.replies.shared.get(occasion))
             return
@@ -186,9 +225,10 @@ class GatheringLoop:
         self._alone = True
         yield from self._turn(0)
 
-    def _batch(self) -> Iterator[Any]:
+    def _batch(self, extremes: Mapping[str, float]) -> Iterator[Any]:
         script = self._script
         start = BatchValues.read(script.frames)
+        start.extremes = extremes
         script.evaluations.summed |= start.summed
         done: dict[int, bytes] = {}
         found: list[bytes] = []
@@ -219,7 +259,9 @@ class GatheringLoop:
             raise mistakes.metric_of_one_rank(self._own)
         added = start.added(rank, 1)
         calls = [[name, value] for name, value in self._calls]
-        done[rank] = to_bytes({"calls": calls, "added": added}, f"what rank {rank} gathers in an evaluation")
+        whole = {"calls": calls, "added": added, "was": start.before(added)}
+        content = to_bytes(whole, f"what rank {rank} gathers in an evaluation")
+        done[rank] = content + bytes(-len(content) % PADDED)
 
     def _all(self, start: BatchValues, given: list[Brought]) -> Iterator[Any]:
         """The turn in which collectives have their values: that of rank 0 on every worker, so that all have the same
@@ -230,6 +272,8 @@ class GatheringLoop:
         # What the ranks' turns have changed differently is no result of a collective.
         parts = [total([brought.added]) for brought in given]
         local = {name for part in parts for name in part if _differ([other.get(name, 0.0) for other in parts])}
+        # What workers had differently, as the loss of the last training step, is that of rank 0 now.
+        local -= {name for name in local if _differ([brought.was[name] for brought in given if name in brought.was])}
         if not local:
             return
         values = start.only(local)
@@ -243,11 +287,16 @@ class GatheringLoop:
 
     def _turn(self, rank: int) -> Iterator[Any]:
         script = self._script
-        self._calls, self._padded = [], []
+        self._calls, self._padded, script.evaluations.forwards = [], [], 0
         script.evaluations.batches += 1
         batch = self._source.fetch_now(self.place, rank)
         seed_shard(script.training.seed, script.training.at.step, self.place, rank)
         yield batch
+
+    @property
+    def silent(self) -> bool:
+        """The turn is that of one rank, of a loop that gathers, or may."""
+        return self._given is None and (self._gathers or self.place == 0)
 
     # Collectives in the loop
 
@@ -304,8 +353,7 @@ class GatheringLoop:
         if self._given is not None:
             self._fed.note(number, args, kwargs)
         else:
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor | list | tuple)]
-            if all(map(_is_empty, tensors)):
+            if all(map(_is_empty, (*args, *kwargs.values()))):
                 return
             self._own = type(metric).__name__
         add(*args, **kwargs)
@@ -328,7 +376,7 @@ class GatheringLoop:
 
 
 def _differ(values: list[float]) -> bool:
-    first = values[0]
+    first = values[0] if values else 0.0
     return any(value != first and not (math.isnan(value) and math.isnan(first)) for value in values)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from elastic.errors import MidShardCollective, NotInPlace
 from runtime.frontends.ddp.rank_script import RankScript
-from runtime.frontends.ddp.rank_source import Position
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining
 from runtime.frontends.frameworks.fed_metrics import guard
@@ -83,8 +83,7 @@ class Prepared:
         script, loader = RankScript.running(), self
         if all(model.training for model in script.objects.wrapped):
             return PreparedTraining(script, loader, self.counts)
-        source = PreparedBatches(loader, RANKS, Position())  # type: ignore[arg-type]
-        return GatheringLoop(script, loader, source).batches()
+        return GatheringLoop(script, loader, PreparedBatches.of_evaluation(loader, script)).batches()
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,7 +149,7 @@ class Kit:
         """What the ranks have gathered and what they have added up themselves, also where the loop is left early."""
         self.model.eval()
         right = seen = 0
-        own, parts, smallest = 0.0, [], float("inf")
+        own, parts, smallest, largest = 0.0, [], float("inf"), float("-inf")
         for number, (x, y) in enumerate(self.evaluated):
             if number == until:
                 break
@@ -158,13 +157,13 @@ class Kit:
                 outputs = self.model(x)
             loss = F.cross_entropy(outputs, y).item()
             own += loss
-            smallest = min(smallest, loss)
+            smallest, largest = min(smallest, loss), max(largest, loss)
             found, labels = gather(outputs.argmax(1)), gather(y)
             right += int((found == labels).sum())
             seen += len(labels)
             parts.append(found)
             self.metric.add_batch(predictions=found, references=labels)
-        return right, seen, own, smallest, torch.cat(parts).tolist(), self.metric.compute()
+        return right, seen, own, smallest, largest, torch.cat(parts).tolist(), self.metric.compute()
 
 
 def gathering(log: Log, *, until: int = 99) -> Main:
@@ -234,6 +233,130 @@ def test_values_come_in_rank_order_and_once() -> None:
     for _, seen, *_, parts, _, _, _ in rows:
         assert seen == len(parts) == 36
     assert len({repr(row) for row in rows}) == EPOCHS
+
+
+def test_extremes_are_those_of_all_batches_of_all_ranks() -> None:
+    def main() -> None:
+        kit = Kit()
+        kit.epoch()
+        *_, smallest, largest, _, _ = kit.evaluate()
+        losses = []
+        for x, y in zip(kit.evaluated.dataset[:][0].split(3), kit.evaluated.dataset[:][1].split(3), strict=True):
+            with torch.no_grad():
+                losses.append(F.cross_entropy(kit.model.module(x), y).item())
+        assert (smallest, largest) == (min(losses), max(losses))
+
+    for workers in (1, 3):
+        assert not threads.together(workers, main).errors
+
+
+def test_what_training_has_left_in_a_name_is_no_mistake() -> None:
+    """Each worker has the loss of its own last turn there."""
+
+    def main() -> None:
+        kit = Kit()
+        for _ in range(2):
+            total = 0.0
+            for x, y in kit.train:
+                kit.optimizer.zero_grad()
+                loss = F.cross_entropy(kit.model(x), y)
+                loss.backward()
+                value = loss.item()
+                kit.optimizer.step()
+            kit.model.eval()
+            for x, y in kit.evaluated:
+                with torch.no_grad():
+                    value = F.cross_entropy(kit.model(x), y).item()
+                total += value + float(gather(y).sum())
+                gather(torch.tensor(value))
+            for group in kit.optimizer.param_groups:
+                group["lr"] = 0.05 / (1 + total)
+            kit.model.train()
+
+    with pytest.raises(NotInPlace, match="together with what gather"):
+        threads.alone(main)
+
+
+def test_a_rank_that_prints_in_an_evaluation_prints_once_a_batch() -> None:
+    printed = SimpleQueue[int]()  # nothing follows it
+
+    def main() -> None:
+        kit = Kit()
+        kit.epoch()
+        kit.model.eval()
+        for number, (x, _) in enumerate(kit.evaluated):
+            gather(x)
+            if dist.get_rank() == 0:
+                printed.put(number)
+
+    for workers in (1, 3):
+        assert not threads.together(workers, main).errors
+        assert [printed.get() for _ in range(printed.qsize())] == [0, 1, 2]
+
+
+def test_a_shuffled_evaluation_inside_an_epoch_has_each_sample_once() -> None:
+    found = SimpleQueue[list[float]]()  # nothing follows it
+
+    def main() -> None:
+        kit = Kit()
+        kit.evaluated = Prepared(36, 3, torch.Generator().manual_seed(5))
+
+        def then() -> None:
+            kit.model.eval()
+            samples = []
+            for x, _ in kit.evaluated:
+                samples.extend(gather(x[:, 0]).tolist())
+            if not RankScript.running().silent:
+                found.put(samples)
+
+        for _ in range(2):
+            kit.epoch(1, then)
+
+    for workers in (1, 2, 3):
+        assert not threads.together(workers, main).errors
+        seen = [found.get() for _ in range(found.qsize())]
+        assert len(seen) == 2 * workers
+        assert all(len(set(samples)) == 36 for samples in seen)
+        assert len({tuple(samples) for samples in seen}) == 2
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_loop_that_is_left_at_its_end_is_refused(gathers: bool) -> None:
+    """The turns of other ranks are missing."""
+
+    def main() -> None:
+        kit = Kit()
+        kit.epoch()
+        kit.model.eval()
+        for number, (x, y) in enumerate(kit.evaluated):
+            with torch.no_grad():
+                kit.model(x)
+            if gathers:
+                gather(y)
+            if number == 1:
+                break
+        dist.barrier()
+
+    with pytest.raises(MidShardCollective, match="without `break`"):
+        threads.alone(main)
+
+
+def test_a_newcomer_counts_the_epochs_that_are_left_early() -> None:
+    def main() -> None:
+        kit = Kit()
+        for _ in range(4):
+            kit.model.train()
+            for number, (x, y) in enumerate(kit.train):
+                kit.optimizer.zero_grad()
+                F.cross_entropy(kit.model(x), y).backward()
+                kit.optimizer.step()
+                if number == 1:
+                    break
+
+    digest, _ = threads.alone(main)
+    outcome = threads.together(2, main, newcomers=1, asked_at=6, admit_at=6)
+    assert not outcome.errors
+    assert set(outcome.digests.values()) == {digest}
 
 
 @pytest.mark.parametrize("until", [99, 2])
