@@ -38,7 +38,7 @@ class Examiner:
         """The step before which a checkpoint is taken; -1: none."""
         self.whole_epochs = examination.whole_epochs
         self.sizes: list[tuple[str, str, int, int]] = []
-        """With logical ranks: what the script has changed in the step before (ddp/limits.py)."""
+        """With logical ranks: what the script has changed in the step before (ddp/frames/size_limits.py)."""
         self._carrier = carrier
         self._before: StepRecord | None = None
         if examination.deterministic:

@@ -32,7 +32,7 @@ MARKERS = ("<!-- bench-frameworks:begin -->", "<!-- bench-frameworks:end -->")
 JSON_FILE = contenders.ROOT / "build" / "bench" / "frameworks.json"
 WORKERS = 2
 TORCHRUN, AGAIN, IN_PLACE = "torchrun", "torchrun again", "in place"
-FRAMEWORKS = {"hf": "train_trainer.py"}
+FRAMEWORKS = {"hf": "train_trainer.py", "accelerate": "train_accelerate.py", "lightning": "train_lightning.py"}
 """Name in the last line -> script."""
 RATIO_MAX = 1.05
 """Of the lower end of the interval of in place / torchrun."""

@@ -7,7 +7,7 @@ The process appends a line of JSON to `path` when a step begins, and ends when i
 
 state: everything registered, and job.state, when the step begins. scalars, samples: those of the step before.
 generators: the script's own. variables: numbers, texts, tensors and models that are in neither. sizes, with logical
-ranks only: what the script has changed in the step before, where its size is limited (limits.py in ddp).
+ranks only: what the script has changed in the step before, where its size is limited (frames/size_limits.py in ddp).
 
 If the script raises an exception, the last line is
 

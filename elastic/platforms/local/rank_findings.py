@@ -52,7 +52,7 @@ _SIZES = {
     "array": "a numpy array of {size:,} elements: arrays are not followed; use a number or a tensor",
     "set": "a set of {size:,} entries: sets are not followed; use a list or a dict",
 }
-"""Kind of a size, as runtime/frontends/ddp/limits.py names it -> what is said of it."""
+"""Kind of a size, as runtime/frontends/ddp/frames/size_limits.py names it -> what is said of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from runtime.frontends.ddp.frames.places import is_defined_by_script
-from runtime.frontends.ddp.rank_script import RankScript, Turn
+from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_source import Position, RankSource
 from runtime.frontends.ddp.sampler_source import SamplerSource, sampler_of
 
@@ -40,7 +40,7 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
         found: Iterator[Any] = original(loader)
         return found
     if not torch.is_grad_enabled() or not all(model.training for model in script.objects.wrapped):
-        return script.evaluation(loader, sampler)
+        return script.evaluations.run(SamplerSource(loader, sampler, script.ranks, Position()))
     return TrainingBatches(script, lambda position: SamplerSource(loader, sampler, script.ranks, position))
 
 
@@ -60,9 +60,9 @@ class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type chec
 
 def _numbered(script: RankScript, iterable: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
     """A batch that was handed out since the item before has its own number; other items are counted."""
-    count, batches = start, script.batches
+    count, batches = start, script.handed_out
     for item in iterable:
-        if script.batches != batches and script.turn in (Turn.OFFERED, Turn.OPEN):
-            count = start + script.number
+        if script.handed_out != batches and (number := script.place_in_loop) is not None:
+            count = start + number
         yield count, item
-        count, batches = count + 1, script.batches
+        count, batches = count + 1, script.handed_out

@@ -34,6 +34,8 @@ def exchange(
     by_leader: each worker brings one value, under its own rank in the job, not under those that it computes. Raises
     MidShardCollective, ConfigError for a large value.
     """
+    if (loop := script.evaluations.loop) is not None:
+        return loop.exchange(call, value)
     label = f"{call} of {kind or small_values.described(value)}"
     mine = [RankValue((script.job.rank,), value)]
     if not script.begun:
@@ -46,7 +48,7 @@ def exchange(
         return alone(script, value)  # a framework's own call in what the leader alone does
     if script.between:
         raise mistakes.in_turn(call)
-    if script.evaluating:
+    if script.evaluations.running:
         raise mistakes.in_evaluation(call)
     occasion = script.occasion(label)
     if script.passing or script.training.at.joining:
@@ -79,7 +81,7 @@ def _owned(script: RankScript) -> tuple[int, ...]:
 
 def _brought(script: RankScript, number: int, value: torch.Tensor) -> list[RankValue]:
     """What this worker brings to the n-th collective of a turn that is not silent, or outside of the training loop."""
-    if script.turn is Turn.ENDED and not script.evaluated:
+    if script.turn is Turn.ENDED and not script.evaluations.collected:
         turned = [rank for rank in script.turned if rank is not None]
         rows = script.brought.get(number, {})
         if rows.keys() == set(turned):

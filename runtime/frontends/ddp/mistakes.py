@@ -37,6 +37,35 @@ def in_evaluation(call: str) -> errors.MidShardCollective:
     )
 
 
+def mixed_in_evaluation(name: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{name}, which the loop of an evaluation changes by a value of the batch together with what gather() or "
+        "reduce() has given,",
+        "Gather the value of the batch, too.",
+    )
+
+
+def metric_of_one_rank(metric: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{metric}.update() of values of one rank, in the loop of an evaluation that gathers others,",
+        "Give it what accelerator.gather_for_metrics() has given.",
+    )
+
+
+def other_calls_in_evaluation(call: str, other: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{call} in the loop of an evaluation, where another rank has called {other},",
+        "Call the same collectives for each batch, and let none depend on what another one has given.",
+    )
+
+
+def unequal_in_evaluation(shapes: list[tuple[int, ...]]) -> errors.NotInPlace:
+    return not_in_place(
+        f"gather() of tensors of the shapes {shapes} in the loop of an evaluation",
+        "Give it what accelerator.pad_across_processes() has given, with nothing between the two.",
+    )
+
+
 def collected(what: str) -> errors.NotInPlace:
     return not_in_place(
         f"{what}, over the batches of a DistributedSampler in an evaluation,",
@@ -172,9 +201,9 @@ def not_in_place(what: str, instead: str) -> errors.NotInPlace:
 def never_trained() -> errors.UnknownBatches:
     return errors.UnknownBatches(
         "the script has ended without one step: no DistributedDataParallel model has seen a training batch of a "
-        "DataLoader with a DistributedSampler. Is the dataset empty, or were no epochs asked for? A script that only "
-        "evaluates runs with python or torchrun. A library's own loop (Trainer.fit) is not known here; write the loop "
-        f"with DataLoader(dataset, sampler=DistributedSampler(dataset)). {ELSE}"
+        "DataLoader with a DistributedSampler, or that accelerate has prepared. Is the dataset empty, or were no "
+        "epochs asked for? A script that only evaluates runs with python or torchrun. A library's own loop is not "
+        f"known here; write the loop with DataLoader(dataset, sampler=DistributedSampler(dataset)). {ELSE}"
     )
 
 

@@ -63,6 +63,16 @@ class LiveRank(int):
 
     __hash__ = int.__hash__
 
+    def __copy__(self) -> LiveRank:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LiveRank:
+        return self
+
+    def __reduce__(self) -> Any:
+        """What is sent or saved is a number."""
+        return int, (int(self),)
+
 
 class RankGroup(dist.ProcessGroup):
     """All logical ranks. Made by `init_process_group` and by `new_group` without ranks=.
@@ -131,11 +141,13 @@ class RankGroup(dist.ProcessGroup):
     def objects(self, call: str, thing: object) -> list[Any]:
         """What each rank brings. torch would first tell the sizes, which in a silent turn are those of the step
         before."""
-        return [_as_object(row) for row in self._by_rank(call, _as_tensor(thing), "an object")]
+        return [as_object(row) for row in self._by_rank(call, as_tensor(thing), "an object")]
 
     def _by_rank(self, call: str, tensor: torch.Tensor, kind: str = "") -> list[torch.Tensor]:
         one_rank_each = self._script.training.session.world_size == self._script.ranks
-        if self._script.evaluated and (not one_rank_each or tensor.data_ptr() in self._script.summed):
+        if self._script.evaluations.collected and (
+            not one_rank_each or tensor.data_ptr() in self._script.evaluations.summed
+        ):
             raise mistakes.not_in_place(
                 f"{call} of what an evaluation has collected", "Add up, and use dist.all_reduce."
             )
@@ -162,13 +174,14 @@ def _leaders(script: RankScript, call: str, value: torch.Tensor, kind: str = "")
     return first.value
 
 
-def _as_tensor(thing: object) -> torch.Tensor:
-    """The pickle that torch makes of an object in these calls."""
+def as_tensor(thing: object) -> torch.Tensor:
+    """The pickle that torch makes of an object when it sends one."""
     made: torch.Tensor = distributed_c10d._object_to_tensor(thing, torch.device("cpu"), None)[0]
     return made
 
 
-def _as_object(value: torch.Tensor) -> Any:
+def as_object(value: torch.Tensor) -> Any:
+    """The object of `as_tensor`."""
     return distributed_c10d._tensor_to_object(value, value.numel(), None)
 
 
@@ -275,7 +288,7 @@ def _broadcast_object_list(
     if src or kwargs.get("group_src"):  # torch's own comes to `broadcast`, which refuses
         original(object_list, src, *args, **kwargs)
         return
-    object_list[:] = _as_object(_leaders(script, "dist.broadcast_object_list", _as_tensor(object_list), "objects"))
+    object_list[:] = as_object(_leaders(script, "dist.broadcast_object_list", as_tensor(object_list), "objects"))
 
 
 def _group(group: Any) -> RankGroup:

@@ -9,28 +9,24 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from functools import partial
 from types import CodeType, FrameType
 from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
 
 from elastic.agent.worker.examination import EPOCH_STEPS
 from elastic.errors import ConfigError, JoinMissed
 from elastic.protocol.loop_state import LoopKind
-from runtime.allreduce.reduction.partial_sum import Json
-from runtime.data.random_state import randomness_kept, seed_all, seed_shard
+from runtime.data.random_state import randomness_kept, seed_shard
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues, total
+from runtime.frontends.ddp.evaluation import Evaluations
 from runtime.frontends.ddp.frames.loop_shape import (
     CountingLoop,
     asked_by_head,
-    asked_in_loop,
     counting_loop,
     inside,
     loop_around,
@@ -40,10 +36,9 @@ from runtime.frontends.ddp.frames.loop_shape import Loop as LoopText
 from runtime.frontends.ddp.frames.model_copies import ModelCopies
 from runtime.frontends.ddp.frames.places import ScriptFrames
 from runtime.frontends.ddp.frames.plain_values import FrameCounters, FrameValues
-from runtime.frontends.ddp.limits import SizeWatch
+from runtime.frontends.ddp.frames.size_limits import SizeWatch
 from runtime.frontends.ddp.rank_source import Position, RankSource
 from runtime.frontends.ddp.rank_values import RankValue
-from runtime.frontends.ddp.sampler_source import SamplerSource
 from runtime.frontends.ddp.script_objects import ScriptObjects
 from runtime.frontends.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
@@ -51,15 +46,10 @@ from runtime.loop.job import Job
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import PassWork
 from runtime.loop.training import Training
-from runtime.session import Op, OpKind
 
 ALLOW = OPTIONAL - {"StateChanged"}
 """Guards that logical ranks do without: everything that is trained is seen when it is made, accumulation divides its
 losses, and zero_grad() may stand at the top of a turn."""
-
-
-REMEMBERED_MAX = 1024
-"""Numbers of an evaluation's result that newcomers are told."""
 
 
 class Turn(StrEnum):
@@ -106,12 +96,7 @@ class RankScript:
         """What turns of the pass in progress have brought to their n-th collective: n -> rank -> value."""
         self.results: dict[int, tuple[str, list[RankValue]]] = {}
         """What the n-th collective of the last real turn gave: n -> (call, value)."""
-        self.evaluated = False
-        """An evaluation has come since the last training batch: what it has collected in lists is not of one rank."""
-        self.summed: set[int] = set()
-        """Addresses of tensors in which that evaluation has added up: they are no rank's own."""
-        self.evaluating = False
-        """An evaluation is in progress, or was left before its end."""
+        self.evaluations = Evaluations(self)
         self.asked_for_rank_0 = False
         """The script has asked, since the last backward(), whether it is rank 0."""
         self.in_backward = False
@@ -152,8 +137,6 @@ class RankScript:
         """The weights when the last result came."""
         self._averages: dict[str, torch.Tensor] = {}
         """What a run that goes on has found in the script's own averages of the weights, until its first turn."""
-        self._evaluations = 0
-        """Since the last training batch, as a newcomer does not know the earlier ones of its epoch."""
         self._occasions = Counter[str]()
         """How often each call for all ranks has come since the last training batch."""
         self._counting: CountingLoop | None = None
@@ -208,8 +191,11 @@ class RankScript:
 
     @property
     def rank_now(self) -> int:
-        """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn."""
-        return self.ranks if self.silent or self.training.at.joining else self.job.rank
+        """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn or in an epoch
+        that is over in the job."""
+        loop = self.evaluations.loop
+        nobody = self.silent or self.passing or self.training.at.joining or (loop is not None and loop.silent)
+        return self.ranks if nobody else self.job.rank
 
     @property
     def silent(self) -> bool:
@@ -270,7 +256,8 @@ class RankScript:
         if self._asked is not None:
             self._counting = counting_loop(standing)
         batch = source.offer(*self._offered, owned)
-        seed_shard(self.training.seed, self.training.at.step + (self._turns is not None), 0, self._offered[1])
+        at = self.training.at
+        seed_shard(self.training.seed, at.step + int(at.in_step), 0, self._offered[1])  # also behind a `break`
         self.turn = Turn.OFFERED
         return batch
 
@@ -282,7 +269,7 @@ class RankScript:
         """The model is about to see the batch that was offered."""
         source = self._source
         assert source is not None
-        if self.evaluating:
+        if self.evaluations.running:
             raise mistakes.in_evaluation("a training step")
         self._at_forward = values = FrameValues.read(self.frames)
         if self._asked is not None:
@@ -381,8 +368,8 @@ class RankScript:
     def next_batch(self) -> Any:
         """Raises StopIteration when the epoch is over; what the guards say of the turn before."""
         batch = self._next_batch()
-        self.evaluated, self._reduces, self.calls = False, None, 0
-        self._evaluations = 0
+        self._reduces, self.calls = None, 0
+        self.evaluations.training_goes_on()
         self._occasions.clear()
         self.batches += 1
         return batch
@@ -486,6 +473,25 @@ class RankScript:
             return self._offered[0]
         return self._turns.number
 
+    @property
+    def data_of_others(self) -> Mapping[str, Any] | None:
+        """What others, or the run from which this one goes on, say of the data of their epoch, where this worker comes
+        to it; None elsewhere."""
+        return self.training.newcomer.data if self.begun and 0 < self._entry == self._epoch + 1 else None
+
+    @property
+    def handed_out(self) -> int:
+        """Batches that loops were handed out, as far as their numbers are known."""
+        return self.batches + self.evaluations.batches
+
+    @property
+    def place_in_loop(self) -> int | None:
+        """The number of the batch that was handed out last, as a rank counts the batches of its loop; None: a loop in
+        which that is not known."""
+        if self.evaluations.loop is not None:
+            return self.evaluations.loop.place
+        return self.number if self.turn in (Turn.OFFERED, Turn.OPEN) else None
+
     # Forward and backward
 
     def forward(self, *, reduces: bool) -> None:
@@ -575,56 +581,6 @@ class RankScript:
         self._occasions[name] += 1
         return f"{name} {self._occasions[name]}"
 
-    def evaluation(self, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Generator[Any, None, None]:
-        """The batches of this worker's ranks, one rank after another; those of a lost worker's ranks by another one.
-
-        What the loop adds up is what each rank would have on the average: sums and counts of all ranks, divided by
-        their number. Then a sum over ranks is that of all batches, and each worker has the same, also if one is lost.
-        """
-        source = SamplerSource(loader, sampler, self.ranks, Position())
-        if self.between:
-            raise mistakes.in_turn("an evaluation")
-        if self.evaluating:
-            raise mistakes.in_evaluation("another evaluation")
-        start = EvaluationValues.read(self.frames)
-        self.summed = start.summed
-        occasion = self.occasion("an evaluation")
-        if self.passing or self.silent or (self.begun and self.training.at.joining):
-            yield source.fetch(0, 0)  # so that the names are bound which the loop binds, and a count is not 0
-            if (told := self.training.replies.shared.get(occasion)) is not None:
-                start.added(0, 1)
-                start.put_back(objects=False)
-                start.add(cast(dict[str, float], told), self.ranks)
-            return
-        self.evaluated = True
-        found: list[dict[str, float]] = []
-        if not self.begun:
-            for rank in range(self.ranks):
-                start.put_back(objects=False)
-                yield from source.of_rank(rank)
-                found.append(start.added(rank, len(source)))
-        else:
-            training, label = self.training, f"evaluation {self._evaluations}"
-            self._evaluations += 1
-            op = Op(OpKind.EVALUATE, self.ranks, training.at.epoch, training.at.step, label=label)
-            self.evaluating = True
-            buffers = self.objects.versions_of_buffers()
-            said = partial(start.added, batches=len(source))
-            for rank in training.calls.in_turns(op, training.agreement.fingerprint(), said, found):
-                start.put_back(objects=False)
-                yield from source.of_rank(rank)
-                if changed := sorted(buffers.items() ^ self.objects.versions_of_buffers().items()):
-                    raise mistakes.buffer_in_evaluation(changed[0][0])
-            self.evaluating = False
-            seed_all(training.seed, training.at.step, label)
-        if not asked_in_loop(self.frames.standing()[::-1]):
-            raise mistakes.collected("A list(), a sum() or a comprehension")
-        start.put_back(objects=False)
-        totals = total(found)
-        start.add(totals, self.ranks)
-        if self.begun and len(totals) <= REMEMBERED_MAX:
-            self.training.replies.remember(occasion, cast(Json, totals))
-
     # The end
 
     def release(self) -> None:
@@ -640,7 +596,7 @@ class RankScript:
             raise JoinMissed(f"the script was over in epoch {self._epoch}, and the job is in epoch {self._entry}")
         if self._epoch + 1 < self._entry:
             raise mistakes.over_before(self._epoch, self._entry)
-        if self.evaluating:
+        if self.evaluations.running:
             raise mistakes.in_evaluation("the end of the script")
         self._end_epoch()
         self.training.end_loop()

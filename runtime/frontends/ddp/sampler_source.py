@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -25,61 +26,30 @@ def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     return None
 
 
-class SamplerSource(RankSource):
-    """One epoch of a loader."""
+class ListedSource(RankSource):
+    """One epoch of a loader, of which the samples of each batch of each rank are known."""
 
-    def __init__(
-        self, loader: DataLoader[Any], sampler: DistributedSampler[Any], ranks: int, position: Position
-    ) -> None:
-        """Raises ConfigError for a loader whose ranks have unequally many batches, or that draws for another world."""
-        if isinstance(loader.dataset, IterableDataset):
-            raise ConfigError("a DataLoader with a DistributedSampler needs a dataset with random access")
-        if sampler.num_replicas != ranks:
+    def __init__(self, loader: DataLoader[Any], batches: list[list[list[int]]], position: Position) -> None:
+        """batches: rank -> its batches of this epoch, each a list of indices. Raises ConfigError if the ranks have
+        unequally many."""
+        if len({len(own) for own in batches}) != 1:
             raise ConfigError(
-                f"the DistributedSampler was made for {sampler.num_replicas} ranks, and the job has {ranks}: leave "
-                f"num_replicas= out, or start the script with --ranks {sampler.num_replicas}"
+                f"the ranks have {[len(own) for own in batches]} batches; a DistributedSampler gives each as many"
             )
-        super().__init__(ranks, position)
+        super().__init__(len(batches), position)
         self._begun_in = 0
         """The process in which the loader's worker_init_fn was called."""
         self._loader = loader
-        self._sampler = sampler
-        with randomness_kept():
-            self._batches = [self._drawn(rank) for rank in range(ranks)]
-        drawn = {index for batches in self._batches for batch in batches for index in batch}
-        if ranks > 1 and len(drawn) > 1 and all(batches == self._batches[0] for batches in self._batches):
-            raise ConfigError(
-                f"{type(sampler).__name__} gives every rank the same samples: let it look at its rank in each __iter__"
-            )
-        if len({len(batches) for batches in self._batches}) != 1:
-            raise ConfigError(
-                f"the ranks have {[len(batches) for batches in self._batches]} batches; a DistributedSampler gives "
-                "each as many"
-            )
+        self._batches = batches
         self._prefetcher: Prefetcher | None = None
 
-    def _drawn(self, rank: int) -> list[list[int]]:
-        """The samples of each of a rank's batches in this epoch."""
-        own, self._sampler.rank = self._sampler.rank, rank
-        seed_fetch(self.seed, self.epoch, -1, 0)  # some draw from the global generators, alike in all ranks
-        try:
-            if self._loader.batch_sampler is None:
-                return [[index] for index in self._loader.sampler]
-            return [list(batch) for batch in self._loader.batch_sampler]
-        finally:
-            self._sampler.rank = own
+    @property
+    @abstractmethod
+    def seed(self) -> int:
+        """Of the random numbers that fetching a batch draws."""
 
     def __len__(self) -> int:
         return len(self._batches[0])
-
-    @property
-    def seed(self) -> int:
-        return int(getattr(self._sampler, "seed", 0))
-
-    @property
-    def epoch(self) -> int:
-        """As the script has set it by `sampler.set_epoch`."""
-        return int(getattr(self._sampler, "epoch", 0))
 
     def about(self) -> dict[str, Any]:
         """drawn: how many samples all ranks have."""
@@ -135,3 +105,48 @@ class SamplerSource(RankSource):
     def close(self) -> None:
         if self._prefetcher is not None:
             self._prefetcher.close()
+
+
+class SamplerSource(ListedSource):
+    """One epoch of a loader with a DistributedSampler."""
+
+    def __init__(
+        self, loader: DataLoader[Any], sampler: DistributedSampler[Any], ranks: int, position: Position
+    ) -> None:
+        """Raises ConfigError for a loader whose ranks have unequally many batches, or that draws for another world."""
+        if isinstance(loader.dataset, IterableDataset):
+            raise ConfigError("a DataLoader with a DistributedSampler needs a dataset with random access")
+        if sampler.num_replicas != ranks:
+            raise ConfigError(
+                f"the DistributedSampler was made for {sampler.num_replicas} ranks, and the job has {ranks}: leave "
+                f"num_replicas= out, or start the script with --ranks {sampler.num_replicas}"
+            )
+        self._sampler = sampler
+        with randomness_kept():
+            batches = [self._drawn(loader, rank) for rank in range(ranks)]
+        drawn = {index for own in batches for batch in own for index in batch}
+        if ranks > 1 and len(drawn) > 1 and all(own == batches[0] for own in batches):
+            raise ConfigError(
+                f"{type(sampler).__name__} gives every rank the same samples: let it look at its rank in each __iter__"
+            )
+        super().__init__(loader, batches, position)
+
+    def _drawn(self, loader: DataLoader[Any], rank: int) -> list[list[int]]:
+        """The samples of each of a rank's batches in this epoch."""
+        own, self._sampler.rank = self._sampler.rank, rank
+        seed_fetch(self.seed, self.epoch, -1, 0)  # some draw from the global generators, alike in all ranks
+        try:
+            if loader.batch_sampler is None:
+                return [[index] for index in loader.sampler]
+            return [list(batch) for batch in loader.batch_sampler]
+        finally:
+            self._sampler.rank = own
+
+    @property
+    def seed(self) -> int:
+        return int(getattr(self._sampler, "seed", 0))
+
+    @property
+    def epoch(self) -> int:
+        """As the script has set it by `sampler.set_epoch`."""
+        return int(getattr(self._sampler, "epoch", 0))

@@ -94,8 +94,10 @@ def _forward(script: RankScript, original: Any, self: Any, /, *args: Any, **kwar
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _note_forward(reduces: bool) -> None:
     script = RankScript.current()
-    if script is not None and torch.is_grad_enabled():
-        script.forward(reduces=reduces)
+    if script is not None:
+        script.evaluations.forwards += 1
+        if torch.is_grad_enabled():
+            script.forward(reduces=reduces)
 
 
 def _backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -23,6 +23,7 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.frameworks.accelerate import Accelerated
 from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alone
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches
@@ -122,6 +123,8 @@ class TrainerLoop:
         for name in REPLACED:
             setattr(trainer, name, getattr(evaluation if hasattr(evaluation, name) else self, name))
         script.job.on_lead(self._lead)
+        if (accelerated := Accelerated.of(script)) is not None:
+            accelerated.remove(trainer.accelerator)
 
     # The state that is kept between steps
 

@@ -69,6 +69,20 @@ def _transformers(module: ModuleType) -> None:
     hugging_face.install(Seams(), module)
 
 
+def _accelerate(module: ModuleType) -> None:
+    from runtime.frontends.frameworks import accelerate
+
+    _note_version("accelerate", module.__version__, accelerate.TESTED)
+    accelerate.install(Seams(), module)
+
+
+def _metrics(module: ModuleType) -> None:
+    """Of libraries whose metrics a script's evaluation feeds."""
+    from runtime.frontends.frameworks import fed_metrics
+
+    fed_metrics.guard(Seams(), module)
+
+
 def _lightning(module: ModuleType) -> None:
     from runtime.frontends.frameworks import lightning
 
@@ -90,6 +104,12 @@ def _torchdata(module: ModuleType) -> None:
     seams.wrap(module.StatefulDataLoader, "load_state_dict", load)
 
 
+def _fabric(module: ModuleType) -> None:
+    from runtime.frontends.frameworks import lightning
+
+    lightning.install_fabric(Seams(), module)
+
+
 def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:
     """Say so if the tests did not run with this version."""
     if not version.startswith(tuple(f"{series}." for series in tested)):
@@ -97,7 +117,12 @@ def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:
 
 
 FRAMEWORKS: dict[str, Adapt] = {
+    "accelerate": _accelerate,
+    "evaluate": _metrics,
+    "torchmetrics": _metrics,
     "transformers.trainer": _transformers,
+    "lightning.fabric": _fabric,
+    "lightning_fabric": _fabric,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _lightning,
     "torchdata.stateful_dataloader.stateful_dataloader": _torchdata,

@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from elastic.errors import ConfigError
+from runtime.frontends.ddp.process_group import LiveRank
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.lightning_evaluation import BatchPlace
@@ -97,6 +98,40 @@ def install(seams: Seams, module: Any) -> None:
     seams.wrap(module.Trainer, "fit", fit)
     seams.wrap(sys.modules[f"{package}.core.module"].LightningModule, "_on_before_batch_transfer", transfer)
     seams.wrap(sys.modules[f"{package}.callbacks"].ModelCheckpoint, "file_exists", exists)
+
+
+def install_fabric(seams: Seams, module: Any) -> None:
+    """module: lightning.fabric or lightning_fabric. A loop of the script's own over what Fabric sets up has turns, as
+    that of a script for DistributedDataParallel (see frontends/ddp). Each Fabric has all ranks, whatever it asks for,
+    and is rank 0 where the present leader is."""
+    original = module.Fabric.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        script = RankScript.current()
+        if script is not None:
+            given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+            strategy = given.get("strategy", "auto")
+            if isinstance(strategy, str) and not (strategy in ("auto", "elastic") or strategy.startswith("ddp")):
+                raise ConfigError(
+                    f"Fabric(strategy={strategy!r}) cannot train in place; write strategy='ddp', or start the script "
+                    "with --restart"
+                )
+            if strategy in ("auto", "elastic"):
+                given["strategy"] = "ddp"
+            given.update(devices=script.ranks, num_nodes=1)
+            if script.job.device.type == "cpu":
+                given["accelerator"] = "cpu"
+            args, kwargs = (), {name: value for name, value in given.items() if name != "self"}
+        original(self, *args, **kwargs)
+
+    def live_rank(script: RankScript, original: Any, /, self: Any) -> int:
+        return LiveRank(script.home)
+
+    seams.replace(module.Fabric, "__init__", made)
+    environment = sys.modules[f"{module.__name__}.plugins.environments.torchelastic"].TorchElasticEnvironment
+    for name in ("global_rank", "local_rank"):
+        seams.wrap(environment, name, live_rank)
 
 
 def _has(module: Any, name: str) -> bool:

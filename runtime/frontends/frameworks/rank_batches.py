@@ -127,7 +127,7 @@ class _Listed:
         self.drop_last = getattr(sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches)
+        return (list(batch) for batch in self._batches)  # accelerate lengthens the last one in place
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -144,17 +144,22 @@ def orders(loader: DataLoader[Any], ranks: int, epoch: int, seed: int) -> list[l
     seed_all(seed, epoch, "order of samples")
     if (sampler := sampler_of(loader)) is not None:
         return [_of_rank(loader, sampler, rank, (seed, epoch)) for rank in range(ranks)]
-    listed = _Listed([list(batch) for batch in inner], inner)
     if sharded is inner:
         if ranks > 1:
             raise ConfigError(
                 "this DataLoader gives every rank the same samples: give it a DistributedSampler, or to "
                 "accelerator.prepare(), as transformers.Trainer.get_train_dataloader() does"
             )
-        return [list(listed)]
+        return [[list(batch) for batch in inner or ()]]
+    return split(sharded, ranks)
+
+
+def split(sharded: Any, ranks: int) -> list[list[list[int]]]:
+    """Rank -> its batches, which accelerate's BatchSamplerShard gives it. The sampler within draws once."""
+    listed = _Listed([list(batch) for batch in sharded.batch_sampler], sharded.batch_sampler)
     found = []
     for rank in range(ranks):
-        own: Any = copy(sharded)  # accelerate's BatchSamplerShard
+        own = copy(sharded)
         own.batch_sampler, own.process_index = listed, rank
         found.append([list(batch) for batch in own])
     return found

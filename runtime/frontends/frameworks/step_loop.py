@@ -41,18 +41,18 @@ class AtHandOut:
     """
 
     def __init__(self, kept: Kept) -> None:
-        self._kept = kept
+        self.kept = kept
         self.note()
 
     def note(self) -> None:
-        self._state = self._kept.state_dict()
+        self._state = self.kept.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         return self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._state = state
-        self._kept.load_state_dict(state)
+        self.kept.load_state_dict(state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from typing import NamedTuple
 
 import torch
 
@@ -29,6 +30,13 @@ from runtime.loop.training.newcomer import Newcomer
 from runtime.loop.training.registered import Registered
 from runtime.recovery.checkpoint.coordinator import Taking
 from runtime.session import Op, OpKind, Session
+
+
+class CallResult(NamedTuple):
+    """The result of an operation: the values of its scalars, and its tensors by group."""
+
+    scalars: dict[str, float]
+    flats: dict[str, torch.Tensor]
 
 
 class Calls:
@@ -98,25 +106,27 @@ class Calls:
     def in_turns(
         self,
         op: Op,
-        fingerprint: dict[str, str],
-        said: Callable[[int], dict[str, float]],
-        totals: list[dict[str, float]],
+        leaf: Callable[[int], Partial],
+        results: list[CallResult],
+        groups: dict[str, int] | None = None,
     ) -> Iterator[int]:
         """As `run`, but the caller computes each unit that it gets before it asks for the next one.
 
-        said: returns the scalars of the unit, which is computed. totals: gets their sums over all units.
+        leaf: returns the leaf of the unit, which is computed. results: gets the result.
         """
-        self._session.begin(op, fingerprint)
+        self._session.begin(op, self._agreement.fingerprint(), groups)
         while True:
             while (unit := self._session.next_unit()) is not None:
                 self.running = unit
                 yield unit
-                leaf = empty_leaf(unit)
-                leaf.scalars = self._riders.travel({name: ("sum", value, 0.0) for name, value in said(unit).items()})
-                self._session.unit_done(leaf)
+                part = leaf(unit)
+                part.scalars = self._riders.travel(part.scalars)
+                self._session.unit_done(part)
                 self.running = None
             if (result := self._session.finish()) is not None:
-                totals.append(self._riders.arrive(result.scalars))
+                scalars = self._riders.arrive(result.scalars)
+                results.append(CallResult(scalars, {group: flat.clone() for group, flat in result.flats.items()}))
+                self._session.used()
                 return
 
     def collective(

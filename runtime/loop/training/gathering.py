@@ -8,7 +8,9 @@ own section: a sum with zeros changes no number. A worker that takes over a unit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,10 +19,10 @@ import torch
 from elastic.errors import UsageError
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.data.random_state import randomness_kept
-from runtime.loop.training.calls import empty_leaf
+from runtime.loop.training.calls import CallResult, empty_leaf
 from runtime.loop.training.training import Training
 from runtime.recovery.state.encoding import NamedTensor, decode, dtype_name, encode, from_blob, to_blob
-from runtime.session import OpKind
+from runtime.session import Op, OpKind
 
 T = TypeVar("T")
 
@@ -43,34 +45,62 @@ def gather(training: Training, label: str, parts: int, compute: Callable[[int], 
     def content(unit: int) -> bytes:
         if unit not in done:
             values = [compute(part) for part in range(unit * parts // units, (unit + 1) * parts // units)]
-            done[unit] = _to_bytes(values, label)
+            done[unit] = to_bytes(values, label)
         return done[unit]
 
-    def size(unit: int) -> Partial:
-        leaf = empty_leaf(unit)
-        leaf.scalars = {str(unit): ("sum", float(_digits(content(unit))), 0.0)}
-        return leaf
-
     def sizes_of(result: Partial) -> Json:
-        return [int(result.scalars[str(unit)][1]) for unit in range(units)]
+        return cast(Json, _counted({name: total for name, (_, total, _) in result.scalars.items()}, units))
 
     with randomness_kept():
-        sizes = cast(list[int], training.calls.collective(OpKind.EVALUATE, label, units, size, sizes_of))
-        ends = np.cumsum(sizes).tolist()
+        leaf = partial(_size, content=content)
+        sizes = cast(list[int], training.calls.collective(OpKind.EVALUATE, label, units, leaf, sizes_of))
+        filled = partial(_filled, content=content, sizes=sizes, device=training.session.sums_on)
+        whole = training.calls.vectors(f"{label}: values", units, filled, {"float32": sum(sizes)})
+    return [value for part in _parts(whole, sizes) for value in cast(list[T], from_bytes(part))]
 
-        def filled(unit: int) -> Partial:
-            vector = torch.zeros(ends[-1])
-            vector[ends[unit] - sizes[unit] : ends[unit]] = _vector(content(unit))
-            leaf = empty_leaf(unit)
-            leaf.flats = {"float32": vector.to(training.session.sums_on)}
-            return leaf
 
-        whole = training.calls.vectors(f"{label}: values", units, filled, {"float32": ends[-1]})["float32"].cpu()
-    return [
-        value
-        for end, count in zip(ends, sizes, strict=True)
-        for value in cast(list[T], _from_bytes(_content(whole[end - count : end])))
-    ]
+def gather_in_turns(training: Training, op: Op, done: dict[int, bytes], found: list[bytes]) -> Iterator[int]:
+    """As `gather`, but the caller computes the units. Gives those that `done`, unit -> content, lacks; the caller puts
+    such a unit there before it asks for the next one. found: gets the contents of all units."""
+    sums: list[CallResult] = []
+    content = done.__getitem__
+    for unit in training.calls.in_turns(op, partial(_size, content=content), sums):
+        if unit not in done:
+            yield unit
+    sizes = _counted(sums[0].scalars, op.units)
+    filled = partial(_filled, content=content, sizes=sizes, device=training.session.sums_on)
+    op = replace(op, label=f"{op.label}: values")
+    for unit in training.calls.in_turns(op, filled, sums, {"float32": sum(sizes)}):
+        if unit not in done:
+            yield unit
+    found += _parts(sums[1].flats, sizes)
+
+
+def _size(unit: int, content: Callable[[int], bytes]) -> Partial:
+    """The leaf of a unit that says how many numbers its content has."""
+    leaf = empty_leaf(unit)
+    leaf.scalars = {str(unit): ("sum", float(_digits(content(unit))), 0.0)}
+    return leaf
+
+
+def _counted(scalars: Mapping[str, float], units: int) -> list[int]:
+    return [int(scalars[str(unit)]) for unit in range(units)]
+
+
+def _filled(unit: int, content: Callable[[int], bytes], sizes: Sequence[int], device: torch.device) -> Partial:
+    """The leaf of a unit that has the contents of this unit in its own section."""
+    vector = torch.zeros(sum(sizes))
+    begin = sum(sizes[:unit])
+    vector[begin : begin + sizes[unit]] = _vector(content(unit))
+    leaf = empty_leaf(unit)
+    leaf.flats = {"float32": vector.to(device)}
+    return leaf
+
+
+def _parts(flats: Mapping[str, torch.Tensor], sizes: Sequence[int]) -> list[bytes]:
+    """The content of each unit."""
+    whole, ends = flats["float32"].cpu(), np.cumsum(sizes).tolist()
+    return [_content(whole[end - count : end]) for end, count in zip(ends, sizes, strict=True)]
 
 
 def _digits(content: bytes) -> int:
@@ -89,8 +119,8 @@ def _content(vector: torch.Tensor) -> bytes:
     return np.stack([digits >> 16, digits >> 8 & 255, digits & 255], axis=1).astype(np.uint8).tobytes()
 
 
-def _to_bytes(value: object, label: str) -> bytes:
-    """The length of a JSON header, the header, the tensors."""
+def to_bytes(value: object, label: str) -> bytes:
+    """What job.state takes, as bytes: the length of a JSON header, the header, the tensors."""
     tensors: list[NamedTensor] = []
     plain = encode(value, label, tensors)
     blobs = [to_blob(tensor).numpy().tobytes() for _, tensor in tensors]
@@ -101,7 +131,8 @@ def _to_bytes(value: object, label: str) -> bytes:
     return b"".join((len(header).to_bytes(8, "little"), header, *blobs))
 
 
-def _from_bytes(content: bytes) -> Any:
+def from_bytes(content: bytes) -> Any:
+    """The value of `to_bytes`; its tensors are on the CPU."""
     begin = 8 + int.from_bytes(content[:8], "little")
     plain, about = json.loads(content[8:begin])
     found = []

@@ -85,7 +85,6 @@ arguments = TrainingArguments(
     metric_for_best_model="loss",
     greater_is_better=False,
     report_to=[],
-    use_cpu=True,
     seed=3,
 )
 trainer = Weighted(

@@ -6,4 +6,5 @@ plain_values.py  numbers, strings, lists and short tensors: undone, and given to
 evaluation_values.py what an evaluation adds up in them: each rank's part, and what all ranks have together
 model_copies.py  larger tensors: averages of the weights, and whatever else the script keeps beside the model
 loop_shape.py    loops whose turns are counted where nothing can be undone, and what ends a loop
+size_limits.py   sizes of what a script changes, where they are limited: for `elastic doctor --ranks`
 """

@@ -23,7 +23,7 @@ from runtime.recovery.state.change_detection import version_of
 
 SUM_MAX = 1 << 14
 """Elements of a tensor in which an evaluation adds up: as many as dist.all_reduce takes."""
-_LOWEST, _HIGHEST = "lowest ", "highest "
+LOWEST, HIGHEST = "lowest ", "highest "
 _ENTRY = re.compile(r"(\d+)-th (\w+)/?(\d*) in (.*)", re.DOTALL)
 
 
@@ -80,7 +80,7 @@ class EvaluationValues(FrameValues):
             if not (is_number(was) and is_number(here)) or here == was:
                 continue
             if math.isinf(was) and math.isfinite(here):
-                found[f"{_LOWEST if was > 0 else _HIGHEST}{rank} {place.text}"] = float(here)
+                found[f"{LOWEST if was > 0 else HIGHEST}{rank} {place.text}"] = float(here)
             elif math.isfinite(was) or (math.isinf(was) and math.isnan(here)):
                 found[place.text] = float(here - was)
         return found
@@ -147,7 +147,7 @@ class EvaluationValues(FrameValues):
             if not isinstance(here, int | float):
                 continue
             kind = self._grown.get(place.text)
-            for extreme in (_LOWEST, _HIGHEST):
+            for extreme in (LOWEST, HIGHEST):
                 if (limit := totals.get(extreme + place.text)) is not None:
                     wanted[place] = _as(kind, limit)
             if place.text in totals:
@@ -176,10 +176,10 @@ def total(found: list[dict[str, float]]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for added in found:
         for name, value in added.items():
-            if name.startswith((_LOWEST, _HIGHEST)):
+            if name.startswith((LOWEST, HIGHEST)):
                 extreme, _, text = name.split(" ", 2)
                 name = f"{extreme} {text}"
-                value = (min if name.startswith(_LOWEST) else max)(value, totals.get(name, value))
+                value = (min if name.startswith(LOWEST) else max)(value, totals.get(name, value))
             else:
                 value += totals.get(name, 0)
             totals[name] = value

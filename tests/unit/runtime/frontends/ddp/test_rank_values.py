@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
+from runtime.frontends.ddp.process_group import LiveRank
 from runtime.frontends.ddp.rank_values import RankValue, by_rank, lost, reduce
 
 
@@ -119,3 +123,11 @@ def check_worlds(op: str, dtype: torch.dtype, ranks: int) -> None:
     for workers in range(2, ranks + 1):
         owned = [tuple(rank for rank in range(ranks) if rank * workers // ranks == worker) for worker in range(workers)]
         assert torch.equal(reduce([RankValue(own, value) for own in owned], op, ranks), one)
+
+
+def test_a_rank_that_is_sent_is_a_number() -> None:
+    """In a container that is copied it stays what is asked at each moment."""
+    rank = LiveRank(3)
+    assert type(pickle.loads(pickle.dumps(rank))) is int
+    assert copy.deepcopy([rank])[0] is rank
+    assert copy.copy(rank) is rank

@@ -12,7 +12,7 @@ from torch import nn
 from runtime.frontends.ddp.frames.model_copies import ModelCopies
 from runtime.frontends.ddp.frames.places import DEPTH_MAX, OBJECTS_MAX, ScriptFrames
 from runtime.frontends.ddp.frames.plain_values import LIST_MAX, TENSOR_MAX
-from runtime.frontends.ddp.limits import Size, SizeWatch
+from runtime.frontends.ddp.frames.size_limits import Size, SizeWatch
 
 HERE = ScriptFrames()
 
