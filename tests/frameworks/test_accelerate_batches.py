@@ -46,7 +46,7 @@ def test_skipped_batches_are_skipped_in_each_rank() -> None:
 
 
 def test_an_epoch_draws_once_whatever_the_number_of_ranks() -> None:
-    def orders(ranks: int) -> list[list[list[int]]]:
+    def orders(ranks: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(7)
         sampler = BatchSampler(RandomSampler(range(16), generator=generator), 16 // ranks, drop_last=False)
         loader = Prepared(data_loader.BatchSamplerShard(sampler, ranks, 0) if ranks > 1 else sampler)
