@@ -18,6 +18,7 @@ from runtime.frontends.restart.rounds import (
     Failure,
     GoOn,
     Hang,
+    LookAtKept,
     RoundState,
     ScriptReport,
     ScriptState,
@@ -160,6 +161,8 @@ class RoundsWorld:
         exchange.decided[name] = decision
         self._check(worker, exchange, decision)
         match decision:
+            case LookAtKept():
+                worker.state.held = ()  # scripts that keep nothing
             case StartScript(store):
                 self._start(worker, store)
             case Blame(blamed, failure) if blamed == name:

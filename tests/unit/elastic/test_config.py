@@ -138,7 +138,7 @@ def test_the_limit_is_the_number_of_workers_unless_given() -> None:
         (
             {"restart": True},
             "restarted: each change of the workers ends the script on all of them and starts it again; only what the "
-            "script saves itself is kept",
+            "script saves itself, or gives to elastic.keep, is kept",
         ),
     ],
 )
