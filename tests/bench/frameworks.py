@@ -110,8 +110,9 @@ def rows_of(name: str, step_s: Figures) -> list[Row]:
 def notes() -> list[str]:
     """What a reader has to know to judge the table."""
     return [
-        "hf: GPT-2 with 3.5 M parameters by `transformers.Trainer`, 4 sequences of 64 words a rank, 2 ranks, 2 workers "
-        "or 2 processes; no logging, no snapshots.",
+        "GPT-2 with 3.5 M parameters, 4 sequences of 64 words a rank, 2 ranks, 2 workers or 2 processes; no logging, "
+        "no snapshots. hf: by `transformers.Trainer`; accelerate: by a loop of its own; lightning: by Lightning's "
+        "`Trainer`.",
     ]
 
 
