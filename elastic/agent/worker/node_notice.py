@@ -15,7 +15,7 @@ from typing import Self
 from elastic.records.files import read_regular, write_atomically
 
 NOTICE_FILE = "ELASTIC_NOTICE_FILE"
-"""Of a script of --restart: where its worker keeps the notice."""
+"""Environment variable of a script under --restart: path of the file in which its worker keeps the notice."""
 
 REPEATED_S = 5.0
 """A notice is repeated, as by an agent to its worker. The repetition ends at the same time, give or take these seconds,
@@ -35,7 +35,7 @@ class NodeNotice:
     kind: str = ""
     """"reclaim", "maintenance", "time limit" or "asked"."""
     source: str = ""
-    """Who says so: "EC2", "Slurm", "SIGTERM", "operator" for `elastic drain`, ..."""
+    """Where the notice comes from: "EC2", "Slurm", "SIGTERM", "operator" for `elastic drain`, ..."""
     deadline: float = field(default=0.0, compare=False)
     """The same time as until_s, in seconds since 1970."""
 

@@ -8,7 +8,7 @@ lost.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol, cast
 
 import torch
@@ -63,6 +63,9 @@ class LoopCalls(Protocol):
     def exchange(self, call: str, value: torch.Tensor) -> list[RankValue]:
         """As collectives.exchange."""
 
+    def feed(self, metric: Any, add: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """A metric of a library is to add values up. add: the method that does so."""
+
 
 class Evaluations:
     """Used by the script's thread only."""
@@ -76,7 +79,8 @@ class Evaluations:
         self.running = False
         """An evaluation is in progress, or was left before its end."""
         self.loop: LoopCalls | None = None
-        """Of the evaluation in progress, if its loop may call collectives."""
+        """Answers the collectives that the loop of the evaluation in progress calls. None: no evaluation is in
+        progress, or its loop may call none."""
         self.forwards = 0
         """How often a model has run in the turn in progress of such a loop."""
         self.batches = 0

@@ -27,7 +27,7 @@ def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
 
 
 class ListedSource(RankSource):
-    """One epoch of a loader, of which the samples of each batch of each rank are known."""
+    """One epoch of a DataLoader. The samples of each batch are known for all ranks."""
 
     def __init__(self, loader: DataLoader[Any], batches: list[list[list[int]]], position: Position) -> None:
         """batches: rank -> its batches of this epoch, each a list of indices. Raises ConfigError if the ranks have
@@ -46,7 +46,7 @@ class ListedSource(RankSource):
     @property
     @abstractmethod
     def seed(self) -> int:
-        """Of the random numbers that fetching a batch draws."""
+        """Seed of the random numbers that a batch draws when it is fetched."""
 
     def __len__(self) -> int:
         return len(self._batches[0])
@@ -108,7 +108,7 @@ class ListedSource(RankSource):
 
 
 class SamplerSource(ListedSource):
-    """One epoch of a loader with a DistributedSampler."""
+    """One epoch of a DataLoader that has a DistributedSampler."""
 
     def __init__(
         self, loader: DataLoader[Any], sampler: DistributedSampler[Any], ranks: int, position: Position

@@ -10,7 +10,6 @@ Private names of accelerate, seen in the versions TESTED: utils.operations._gpu_
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from elastic.errors import ConfigError
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.seams import Seams
-from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining
+from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining, operations
 from runtime.frontends.frameworks.gathering_loop import GatheringLoop
 from runtime.frontends.frameworks.step_loop import AtHandOut
 
@@ -34,8 +33,8 @@ REFUSED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP", "XLA")
 
 def install(seams: Seams, accelerate: Any) -> None:
     """accelerate: the package. Raises ConfigError if it lacks a private name that is needed."""
-    operations, accelerator = accelerate.utils.operations, accelerate.accelerator
-    if missing := [name for name in PRIVATE if not hasattr(operations, name)]:
+    functions = operations()
+    if missing := [name for name in PRIVATE if not hasattr(functions, name)]:
         raise ConfigError(
             f"accelerate.utils.operations has no {', '.join(missing)}: version {accelerate.__version__} cannot "
             f"train in place, {', '.join(TESTED)} can; or start the script with --restart"
@@ -48,9 +47,9 @@ def install(seams: Seams, accelerate: Any) -> None:
     seams.wrap(accelerate.data_loader.DataLoaderShard, "__iter__", _iterate)
     seams.wrap(accelerate.data_loader.DataLoaderDispatcher, "__iter__", _dispatched)
     seams.wrap(accelerate.scheduler.AcceleratedScheduler, "step", _scheduler_step)
-    seams.wrap(operations, "_gpu_gather", _gather)
-    seams.wrap(operations, "_gpu_gather_object", _gather_object)
-    for module in (operations, accelerate.utils, accelerator):
+    seams.wrap(functions, "_gpu_gather", _gather)
+    seams.wrap(functions, "_gpu_gather_object", _gather_object)
+    for module in (functions, accelerate.utils, accelerate.accelerator):
         seams.wrap(module, "pad_across_processes", _pad)
     for name in ("notebook_launcher", "debug_launcher"):
         seams.wrap(accelerate, name, _launched)
@@ -74,7 +73,7 @@ class Accelerated:
 
     @classmethod
     def of(cls, script: RankScript) -> Accelerated | None:
-        """Of this script; None: it has made no Accelerator."""
+        """What this script's accelerators count; None: the script has made no Accelerator."""
         found = script.objects.by_kind.get("accelerate")
         return cast(Accelerated, found[0].kept) if found else None
 
@@ -218,7 +217,7 @@ def _gather(script: RankScript, original: Any, tensor: Any) -> Any:
     loop = script.evaluations.loop
     if not isinstance(loop, GatheringLoop):
         return original(tensor)
-    return _operations().recursively_apply(loop.gather, tensor, error_on_other_type=True)
+    return operations().recursively_apply(loop.gather, tensor, error_on_other_type=True)
 
 
 def _gather_object(script: RankScript, original: Any, thing: Any) -> Any:
@@ -239,7 +238,7 @@ def _pad(
         return original(tensor, dim, pad_index, pad_first)
     with loop.padding(dim, pad_index, pad_first) as padded:
         found = original(tensor, dim, pad_index, pad_first)
-        _operations().recursively_apply(padded, found)
+        operations().recursively_apply(padded, found)
     return found
 
 
@@ -258,7 +257,3 @@ def _split(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs
 def _is_local_main(self: Any, local: Any) -> bool:
     """All ranks are of one node, as LOCAL_WORLD_SIZE says."""
     return bool(local(self) if RankScript.current() is None else self.is_main_process)
-
-
-def _operations() -> Any:
-    return sys.modules["accelerate.utils.operations"]

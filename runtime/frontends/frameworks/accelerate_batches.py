@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader
-
 from elastic.errors import ConfigError
 from runtime.data.loader import seed_fetch
 from runtime.data.random_state import randomness_kept
@@ -28,12 +26,12 @@ class TurnState(Protocol):
 
 
 class PreparedBatches(ListedSource):
-    """One epoch of such a loader. Its samplers draw once, when this is made."""
+    """One epoch of a DataLoader that accelerate has prepared. Its samplers draw once, when this object is made."""
 
-    def __init__(self, loader: DataLoader[Any], ranks: int, position: Position) -> None:
+    def __init__(self, loader: Any, ranks: int, position: Position) -> None:
         """Raises ConfigError for ranks with unequally many batches."""
-        self._epoch = int(getattr(loader, "iteration", 0))
-        self._device = getattr(loader, "device", None)
+        self._epoch = int(loader.iteration)
+        self._prepared = loader
         with randomness_kept():
             seed_fetch(self.seed, self._epoch, -1, 0)  # some draw from the global generators, alike in all ranks
             batches = drawn(loader, ranks)
@@ -77,10 +75,15 @@ class PreparedBatches(ListedSource):
 
     def to_device(self, batch: Any) -> Any:
         """The batch where the script wants it."""
-        if self._device is None:
+        loader = self._prepared
+        if loader.device is None:
             return batch
-        operations = sys.modules["accelerate.utils.operations"]
-        return operations.send_to_device(batch, self._device, non_blocking=self._loader._non_blocking)  # type: ignore[attr-defined]
+        return operations().send_to_device(batch, loader.device, non_blocking=loader._non_blocking)
+
+
+def operations() -> Any:
+    """accelerate's module of that name, which the script has imported."""
+    return sys.modules["accelerate.utils.operations"]
 
 
 def sampler_within(loader: Any) -> Any:

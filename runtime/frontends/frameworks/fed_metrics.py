@@ -101,8 +101,7 @@ def _wrapped_update(script: RankScript, original: Any, self: Any, update: Any) -
 
 
 def _feed(script: RankScript, metric: Any, add: Callable[..., None], /, *args: Any, **kwargs: Any) -> None:
-    loop: Any = script.evaluations.loop
-    if hasattr(loop, "feed"):
+    if (loop := script.evaluations.loop) is not None:
         loop.feed(metric, add, *args, **kwargs)
     else:
         add(*args, **kwargs)

@@ -24,6 +24,7 @@ from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.evaluation import REMEMBERED_MAX
 from runtime.frontends.ddp.frames.evaluation_values import HIGHEST, LOWEST, EvaluationValues, total
+from runtime.frontends.ddp.frames.places import ValuePlace
 from runtime.frontends.ddp.frames.plain_values import FrameValues, is_number, item, same
 from runtime.frontends.ddp.process_group import as_object, as_tensor
 from runtime.frontends.ddp.rank_script import RankScript
@@ -121,11 +122,13 @@ class BatchValues(EvaluationValues):
         """Those of the places to which these names, as of `added`, belong."""
         found = type(self)(self._frames)
         found._grown, found.extremes = self._grown, self.extremes
-        for mine, kept in ((self._plain, found._plain), (self._lists, found._lists), (self._tensors, found._tensors)):
-            places = cast(dict[Any, Any], mine)
-            cast(dict[Any, Any], kept).update(
-                (place, value) for place, value in places.items() if any(_belongs(place.text, name) for name in names)
-            )
+
+        def wanted(place: ValuePlace) -> bool:
+            return any(_belongs(place.text, name) for name in names)
+
+        found._plain = {place: value for place, value in self._plain.items() if wanted(place)}
+        found._lists = {place: value for place, value in self._lists.items() if wanted(place)}
+        found._tensors = {place: value for place, value in self._tensors.items() if wanted(place)}
         return found
 
 
