@@ -94,24 +94,22 @@ def test_a_port_is_seen_while_it_is_listened_on() -> None:
         assert resources.still_open(seen) == set(), "the port is somebody else's now"
 
 
-def test_a_segment_or_directory_that_nobody_uses_is_abandoned() -> None:
-    made = [Path("/dev/shm") / f"soak-test-{os.getpid()}-{kind}" for kind in ("file", "directory")]
+def test_a_segment_or_directory_that_nobody_uses_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not in /dev/shm: a chaos run beside this test would take them for what its job has left behind.
+    monkeypatch.setattr(resources, "SHARED_MEMORY", tmp_path)
+    made = [tmp_path / kind for kind in ("file", "directory")]
     names = {path.name for path in made}
     made[0].write_bytes(b"x")
     made[1].mkdir()
-    try:
-        assert names <= resources.shared_memory()
-        assert resources.abandoned({*names, "never-there"}) == names
-        held = [os.open(path, os.O_RDONLY) for path in made]
-        assert resources.abandoned(names) == set(), "another job's, which is still running"
-        assert resources.in_use({*names, "never-there"}) == names
-        assert resources.in_use(names, but_by={os.getpid()}) == set()
-        for descriptor in held:
-            os.close(descriptor)
-        assert resources.abandoned(names) == names
-    finally:
-        made[0].unlink()
-        made[1].rmdir()
+    assert names == resources.shared_memory()
+    assert resources.abandoned({*names, "never-there"}) == names
+    held = [os.open(path, os.O_RDONLY) for path in made]
+    assert resources.abandoned(names) == set(), "another job's, which is still running"
+    assert resources.in_use({*names, "never-there"}) == names
+    assert resources.in_use(names, but_by={os.getpid()}) == set()
+    for descriptor in held:
+        os.close(descriptor)
+    assert resources.abandoned(names) == names
 
 
 def test_a_process_is_found_by_its_mark_until_it_ends() -> None:

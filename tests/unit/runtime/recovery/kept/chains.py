@@ -6,13 +6,14 @@ them ended by a kill, and how many steps at most were done again, of those that 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,10 +96,22 @@ def steps_done(home: Path, number: RoundNumber, world: int) -> list[list[int]]:
     return [list(map(int, file.read_text().split())) for file in files if file.exists()]
 
 
+@contextlib.contextmanager
+def memory_directory() -> Iterator[str]:
+    """Open until it is gone: a chaos run beside this program would take it for what its own job has left behind."""
+    made = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-chain-")
+    in_use = os.open(made.name, os.O_RDONLY)
+    try:
+        with made as directory:
+            yield directory
+    finally:
+        os.close(in_use)
+
+
 def chain(seed: int) -> str:
     dice = random.Random(seed)
     rounds = kills = again = whole = 0
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-chain-") as directory:
+    with memory_directory() as directory:
         home = Path(directory)
         while not (home / "digest").exists():
             rounds += 1
