@@ -242,7 +242,7 @@ def test_extremes_are_those_of_all_batches_of_all_ranks() -> None:
         *_, smallest, largest, _, _ = kit.evaluate()
         losses = []
         for x, y in zip(kit.evaluated.dataset[:][0].split(3), kit.evaluated.dataset[:][1].split(3), strict=True):
-            with torch.no_grad():   # of a copy, as a loader collates: some processors sum a view in another order
+            with torch.no_grad():  # of a copy, as a loader collates: some processors sum a view in another order
                 losses.append(F.cross_entropy(kit.model.module(x.clone()), y.clone()).item())
         assert (smallest, largest) == (min(losses), max(losses))
 
