@@ -38,6 +38,7 @@ OF_WORKERS: Mapping[str, str] = {
 OF_RANKS: Mapping[str, str] = {
     "torch._C._distributed_c10d.HashStore": "the process group of --ranks",
     "torch._C._distributed_c10d._create_work_from_future": "the process group of --ranks",
+    "torch._disable_dynamo": "compiled models with --ranks",
     "torch.distributed.distributed_c10d._object_to_tensor": "objects in collectives of --ranks",
     "torch.distributed.distributed_c10d._tensor_to_object": "objects in collectives of --ranks",
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": "DistributedDataParallel with --ranks",

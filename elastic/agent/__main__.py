@@ -35,7 +35,9 @@ def start_early(words: Sequence[str]) -> ForkServerProcess | None:
         # Read as plain JSON, because the codec would import too much. The agent itself checks the file.
         job = json.loads((job_dir / "job.json").read_bytes())
         variables = dict(pair.split("=", 1) for pair in job["env"])
-        return start_fork_server(job["command"], variables, job_dir / "logs", options.node) if job["fork"] else None
+        if not job["fork"]:
+            return None
+        return start_fork_server(job["command"], variables, job_dir / "logs", options.node, restarts=job["restart"])
     except (ElasticError, OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.agent.worker import held_signals
-from elastic.agent.worker.import_scan import Import, Program, leading_imports, program_of
+from elastic.agent.worker.import_scan import Import, Program, leading_imports, names_in, program_of
 from elastic.errors import ColdStart
 from elastic.process import stop_signals
 from runtime.forkserver import clone_parent, process_title, script_runner
+from runtime.forkserver.without_dynamo import DYNAMO, asks_for_dynamo, defer_dynamo
 from runtime.script_end import exit_now
 
 ALWAYS = (
     "torch",
-    "torch._dynamo",  # imported by the first optimizer, though only compiling needs it: half of torch's import time
     "torch.utils.data",
     "runtime.loop.job",
     "runtime.worker.worker_session",
@@ -48,9 +48,10 @@ MESSAGE_BYTES = 2**16
 DESCRIPTORS = 3
 
 
-def main(channel: str, without: str, *command: str) -> None:
-    """Run the fork server. channel: descriptor of the socket to the agent. without: modules left to the script,
-    separated by commas. Never returns; a forked worker ends by SystemExit.
+def main(channel: str, restarts: str, without: str, *command: str) -> None:
+    """Run the fork server. channel: descriptor of the socket to the agent. restarts: "1" if the workers run torchrun's
+    scripts as they are, again and again. without: modules left to the script, separated by commas. Never returns; a
+    forked worker ends by SystemExit.
     """
     held_signals.hold()
     thresholds = gc.get_threshold()
@@ -61,11 +62,12 @@ def main(channel: str, without: str, *command: str) -> None:
     os.environ.update({name: value for name, value in THREADLESS.items() if name not in inherited})
     try:
         wanted = program_of(command)
-        prepare(wanted, left_out)
+        prepare(wanted, left_out, restarts=restarts == "1")
     except Unsuitable as found:
         if len(left_out) < LEFT_OUT_MAX:
             _tell(agent, "fork_server_without", module=found.module, because=found.because)
-            again = [sys.executable, "-c", sys.orig_argv[2], channel, ",".join([*left_out, found.module]), *command]
+            left_out.append(found.module)
+            again = [sys.executable, "-c", sys.orig_argv[2], channel, restarts, ",".join(left_out), *command]
             with stop_signals.blocked():
                 os.execve(sys.executable, again, inherited)
         _leave(agent, str(found))
@@ -100,12 +102,14 @@ class Unsuitable(ColdStart):
         self.because = because
 
 
-def prepare(wanted: Program, without: Sequence[str] = ()) -> None:
+def prepare(wanted: Program, without: Sequence[str] = (), *, restarts: bool = False) -> None:
     """Do the imports beforehand. Raises ColdStart if the process could not be forked afterwards."""
     clone_parent.check()
-    imports = leading_imports(script_runner.sources(wanted))
+    sources = script_runner.sources(wanted)
+    imports = leading_imports(sources)
     chosen = [one for one in imports if one.module not in without and script_runner.is_installed(one.outermost, wanted)]
-    for one in (*chosen, *map(Import, ALWAYS)):
+    dynamo = restarts or asks_for_dynamo({one.outermost for one in chosen}, names_in(sources))
+    for one in (*chosen, *map(Import, (*ALWAYS, DYNAMO) if dynamo else ALWAYS)):
         try:
             __import__(one.module, fromlist=one.names)
         except Exception as error:
@@ -114,6 +118,7 @@ def prepare(wanted: Program, without: Sequence[str] = ()) -> None:
             clone_parent.settle()
             if because := unfit():
                 raise Unsuitable(one.module, because)
+    defer_dynamo()
 
 
 def unfit() -> str:

@@ -110,7 +110,9 @@ class Launcher:
 
     def _make_fork_server(self, process: ForkServerProcess | None = None) -> None:
         try:
-            process = process or start_fork_server(self._command, self._spec.environment, self._logs, self._node)
+            process = process or start_fork_server(
+                self._command, self._spec.environment, self._logs, self._node, restarts=self._spec.restart
+            )
             self._made += 1
             self._fork_server = ForkServer(process, self._journal, self._changed)
         except (ColdStart, ConfigError, OSError) as error:

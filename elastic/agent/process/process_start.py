@@ -120,7 +120,9 @@ class ForkServerProcess:
     outlets: Outlets
 
 
-def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServerProcess:
+def start_process(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, *, restarts: bool = False
+) -> ForkServerProcess:
     """Start a fork server. Main thread only, because the fork server dies with it.
 
     command: a worker's, the interpreter first. environment: shared by all workers. Raises ConfigError and OSError if
@@ -132,7 +134,7 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], log: P
         channel.setblocking(False)
         outlets = Outlets(log)
         theirs.set_inheritable(True)
-        words = [command[0], "-c", BOOT, str(theirs.fileno()), "", *command]
+        words = [command[0], "-c", BOOT, str(theirs.fileno()), "1" if restarts else "", "", *command]
         return ForkServerProcess(start_cold(words, environment, outlets, holds=True), channel, outlets)
     except BaseException:
         channel.close()
@@ -143,14 +145,18 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], log: P
         theirs.close()
 
 
-def start_fork_server(command: Sequence[str], variables: Mapping[str, str], logs: Path, node: str) -> ForkServerProcess:
-    """Start the fork server of a job, which takes longest at the start of an agent. Main thread only. command,
-    variables: those of the job's workers. Raises ColdStart, ConfigError and OSError if they cannot be forked."""
+def start_fork_server(
+    command: Sequence[str], variables: Mapping[str, str], logs: Path, node: str, *, restarts: bool
+) -> ForkServerProcess:
+    """Start the fork server of a job, which takes longest at the start of an agent. Main thread only.
+
+    command, variables: those of the job's workers. restarts: scripts are started again in each generation. Raises
+    ColdStart, ConfigError and OSError if they cannot be forked."""
     import_scan.program_of(command)
     environment = job_environment(variables)
     if not is_this_interpreter(shutil.which(command[0], path=environment.get("PATH"))):
         raise ColdStart(f"{command[0]} is another interpreter than the agent's")
-    return start_process(command, environment, logs / f"fork-server-{node}.log")
+    return start_process(command, environment, logs / f"fork-server-{node}.log", restarts=restarts)
 
 
 def is_this_interpreter(program: str | None) -> bool:

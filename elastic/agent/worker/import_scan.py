@@ -72,6 +72,18 @@ def leading_imports(sources: Sequence[tuple[str, str]]) -> tuple[Import, ...]:
     return tuple(found)
 
 
+def names_in(sources: Sequence[tuple[str, str]]) -> frozenset[str]:
+    """All names, attributes and imported names in these texts, as `leading_imports` takes them. Raises ColdStart for a
+    program that does not compile."""
+    found = set[str]()
+    for where, text in sources:
+        for node in ast.walk(_parsed(where, text)):
+            match node:
+                case ast.Name(name) | ast.Attribute(attr=name) | ast.alias(name):
+                    found.update(name.split("."))
+    return frozenset(found)
+
+
 def _parsed(where: str, text: str) -> ast.Module:
     try:
         return ast.parse(text, where)

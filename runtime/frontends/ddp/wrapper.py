@@ -7,6 +7,7 @@ stays the same, for `isinstance` and for who has imported it already; its method
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,13 +92,20 @@ def _forward(script: RankScript, original: Any, self: Any, /, *args: Any, **kwar
     return self.module(*args, **kwargs)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _note_forward(reduces: bool) -> None:
+    # Only where the compiler is there is it to be kept out: to tell it so imports it, which takes seconds.
+    (_note_uncompiled if "torch._dynamo" in sys.modules else _note)(reduces)
+
+
+def _note(reduces: bool) -> None:
     script = RankScript.current()
     if script is not None:
         script.evaluations.forwards += 1
         if torch.is_grad_enabled():
             script.forward(reduces=reduces)
+
+
+_note_uncompiled = torch._disable_dynamo(_note)  # type: ignore[attr-defined]
 
 
 def _backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -47,9 +47,10 @@ def test_a_waiting_agent_begins_with_a_byte_and_ends_with_its_parent(tmp_path: P
 
 def test_the_fork_server_of_a_job_is_started_before_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job_in(tmp_path)
-    monkeypatch.setattr(process_start, "start_process", lambda *about: about)
+    monkeypatch.setattr(process_start, "start_process", lambda *about, restarts: (*about, restarts))
     started: Any = start_early(["--slots", "1", "--job-dir", str(tmp_path), "--node", "a"])
-    command, environment, log = started
+    command, environment, log, restarts = started
+    assert not restarts
     assert (command, log) == (list(spec.command), tmp_path / "logs" / "fork-server-a.log")
     assert environment["A"] == "b", "that of the job"
 
