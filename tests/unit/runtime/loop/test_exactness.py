@@ -107,15 +107,27 @@ def test_a_run_that_goes_on_from_the_middle_of_an_epoch_has_the_bits_of_the_quie
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is none")
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",  # all but the last stage, which takes most of the time
+        pytest.param(
+            "inductor",
+            marks=(
+                pytest.mark.long,
+                pytest.mark.skipif(shutil.which("g++") is None, reason="it needs a C++ compiler, and there is none"),
+            ),
+        ),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_has_the_bits_of_the_quiet_run() -> None:
+def test_a_compiled_model_has_the_bits_of_the_quiet_run(backend: str) -> None:
     """Compiled anew by every worker, as in a job: with dropout, so that compiled random numbers count too."""
 
     def compiled(job: Job) -> None:
         torch._dynamo.reset()
         model = mlp(nn.BatchNorm1d(8), nn.Dropout(0.3))
-        train(job, cast(nn.Module, torch.compile(model)))
+        train(job, cast(nn.Module, torch.compile(model, backend=backend)))
 
     quiet = run(compiled, Recorded())
     world = World(2, kills={"w0": (3, 0)})
