@@ -31,6 +31,7 @@ examples:
   elastic chaos run --preset freeze --job job.toml  a job as `elastic submit` takes it
   elastic chaos run scenario.toml -- train.py       faults at the times and places of a file
   elastic chaos run --trace spot-8-nodes --speed 20 --duration 5m -- train.py --steps 5000
+  elastic chaos run --workers 4 --trace bamboo-p3 --divide 8 --speed 60 -- train.py --steps 5000
   elastic chaos run --preset cluster --duration 3m -- train.py --steps 2000      over several nodes, on this machine
   elastic chaos run --preset everything --workers 4 --slots 2 -- train.py --steps 2000      over two nodes of two
   elastic chaos run --restart --preset rounds --duration 3m -- train.py      any script for torchrun
@@ -140,6 +141,12 @@ def _add_run(actions: Any) -> None:
     )
     run.add_argument("--speed", type=_speed, metavar="X", help="play the trace X times faster (default 1)")
     run.add_argument(
+        "--divide",
+        type=_divide,
+        metavar="N",
+        help="a worker stands for N machines of the trace: of those that go at one instant one in N goes, rounded up",
+    )
+    run.add_argument(
         "--job-dir", type=Path, metavar="DIR", help="directory of this run (default: ./elastic-chaos/<name>-<n>)"
     )
     run.add_argument(
@@ -207,6 +214,15 @@ def _speed(text: str) -> float:
 
     try:
         return checked_speed(float(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _divide(text: str) -> int:
+    from chaos_tests.scenario.scenario import checked_divide
+
+    try:
+        return checked_divide(int(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -14,7 +14,7 @@ from chaos_tests.run.campaign import RESTARTS, Campaign, ground
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.scenario import Scenario, scenario_from_toml
 from chaos_tests.scenario.schedule import Planned, plan_of_trace, preset_of
-from chaos_tests.scenario.traces import read_trace
+from chaos_tests.scenario.traces import divided, read_trace
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError
 from elastic.wire import codec
@@ -44,7 +44,7 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
     if "preset" in said and "trace" in said:
         raise ConfigError("give --preset or --trace: each of them says which faults come when")
     if "preset" in said:
-        scenario = replace(scenario, faults=(), trace="", speed=None)
+        scenario = replace(scenario, faults=(), trace="", speed=None, divide=None)
     if "trace" in said:
         scenario = replace(scenario, faults=(), preset="")
     return replace(scenario, **said), words[1:] if words[:1] == ["--"] else words
@@ -105,12 +105,15 @@ def _faults(scenario: Scenario, workers: int) -> tuple[str, tuple[Planned, ...]]
     if scenario.trace:
         path = trace_path(scenario.trace)
         trace = read_trace(_read(path), str(path))
+        if scenario.divide is not None:
+            trace = divided(trace, scenario.divide)
         limit_s = scenario.duration_s if scenario.duration_s is not None else math.inf
         if not (plan := plan_of_trace(trace, workers, scenario.speed or 1.0, limit_s)):
             raise ConfigError(f"{path}: no node of {workers} goes in that time; give another --duration or --speed")
         return f"trace {path.name}", plan
-    if scenario.speed is not None:
-        raise ConfigError("--speed is that of a trace; give --trace too")
+    for name, value in (("--speed", scenario.speed), ("--divide", scenario.divide)):
+        if value is not None:
+            raise ConfigError(f"{name} is that of a trace; give --trace too")
     if scenario.faults:
         if scenario.duration_s is not None:
             raise ConfigError("duration is that of a preset or a trace; each [[fault]] says with `at` when it comes")

@@ -10,6 +10,7 @@ restart = true               a script for torchrun in rounds, see docs/restart.m
 job = "job.toml"             in place of a script on the command line; from the scenario's directory
 trace = "spot.csv"           of nodes that come and go; from the scenario's directory, or one that comes along
 speed = 20                   so many times faster than it was recorded
+divide = 8                   a worker stands for so many nodes of it
 
 [[fault]]
 at = "10s"                   from the first applied step
@@ -28,9 +29,11 @@ from typing import Any
 
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.schedule import Planned
+from chaos_tests.scenario.traces import NODES_MAX
 from elastic.errors import ConfigError
 
 SPEED_MAX = 1e6
+NAMES = ("preset", "seed", "duration", "workers", "slots", "ranks", "restart", "job", "trace", "speed", "divide")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class Scenario:
     job: str = ""
     trace: str = ""
     speed: float | None = None
+    divide: int | None = None
     faults: tuple[Planned, ...] = ()
 
 
@@ -68,9 +72,7 @@ def scenario_from_toml(text: str, where: str) -> Scenario:
     if not isinstance(tables, list):
         raise ConfigError(f"{where}: write [[fault]] above the fields of a fault")
     try:
-        _check_names(
-            document, ("preset", "seed", "duration", "workers", "slots", "ranks", "restart", "job", "trace", "speed")
-        )
+        _check_names(document, NAMES)
         scenario = Scenario(
             preset=_text(document, "preset"),
             seed=_integer(document, "seed"),
@@ -82,12 +84,14 @@ def scenario_from_toml(text: str, where: str) -> Scenario:
             job=_text(document, "job"),
             trace=_text(document, "trace"),
             speed=_speed(document),
+            divide=_divide(document),
             faults=_faults(tables),
         )
         if sum(map(bool, (scenario.preset, scenario.trace, scenario.faults))) > 1:
             raise ValueError("give one of preset, trace and [[fault]]: each of them says which faults come when")
-        if scenario.speed is not None and not scenario.trace:
-            raise ValueError("speed is that of a trace; leave it out")
+        for name, value in (("speed", scenario.speed), ("divide", scenario.divide)):
+            if value is not None and not scenario.trace:
+                raise ValueError(f"{name} is that of a trace; leave it out")
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     return scenario
@@ -157,6 +161,18 @@ def _speed(table: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     return checked_speed(value)
+
+
+def _divide(table: Mapping[str, Any]) -> int | None:
+    value = table.get("divide")
+    return None if value is None else checked_divide(value)
+
+
+def checked_divide(value: object) -> int:
+    """Raises ValueError unless it is a number of nodes."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= NODES_MAX:
+        raise ValueError(f"divide must be a whole number of nodes, 1 to {NODES_MAX}: 8 makes 4 workers of 32 nodes")
+    return value
 
 
 def checked_speed(value: object) -> float:

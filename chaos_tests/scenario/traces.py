@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, groupby
 
 from elastic.errors import ConfigError
 
@@ -133,6 +133,34 @@ def _seconds(text: str, last_s: float, at: str) -> float:
     if (at_s := float(text) / 1000) < last_s:
         raise ConfigError(f"{at}: {text} ms is before the line above it")
     return at_s
+
+
+def divided(trace: Sequence[Change], by: int) -> tuple[Change, ...]:
+    """The trace of a fleet that is `by` times smaller: its losses come at the same instants.
+
+    Of the nodes that come or go at one instant one in `by` does so here, rounded up, so that no loss is left out. There
+    are never more than one in `by` of the most nodes that were there, rounded up. Those that came first go first.
+    """
+    most = now = 0
+    for change in trace:
+        now += 1 if change.there else -1
+        most = max(most, now)
+    there: list[str] = []
+    names = count()
+    found: list[Change] = []
+    for at_s, together in groupby(trace, key=lambda change: change.at_s):
+        changes = list(together)
+        come = sum(change.there for change in changes)
+        for _ in range(min(_share(len(changes) - come, by), len(there))):
+            found.append(Change(at_s, there.pop(0), False))
+        for _ in range(min(_share(come, by), _share(most, by) - len(there))):
+            there.append(f"n{next(names)}")
+            found.append(Change(at_s, there[-1], True))
+    return tuple(found)
+
+
+def _share(nodes: int, by: int) -> int:
+    return -(-nodes // by)
 
 
 def absences(trace: Sequence[Change], slots: int, speed: float) -> tuple[Absence, ...]:

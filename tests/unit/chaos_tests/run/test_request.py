@@ -86,6 +86,8 @@ def test_the_faults_of_a_scenario_come_by_their_times() -> None:
         ("job = 3", "put it into quotes"),
         ('trace = "x.csv"\nspeed = 0', "speed must be a number above 0"),
         ("speed = 2", "speed is that of a trace"),
+        ("divide = 2", "divide is that of a trace"),
+        ('trace = "x.csv"\ndivide = 0', "divide must be a whole number of nodes"),
     ],
 )
 def test_a_bad_scenario_says_what_to_write(text: str, said: str) -> None:

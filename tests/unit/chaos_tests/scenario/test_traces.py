@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import pytest
 
 from chaos_tests.run import request
 from chaos_tests.scenario.schedule import Planned, plan_of_trace
-from chaos_tests.scenario.traces import Absence, Change, absences, as_csv, generate, read_trace
+from chaos_tests.scenario.traces import Absence, Change, absences, as_csv, divided, generate, read_trace
 from elastic.cli import main
 from elastic.errors import ConfigError
 
@@ -72,6 +72,36 @@ def test_places_are_empty_until_another_node_takes_them() -> None:
     assert absences(trace, 1, 1.0) == (), "the first place keeps its node"
 
 
+def test_a_smaller_fleet_has_its_losses_at_the_same_instants() -> None:
+    trace = read_trace("[8, 7, 2, 3, 8, 0, 8]", "t.json")
+    at_s = [(change.at_s, change.there) for change in divided(trace, 4)]
+    # 8 nodes are two; one goes, then the other one; one comes with one node, the second one with five.
+    assert at_s[:6] == [(0.0, True), (0.0, True), (60.0, False), (120.0, False), (180.0, True), (240.0, True)]
+    assert at_s[6:] == [(300.0, False), (300.0, False), (360.0, True), (360.0, True)], "all of them, and all again"
+    assert len(absences(divided(trace, 4), 2, 1.0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "lost", "instants"),
+    [
+        ("bamboo-p3", 32, 167, 79),
+        ("bamboo-g4dn", 24, 74, 48),
+        ("parcae-hh", 32, 19, 9),
+        ("parcae-hl", 32, 11, 6),
+        ("parcae-lh", 24, 18, 8),
+        ("parcae-ll", 18, 4, 3),
+    ],
+)
+def test_published_traces_have_what_was_published(name: str, most: int, lost: int, instants: int) -> None:
+    trace = read_trace(request.trace_path(name).read_text(), name)
+    counts = list(accumulate(1 if change.there else -1 for change in trace))
+    gone = [change.at_s for change in trace if not change.there]
+    assert (max(counts), len(gone), len(set(gone))) == (most, lost, instants)
+    small = divided(trace, 8)
+    assert {change.at_s for change in small if not change.there} <= set(gone)
+    assert max(accumulate(1 if change.there else -1 for change in small)) == -(-most // 8)
+
+
 def test_who_leaves_for_good_leaves_its_place_empty_to_the_end() -> None:
     trace = read_trace("0,add,a\n0,add,b\n1000,remove,a\n3000,remove,b\n4000,add,c\n9000,remove,c\n", "t")
     assert absences(trace, 2, 1.0) == (Absence(0.0, 0, 3.0), Absence(2.0, 1, 6.0), Absence(8.0, 0, 0.0))
@@ -94,7 +124,7 @@ def test_what_is_generated_has_the_published_shape() -> None:
     assert {True, False} == {change.there for change in trace[12:]}
 
 
-@pytest.mark.parametrize("name", request.traces_here())
+@pytest.mark.parametrize("name", ["spot-8-nodes", "spot-32-nodes"])
 def test_what_comes_along_was_made_as_its_first_line_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     head, _, body = request.trace_path(name).read_text().partition("\n")
     assert main(head.removeprefix("# elastic ").split()) == 0
