@@ -329,6 +329,14 @@ def elastic(home: Path, network: Network | None) -> Iterator[Elastic]:
         yield Elastic(home, gate, cluster, job)
 
 
+def free_port() -> int:
+    """Of 127.0.0.1."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
 class Torchrun:
     """Three agents of torchrun with a worker each. Whatever they may wait for is set short."""
 
@@ -337,9 +345,7 @@ class Torchrun:
     def __init__(self, home: Path, gate: Gate) -> None:
         self.gate, self.directory = gate, home / "stamps"
         self._home = home
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self._commands: dict[str, Command] = {}
 
     def root(self, node: str) -> int:
