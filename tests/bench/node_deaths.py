@@ -337,10 +337,10 @@ def free_port() -> int:
     return port
 
 
-class Torchrun:
-    """Three agents of torchrun with a worker each. Whatever they may wait for is set short."""
+class Commands:
+    """A launcher whose nodes are commands of this process."""
 
-    name = THEIRS
+    name: str
 
     def __init__(self, home: Path, gate: Gate) -> None:
         self.gate, self.directory = gate, home / "stamps"
@@ -355,6 +355,25 @@ class Torchrun:
         process = self._commands.pop(node).process
         process.kill()
         process.wait()
+
+    def check(self) -> None:
+        for node, command in self._commands.items():
+            if command.process.poll() is not None:
+                raise RuntimeError(f"{node} of {self.name} has ended:\n{command.output[-4000:]}")
+
+    def close(self) -> None:
+        for command in self._commands.values():
+            command.stop()
+
+    def _run(self, node: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        output = self._home / f"{node}-{time.monotonic_ns()}.out"
+        self._commands[node] = Command(words, output, environment=environment, cwd=self._home)
+
+
+class Torchrun(Commands):
+    """Three agents of torchrun with a worker each. Whatever they may wait for is set short."""
+
+    name = THEIRS
 
     def start(self, node: str) -> None:
         waits = "last_call_timeout=1,join_timeout=60,close_timeout=1,heartbeat_timeout=1"
@@ -377,18 +396,7 @@ class Torchrun:
             "PYTHONPATH": str(contenders.ROOT),
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "torch.distributed.run", *options, script]
-        output = self._home / f"{node}-{time.monotonic_ns()}.out"
-        self._commands[node] = Command(command, output, environment=environment, cwd=self._home)
-
-    def check(self) -> None:
-        for node, command in self._commands.items():
-            if command.process.poll() is not None:
-                raise RuntimeError(f"{node} of torchrun has ended:\n{command.output[-4000:]}")
-
-    def close(self) -> None:
-        for command in self._commands.values():
-            command.stop()
+        self._run(node, [sys.executable, "-m", "torch.distributed.run", *options, script], environment)
 
 
 @contextmanager

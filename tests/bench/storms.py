@@ -26,9 +26,9 @@ from pathlib import Path
 from chaos_tests.cluster import Network, why_not
 from chaos_tests.run.request import trace_path
 from chaos_tests.scenario.traces import Absence, absences, divided, read_trace
-from chaos_tests.support.processes import Command, exit_on_sigterm
+from chaos_tests.support.processes import exit_on_sigterm
 from tests.bench import contenders, legs, node_deaths, report, work
-from tests.bench.node_deaths import MORTAL, NODES, Driver, Launcher
+from tests.bench.node_deaths import MORTAL, NODES, Commands, Driver, Launcher
 from tests.bench.recovery import say
 from tests.bench.report import Row
 from tests.bench.stamps import Stamp
@@ -125,52 +125,28 @@ def storm(driver: Driver, launcher: Launcher, gone: Sequence[Absence], seconds: 
     return replace(leg, taken=sum(not back for at_s, _, back in events if at_s < seconds))
 
 
-class Torchft:
+class Torchft(Commands):
     """torchft's lighthouse, and a replica group of one process on each node. Whatever they wait for is set short."""
 
     name = TORCHFT
 
     def __init__(self, home: Path, gate: Gate, peer: Path) -> None:
-        self.gate, self.directory = gate, home / "stamps"
-        self._home, self._peer = home, peer
-        self._port = node_deaths.free_port()
-        self._commands: dict[str, Command] = {}
-        waits = (f"--quorum_tick_ms={TICK_MS}", f"--join_timeout_ms={JOIN_MS}", f"--heartbeat_timeout_ms={SILENT_MS}")
-        program = str(peer / "bin" / "torchft_lighthouse")
-        words = [sys.executable, program, "--min_replicas=1", f"--bind=127.0.0.1:{self._port}", *waits]
-        self._lighthouse = Command(words, home / "lighthouse.out", environment=self._environment(), cwd=home)
-
-    def _environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": os.pathsep.join(map(str, (contenders.ROOT, self._peer))), "OMP_NUM_THREADS": "1"}
-
-    def root(self, node: str) -> int:
-        return self._commands[node].process.pid
-
-    def end(self, node: str) -> None:
-        process = self._commands.pop(node).process
-        process.kill()
-        process.wait()
-
-    def start(self, node: str) -> None:
-        environment = self._environment() | {
-            "BENCH_GATE": str(self.gate.path),
+        super().__init__(home, gate)
+        self._environment = {
+            "PYTHONPATH": os.pathsep.join(map(str, (contenders.ROOT, peer))),
+            "OMP_NUM_THREADS": "1",
+            "BENCH_GATE": str(gate.path),
             "BENCH_STAMPS": str(self.directory),
-            "BENCH_NODE": node,
             "BENCH_NODES": ",".join(NODES),
             "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}",
         }
-        output = self._home / f"{node}-{time.monotonic_ns()}.out"
-        command = [sys.executable, str(contenders.SCRIPTS / "train_torchft.py")]
-        self._commands[node] = Command(command, output, environment=environment, cwd=self._home)
+        waits = (f"--quorum_tick_ms={TICK_MS}", f"--join_timeout_ms={JOIN_MS}", f"--heartbeat_timeout_ms={SILENT_MS}")
+        lighthouse = (str(peer / "bin" / "torchft_lighthouse"), "--min_replicas=1", f"--bind=127.0.0.1:{self._port}")
+        self._run("the lighthouse", [sys.executable, *lighthouse, *waits], self._environment)
 
-    def check(self) -> None:
-        for node, command in (*self._commands.items(), ("the lighthouse", self._lighthouse)):
-            if command.process.poll() is not None:
-                raise RuntimeError(f"{node} of torchft has ended:\n{command.output[-4000:]}")
-
-    def close(self) -> None:
-        for command in (*self._commands.values(), self._lighthouse):
-            command.stop()
+    def start(self, node: str) -> None:
+        program = str(contenders.SCRIPTS / "train_torchft.py")
+        self._run(node, [sys.executable, program], {**self._environment, "BENCH_NODE": node})
 
 
 @contextmanager
