@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests.nemesis.out_of_memory import starve, why_not
 from elastic import cli
 from elastic.checkpoints.manifest import Manifest
 from elastic.checkpoints.series import Series
@@ -118,6 +119,18 @@ def test_the_leader_is_killed_in_once_and_the_next_one_repeats_it(job: Job) -> N
     job.send(leader)
     job.until("the next leader runs it", lambda: job.held_at("once") - held)
     job.open("once")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_worker_without_memory_is_named_with_what_it_had(job: Job) -> None:
+    victim = job.await_world(3)[1]
+    starve(job.workers()[victim])
+    job.until("the loss is decided", lambda: victim not in job.members() and job.members())
+    told = job.await_event("worker_out_of_memory", worker_id=victim)
+    assert told["peak_bytes"] > 10e6
+    assert told["because"].startswith("the memory of the machine, "), "its cgroup is not the agent's"
+    job.until("the command says so", lambda: f"the kernel has ended {victim}, which had 0." in job.output)
+    assert len(job.events("worker_out_of_memory")) == 1, "whom somebody kills is none"
 
 
 def test_a_short_pause_expels_nobody(job: Job) -> None:

@@ -64,6 +64,8 @@ class WorkerProcess:
     ) -> None:
         outlets.close_out()
         self.pid = pid
+        self.peak_bytes = 0
+        """The most memory that it has had at a time, with what it shares; known when it has ended."""
         self._out, self._log, self._log_path = outlets.reader, outlets.log, outlets.path
         self._on_line = on_line
         self._on_exit = on_exit
@@ -118,7 +120,8 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
         self.signal(signal.SIGKILL)
-        status = stop_signals.plain(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+        _, ended, usage = os.wait4(self.pid, 0)
+        status, self.peak_bytes = stop_signals.plain(os.waitstatus_to_exitcode(ended)), usage.ru_maxrss * 1024
         while self._read():
             pass
         if self._line:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from elastic.agent.process import worker_process
 from elastic.agent.process.launcher import Launcher, Start
+from elastic.agent.process.memory_kills import SOON_S, MemoryKills
 from elastic.agent.process.worker_process import WorkerProcess
 from elastic.agent.worker import death_watch, stack_dump
 from elastic.agent.worker.death_watch import DeathWatch
@@ -49,6 +50,12 @@ class WorkerProcesses:
         self._processes: dict[str, WorkerProcess] = {}
         self._lifelines: dict[str, DeathWatch] = {}
         self._announced: dict[str, int] = {}
+        self._ended_by_us: set[str] = set()
+        """Workers to which this agent has sent SIGKILL while they lived."""
+        self._dead: set[str] = set()
+        """Workers whose end has begun."""
+        self._memory = MemoryKills()
+        self._look: asyncio.TimerHandle | None = None
         self._exits = asyncio.Event()
 
     def __contains__(self, worker_id: str) -> bool:
@@ -57,6 +64,8 @@ class WorkerProcesses:
 
     def start(self, number: int, worker_id: str, settings: Mapping[str, str], *, restarted: bool) -> None:
         """Start a worker. settings: its environment variables."""
+        if self._look is None:
+            self._look_at_memory()
         line = DeathWatch()
 
         def started(worker: WorkerProcess, cold: str) -> None:
@@ -99,11 +108,13 @@ class WorkerProcesses:
 
     def signal(self, worker_id: str, number: signal.Signals) -> None:
         if worker_id in self._processes:
+            if number == signal.SIGKILL and worker_id not in self._dead:
+                self._ended_by_us.add(worker_id)
             self._processes[worker_id].signal(number)
 
     def kill_all(self) -> None:
-        for worker in self._processes.values():
-            worker.signal(signal.SIGKILL)
+        for worker_id in self._processes:
+            self.signal(worker_id, signal.SIGKILL)
 
     def facts(self, worker_id: str) -> Facts | None:
         """The worker's facts from the kernel; None if its process is gone."""
@@ -121,10 +132,17 @@ class WorkerProcesses:
     async def end(self) -> None:
         """Start no worker any more, and wait for the end of all workers."""
         self._starter.close()
+        if self._look is not None:
+            self._look.cancel()
         self.kill_all()
         while self._processes:
             self._exits.clear()
             await self._exits.wait()
+
+    def _look_at_memory(self) -> None:
+        """So that a worker which somebody kills is not taken for one that the kernel has ended long before."""
+        self._memory.note()
+        self._look = asyncio.get_running_loop().call_later(SOON_S, self._look_at_memory)
 
     def _log(self, worker_id: str) -> Path:
         return self._logs / f"{worker_id}.log"
@@ -137,6 +155,7 @@ class WorkerProcesses:
     def _dying(self, worker_id: str) -> None:
         """Report a dying worker before its pidfd is ready; later the worker is reaped and replaced."""
         if (worker := self._processes.get(worker_id)) is not None:
+            self._dead.add(worker_id)
             status = worker_process.ending_status(worker.pid)
             because = describe(status)
             self._journal.write("worker_dying", worker_id=worker_id, pid=worker.pid, because=because)
@@ -147,6 +166,12 @@ class WorkerProcesses:
         self._lifelines.pop(worker_id).close()
         del self._numbers[worker_id]
         pid, because = self._announced.pop(worker_id, worker.pid), describe(status)
+        if status == -signal.SIGKILL and worker_id not in self._ended_by_us and (want := self._memory.take()):
+            self._journal.write(
+                "worker_out_of_memory", worker_id=worker_id, pid=pid, because=want, peak_bytes=worker.peak_bytes
+            )
+        self._ended_by_us.discard(worker_id)
+        self._dead.discard(worker_id)
         self._journal.write("worker_exited", worker_id=worker_id, pid=pid, because=because)
         self._exits.set()
         self._events.on_exit(number, worker_id, status, worker.last_words)

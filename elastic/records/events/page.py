@@ -73,6 +73,7 @@ FIELDS: Mapping[str, str] = {
     "owner": "whose quota it is",
     "parts": "how many parts",
     "pass_no": "number of the pass in its step",
+    "peak_bytes": "the most memory at a time, in bytes",
     "peer": "network address of the caller",
     "place": "of `script_failed` where the exception was raised; of a fault the point at which it strikes; of "
     "`checkpoint_read` `memory` or `disk`",

@@ -22,7 +22,9 @@ class StoryMoment:
     because: str
 
 
-_CAUSES = frozenset({"fault_injected", "worker_dying", "worker_frozen", "worker_exited", "stuck", "member_lost"})
+_CAUSES = frozenset(
+    {"fault_injected", "worker_dying", "worker_frozen", "worker_out_of_memory", "worker_exited", "stuck", "member_lost"}
+)
 _ARRIVALS = frozenset({"worker_started", "announced", "invited", "state_copied"})
 _ENDS = frozenset({"quiesce_started", "job_ended"})
 _CHANGES = frozenset({"submitted", "scaled", "stop_asked", "cordoned", "drain_asked"})

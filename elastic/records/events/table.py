@@ -60,6 +60,13 @@ def _worker_failed(line: Line) -> str:
     return f"{line['worker_id']} {line['because']}{then}; its log is in logs/"
 
 
+def _worker_out_of_memory(line: Line) -> str:
+    return (
+        f"the kernel has ended {line['worker_id']}, which had {line['peak_bytes'] / 1e9:.1f} GB: {line['because']}. "
+        "Smaller micro-batches or fewer workers on the machine need less"
+    )
+
+
 def _slot_given_up(line: Line) -> str | None:
     """Only the leader's line is shown: an agent's line has the number of the slot within its node."""
     if not isinstance(line["slot"], str):
@@ -210,6 +217,10 @@ ROWS = (
     _agent("worker_dying", "because", "the main thread of {worker_id} has ended", feeds=_LOSS),
     _agent("worker_exited", "because", "the process of {worker_id} is gone", "", WARN, instant=True,
         feeds=(*_LOSS, "elastic_workers_ended_total")),
+    _agent("worker_out_of_memory", "because peak_bytes", "the kernel has ended {worker_id}: {because}",
+        "It had at most that many bytes at a time, with those that workers share. Smaller micro-batches (more shards) "
+        "or fewer workers on the machine need less; so does --snapshot-every off", BAD, instant=True,
+        console=_worker_out_of_memory),
     _agent("worker_failed", "because words replaced", "the script has ended {worker_id}", "", BAD,
         console=_worker_failed),
     _agent("worker_frozen", "because", "{worker_id} is frozen", "It lives, says nothing and uses no CPU: a signal, a "
