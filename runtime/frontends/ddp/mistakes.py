@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import linecache
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 
 from elastic import errors
 
@@ -18,6 +22,14 @@ def read_ahead() -> errors.ReadAhead:
         "turn for one rank, whose gradients are reduced at the end of backward(): take one batch, call backward(), and "
         "then take the next, without prefetching or list(loader), and without `continue` before backward(). If this is "
         f"an evaluation, call model.eval() before the loop. {ELSE}"
+    )
+
+
+def other_loop() -> errors.NotInPlace:
+    return not_in_place(
+        "Taking more batches of a training loader after another loop over a DataLoader with a DistributedSampler has "
+        "begun",
+        "Let one loop end before the next one begins; an evaluation between two steps begins behind model.eval().",
     )
 
 
@@ -106,14 +118,63 @@ def left_gradient(name: str, where: str) -> errors.StrayGradient:
     )
 
 
-def unknown_batches() -> errors.UnknownBatches:
+def unknown_batches(drawn: Sequence[str] = ()) -> errors.UnknownBatches:
+    """drawn: the lines of the script that draw a batch, as `drawn_by_hand` gives them."""
+    if drawn:
+        target, _, call = drawn[-1].partition(": ")[2].partition(" = ")
+        return errors.UnknownBatches(
+            f"the script draws its batches itself, in {'; '.join(drawn)}; nobody knows which samples belong to which "
+            "rank. Write `import elastic.ddp as ddp` and, before the loop, `batches = iter(ddp.batches(lambda: "
+            f"{call}, steps=N))` with the number N of batches that a rank takes. In place of these lines write "
+            f"`{target} = next(batches)`, each behind the backward() of the batch before. {ELSE}"
+        )
     return errors.UnknownBatches(
         "backward() of a DistributedDataParallel model came outside of a loop over a DataLoader with a "
         "DistributedSampler: nobody knows which samples belong to which rank. Give the training DataLoader "
-        "sampler=DistributedSampler(dataset), as torchrun needs it too. itertools.cycle(loader) keeps the batches of "
+        "sampler=DistributedSampler(dataset), as torchrun needs it too. Where there is no DataLoader, use "
+        "elastic.ddp.batches(). itertools.cycle(loader) keeps the batches of "
         "its first epoch, and asks no loader for others: write `while True: yield from loader` in a function instead. "
         f"{ELSE}"
     )
+
+
+def drawn_by_hand(frame: FrameType, models: Sequence[object]) -> list[str]:
+    """The lines of the frame's function in which a call gives what a model gets, as "train.py:12: x, y = draw()".
+
+    models: the DistributedDataParallel models. Lines are found where the function calls a model, and draws a batch, by
+    plain names.
+    """
+    file = frame.f_code.co_filename
+    try:
+        tree: ast.AST = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
+    if frame.f_code.co_name != "<module>":
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        tree = next((node for node in functions if node.name == frame.f_code.co_name), ast.Module([], []))
+    nodes = list(_of_one_function(tree))
+    known = {**frame.f_globals, **frame.f_locals}
+    names = {name for name, value in known.items() if any(value is model for model in models)}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names]
+    given = {argument.id for call in calls for argument in call.args if isinstance(argument, ast.Name)}
+    return [
+        f"{os.path.basename(file)}:{node.lineno}: {ast.unparse(node)}"
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value not in calls
+        if given & _named(node.targets) and not given & _named([node.value])  # no x = x.to(device)
+    ]
+
+
+def _named(nodes: Sequence[ast.AST]) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _of_one_function(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below one, but those within functions and classes that are defined there; in the order of the lines."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield node
+            yield from _of_one_function(node)
 
 
 def counted(loop: str) -> errors.NotInPlace:

@@ -105,3 +105,9 @@ class ScriptObjects:
             for buffer, before in self._buffers:
                 buffer.copy_(before)
         self._buffers.clear()
+
+
+def is_meter(value: object) -> bool:
+    """Whether an object holds numbers and nothing else, as an AverageMeter does, whatever class it is of."""
+    held = getattr(value, "__dict__", None)
+    return bool(held) and type(held) is dict and all(type(number) in (int, float) for number in held.values())

@@ -98,6 +98,8 @@ def _note_forward(reduces: bool) -> None:
         script.evaluations.forwards += 1
         if torch.is_grad_enabled():
             script.forward(reduces=reduces)
+        else:
+            script.evaluations.without_gradients = True
 
 
 def _backward(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
+from runtime.frontends.ddp.script_objects import is_meter
 from runtime.script_files import is_library
 
 DEPTH_MAX = 3
@@ -140,14 +141,13 @@ class ScriptFrames:
 
     def _is_scripts_own(self, value: object) -> bool:
         """Whether the class of a value is defined in a file of the script, and it has attributes; or the value is a
-        namespace, or a short dict. A module of a network is none of these: see `add_model`."""
+        namespace, a short dict, or a meter of a library. A module of a network is none of these: see `add_model`."""
         if is_dict(value):
             return len(value) <= OBJECTS_MAX
         if isinstance(value, type | torch.nn.Module | torch.Tensor):
             return False
-        if isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders:
-            return True
-        return is_defined_by_script(type(value))
+        own = isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders
+        return own or is_meter(value) or is_defined_by_script(type(value))
 
     def write(self, values: Mapping[ValuePlace, object]) -> None:
         """Put a value at each of these places. What cannot be written, as its owner is another object by now or is

@@ -22,6 +22,9 @@ SCRIPTS = {
     "spawned": 2,
     "early": 2,
     "replica_groups": 6,
+    "reduced": 4,
+    "ungraded": 4,
+    "probe": 4,
 }
 """-> steps of an epoch."""
 
