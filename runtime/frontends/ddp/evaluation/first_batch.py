@@ -15,7 +15,7 @@ import torch
 
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.evaluation.gathering_loop import ADDED, SUMS, GatheringLoop
-from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues
+from runtime.frontends.ddp.evaluation.loop_values import LoopValues
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_values import RankValue
 from runtime.frontends.ddp.sampler_source import ListedSource
@@ -74,7 +74,7 @@ def evaluate(script: RankScript, source: ListedSource) -> Iterator[Any]:
     """The batches that this worker's loop has. Raises MidShardCollective, NotInPlace, BufferChanged."""
     evaluations = script.evaluations
     evaluations.check_begins()
-    start, occasion = EvaluationValues.read(script.frames), script.occasion("an evaluation")
+    start, occasion = LoopValues.read(script.frames), script.occasion("an evaluation")
     evaluations.summed = start.summed
     if evaluations.counts_for_nobody:
         told: Any = script.training.replies.shared.get(occasion)

@@ -24,7 +24,8 @@ from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.evaluation.evaluations import REMEMBERED_MAX
 from runtime.frontends.ddp.evaluation.fed_metrics import FedMetrics, packed, unpacked
-from runtime.frontends.ddp.frames.evaluation_values import HIGHEST, LOWEST, EvaluationValues, total
+from runtime.frontends.ddp.evaluation.loop_values import LoopValues
+from runtime.frontends.ddp.frames.evaluation_values import HIGHEST, LOWEST, total
 from runtime.frontends.ddp.frames.places import ValuePlace
 from runtime.frontends.ddp.frames.plain_values import FrameValues, is_number, item, same
 from runtime.frontends.ddp.process_group import as_object, as_tensor
@@ -55,7 +56,7 @@ class Brought:
         """The numbers that it has changed, as they were before: workers may begin an evaluation with different ones."""
 
 
-class BatchValues(EvaluationValues):
+class BatchValues(LoopValues):
     """The plain values of the script before a batch."""
 
     extremes: Mapping[str, float] = MappingProxyType({})

@@ -129,7 +129,7 @@ class ScriptFrames:
         if isinstance(owner, type) and is_defined_by_script(owner) and id(owner) not in seen:
             seen.add(id(owner))
             yield from ((place.under(key), value) for key, value in list(vars(owner).items()) if key[:2] != "__")
-        if not self._is_scripts_own(owner) or id(owner) in seen or objects.get(place.frame, 0) >= OBJECTS_MAX:
+        if not self.is_followed(owner) or id(owner) in seen or objects.get(place.frame, 0) >= OBJECTS_MAX:
             return
         seen.add(id(owner))
         objects[place.frame] = objects.get(place.frame, 0) + 1
@@ -139,7 +139,7 @@ class ScriptFrames:
                 if len(place.path) + 1 < DEPTH_MAX:
                     yield from self._inside(place.under(key), value, seen, objects)
 
-    def _is_scripts_own(self, value: object) -> bool:
+    def is_followed(self, value: object) -> bool:
         """Whether the class of a value is defined in a file of the script, and it has attributes; or the value is a
         namespace, a short dict, or a meter of a library. A module of a network is none of these: see `add_model`."""
         if is_dict(value):
