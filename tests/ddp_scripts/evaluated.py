@@ -40,8 +40,8 @@ class Logger:
         self.meters = defaultdict(lambda: AverageMeter(""))
 
     def log_every(self, loader):
-        for batch in loader:
-            yield batch
+        for x, y in loader:
+            yield x.float(), y
         for meter in self.meters.values():
             meter.synchronize()
 

@@ -193,9 +193,13 @@ class RankScript:
     def rank_now(self) -> int:
         """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn or in an epoch
         that is over in the job."""
+        return self.ranks if self.mute or self.training.at.joining else self.job.rank
+
+    @property
+    def mute(self) -> bool:
+        """Whether what the script says now is said once too often: in a silent turn, or in an epoch that is over."""
         loop = self.evaluations.loop
-        nobody = self.silent or self.passing or self.training.at.joining or (loop is not None and loop.silent)
-        return self.ranks if nobody else self.job.rank
+        return self.silent or self.passing or (loop is not None and loop.silent)
 
     @property
     def silent(self) -> bool:

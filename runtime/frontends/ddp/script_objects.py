@@ -20,6 +20,9 @@ class ScriptObjects:
         self.by_kind: dict[str, list[Any]] = {}
         self.wrapped: list[nn.Module] = []
         """The DistributedDataParallel models, as the script holds them."""
+        self.unsaved: set[str | None] = set()
+        """Paths of the files that torch.save() was to write, and has not, and of what was made of them since; None
+        stands for an open file."""
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._trained: list[tuple[nn.Parameter, bool]] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []

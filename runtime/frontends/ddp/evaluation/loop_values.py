@@ -14,7 +14,7 @@ from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace, is_dic
 from runtime.frontends.ddp.frames.plain_values import born, is_number
 
 
-class Entry(NamedTuple):
+class DictEntry(NamedTuple):
     """An object, and where it is in a dict."""
 
     owner: dict[Any, Any]
@@ -27,7 +27,7 @@ class LoopValues(EvaluationValues):
 
     def __init__(self, frames: ScriptFrames) -> None:
         super().__init__(frames)
-        self._made: dict[ValuePlace, Entry] = {}
+        self._made: dict[ValuePlace, DictEntry] = {}
         """What the turns so far have put into dicts, as the last turn has left it."""
 
     def added(self, rank: int, batches: int) -> dict[str, float]:
@@ -51,12 +51,12 @@ class LoopValues(EvaluationValues):
                 mean = totals.get(place.under(name).text, 0.0) / ranks
                 setattr(thing, name, int(mean) if type(value) is int and mean.is_integer() else mean)
 
-    def _new(self) -> Iterator[tuple[ValuePlace, Entry]]:
+    def _new(self) -> Iterator[tuple[ValuePlace, DictEntry]]:
         """The objects that have come to a dict since then."""
         for place, (owner, keys) in self._dicts.items():
             for key, value in born(owner, keys):
                 if self._frames.is_followed(value) and not is_dict(value):
-                    yield place.under(key), Entry(owner, key, value)
+                    yield place.under(key), DictEntry(owner, key, value)
 
 
 def _numbers(thing: Any) -> list[tuple[str, int | float]]:
