@@ -55,7 +55,7 @@ def main(epochs=3):
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     model = DDP(net)
     train_loader = DataLoader(train_set, batch_size=6, sampler=DistributedSampler(train_set))
-    test_loader = DataLoader(test_set, batch_size=5, sampler=DistributedSampler(test_set))
+    test_loader = DataLoader(test_set, batch_size=5, sampler=DistributedSampler(test_set), num_workers=1)
     trainer = Trainer(model, optimizer, train_loader, test_loader)
     before = float("inf")
     for epoch in range(1, epochs + 1):

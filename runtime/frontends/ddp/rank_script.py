@@ -244,6 +244,7 @@ class RankScript:
         an evaluation. Then all is as if that batch had not been handed out."""
         if self.turn is not Turn.OFFERED or self._asked is None or not self.evaluations.without_gradients:
             return False
+        self.release()
         self._values.put_back(objects=False)
         self._asked, self._source, self.turn = None, None, Turn.OUTSIDE
         return True

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from runtime.frontends.ddp.frames.evaluation_values import EvaluationValues
-from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace, is_dict
+from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace, attributes, is_dict
 from runtime.frontends.ddp.frames.plain_values import born, is_number
 
 
@@ -60,4 +60,4 @@ class LoopValues(EvaluationValues):
 
 
 def _numbers(thing: Any) -> list[tuple[str, int | float]]:
-    return [(name, value) for name, value in vars(thing).items() if is_number(value)]
+    return [(name, value) for name, value in attributes(thing).items() if is_number(value)]

@@ -133,7 +133,7 @@ class ScriptFrames:
             return
         seen.add(id(owner))
         objects[place.frame] = objects.get(place.frame, 0) + 1
-        for key, value in list((owner if isinstance(owner, dict) else _attributes(owner)).items()):
+        for key, value in list((owner if isinstance(owner, dict) else attributes(owner)).items()):
             if type(key) is str:
                 yield place.under(key), value
                 if len(place.path) + 1 < DEPTH_MAX:
@@ -177,7 +177,7 @@ def is_defined_by_script(cls: type) -> bool:
     return file is not None and not is_library(file)
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
+def attributes(owner: Any) -> dict[str, Any]:
     """Those of its dict and those of its slots."""
     slots = [name for cls in type(owner).__mro__ for name in copyreg._slotnames(cls)]  # type: ignore[attr-defined]
     return {**getattr(owner, "__dict__", {}), **{name: getattr(owner, name) for name in slots if hasattr(owner, name)}}
