@@ -55,7 +55,7 @@ def main(epochs=3):
     x = torch.randn(176, 10)
     y = (x.prod(1) > 0).long()
     train_set, test_set = TensorDataset(x[:96], y[:96]), TensorDataset(x[96:], y[96:])
-    model = DDP(nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2)))
+    model = DDP(nn.Sequential(nn.Linear(10, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     sampler = DistributedSampler(train_set)
     loader = DataLoader(train_set, batch_size=6, sampler=sampler)
@@ -69,6 +69,8 @@ def main(epochs=3):
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             time.sleep(float(os.environ.get("NAP", "0")))
+        for buffer in model.module[1].running_mean, model.module[1].running_var:
+            buffer.copy_(mean_of_ranks(buffer))
         loss, accuracy = validate(model, test_loader)
         if loss > best:  # what every rank knows alike
             optimizer.param_groups[0]["lr"] *= 0.5

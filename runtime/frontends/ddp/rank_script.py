@@ -283,6 +283,7 @@ class RankScript:
         """The model is about to see the batch that was offered."""
         source = self._source
         assert source is not None
+        self.objects.end_undone()
         if self.evaluations.running:
             raise mistakes.in_evaluation("a training step")
         self._at_forward = values = FrameValues.read(self.frames)

@@ -107,7 +107,13 @@ class ScriptObjects:
         with torch.no_grad():
             for buffer, before in self._buffers:
                 buffer.copy_(before)
-        self._buffers.clear()
+
+    def end_undone(self) -> None:
+        """What the script has done to the buffers since then, as between two epochs, is undone, too, and the values are
+        kept no longer."""
+        if self._buffers:
+            self.undo_backward()
+            self._buffers.clear()
 
 
 def is_meter(value: object) -> bool:
