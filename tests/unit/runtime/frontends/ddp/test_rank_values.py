@@ -93,7 +93,6 @@ def test_a_worker_stands_in_for_ranks_that_were_lost_where_it_has_one_value_for_
     values = [RankValue((2, 3), torch.tensor(7.0)), RankValue((1,), torch.tensor(5.0))]
     assert [row.item() for row in by_rank(stood_in(values, 5), 5)] == [5.0, 5.0, 7.0, 7.0, 5.0]
     assert lost(stood_in(values, 5), 5) == []
-    assert stood_in(values[:1], 1) == values[:1]
 
 
 def test_by_rank_names_the_ranks_that_were_lost() -> None:
