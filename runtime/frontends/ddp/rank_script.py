@@ -46,6 +46,7 @@ from runtime.loop.job import Job
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import PassWork
 from runtime.loop.training import Training
+from runtime.script_files import drawn_by_hand
 
 ALLOW = OPTIONAL - {"StateChanged"}
 """Guards that logical ranks do without: everything that is trained is seen when it is made, accumulation divides its
@@ -545,7 +546,7 @@ class RankScript:
 
     def _unknown_batches(self) -> UnknownBatches:
         standing = self.frames.standing()
-        return mistakes.unknown_batches(mistakes.drawn_by_hand(standing[-1], self.objects.wrapped) if standing else ())
+        return mistakes.unknown_batches(drawn_by_hand(standing[-1], self.objects.wrapped) if standing else ())
 
     def after_backward(self) -> None:
         """Ends the turn if it was asked for, and the pass if it was the last one."""
