@@ -7,14 +7,16 @@ distributions are installed, and not by a list of directories of this interprete
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.metadata
 import json
+import linecache
 import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from urllib.parse import unquote, urlsplit
@@ -158,3 +160,42 @@ def _editable_projects() -> tuple[str, ...]:
         except (ValueError, LookupError, AttributeError, TypeError):
             continue  # an archive, a repository, or a record of a tool that does not follow the specification
     return tuple(sorted(roots))
+
+
+def drawn_by_hand(frame: FrameType, models: Sequence[object]) -> list[str]:
+    """The lines of the frame's function in which a call gives what a model gets, as "train.py:12: x, y = draw()".
+
+    models: the DistributedDataParallel models. Lines are found where the function calls a model, and draws a batch, by
+    plain names.
+    """
+    file = frame.f_code.co_filename
+    try:
+        tree: ast.AST = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
+    if frame.f_code.co_name != "<module>":
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        tree = next((node for node in functions if node.name == frame.f_code.co_name), ast.Module([], []))
+    nodes = list(_of_one_function(tree))
+    known = {**frame.f_globals, **frame.f_locals}
+    names = {name for name, value in known.items() if any(value is model for model in models)}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names]
+    given = {argument.id for call in calls for argument in call.args if isinstance(argument, ast.Name)}
+    return [
+        f"{os.path.basename(file)}:{node.lineno}: {ast.unparse(node)}"
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value not in calls
+        if given & _named(node.targets) and not given & _named([node.value])  # no x = x.to(device)
+    ]
+
+
+def _named(nodes: Sequence[ast.AST]) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _of_one_function(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below one, but those within functions and classes that are defined there; in the order of the lines."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield node
+            yield from _of_one_function(node)

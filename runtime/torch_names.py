@@ -44,6 +44,7 @@ OF_RANKS: Mapping[str, str] = {
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": "DistributedDataParallel with --ranks",
     "torch.nn.parallel.DistributedDataParallel._set_static_graph": "DistributedDataParallel with --ranks",
     "torch.utils._pytree.tree_flatten": "batches of elastic.ddp.batches()",
+    "torch.utils.data._utils.worker._worker_info": "a worker_init_fn with --ranks",
 }
 """The same with --ranks."""
 

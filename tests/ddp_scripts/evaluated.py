@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections import defaultdict
 
 import torch
 import torch.distributed as dist
@@ -22,21 +23,43 @@ class AverageMeter:
         self.sum += value * n
         self.count += n
 
+    def synchronize(self):
+        found = torch.tensor([self.count, self.sum], dtype=torch.float64)
+        dist.all_reduce(found)
+        self.count, self.sum = int(found[0]), found[1].item()
+
     @property
     def avg(self):
         return self.sum / max(1, self.count)
 
 
+class Logger:
+    """Makes a meter when it is asked for it first, as MetricLogger of torchvision's references."""
+
+    def __init__(self):
+        self.meters = defaultdict(lambda: AverageMeter(""))
+
+    def log_every(self, loader):
+        for x, y in loader:
+            yield x.float(), y
+        for meter in self.meters.values():
+            meter.synchronize()
+
+
 def validate(loader, model):
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
+    logger = Logger()
     with torch.no_grad():
-        for x, y in loader:
+        for x, y in logger.log_every(loader):
             scores = model(x)
+            logger.meters["loss"].update(F.cross_entropy(scores, y).item(), len(y))
             totals[0] += F.cross_entropy(scores, y, reduction="sum").item()
             totals[1] += (scores.argmax(1) == y).sum().item()
             totals[2] += len(y)
     dist.all_reduce(totals)
+    assert logger.meters["loss"].count == totals[2] == 80
+    assert abs(logger.meters["loss"].avg - totals[0] / totals[2]) < 1e-6
     return (totals[0] / totals[2]).item(), (totals[1] / totals[2]).item()
 
 

@@ -65,7 +65,8 @@ class Trainer:
     def _save_snapshot(self, epoch):
         behind = int(os.environ.get("AHEAD", "0"))  # it goes on behind this epoch, or with it once more
         snapshot = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch + behind}
-        torch.save(snapshot, self.snapshot_path)
+        torch.save(snapshot, f"{self.snapshot_path}.new")
+        os.replace(f"{self.snapshot_path}.new", self.snapshot_path)
         print(f"Epoch {epoch} | step {self.global_step} | Training snapshot saved at {self.snapshot_path}")
 
     def train(self, max_epochs):

@@ -60,7 +60,19 @@ def test_a_script_survives_the_loss_of_rank_0_and_of_its_successor(tmp_path: Pat
         assert all(epoch.proved for epoch in epochs)
 
 
-@pytest.mark.parametrize("script", ["trainer.py", "evaluated.py", "spawned.py", "endless.py", "accumulation.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "trainer.py",
+        "evaluated.py",
+        "spawned.py",
+        "endless.py",
+        "accumulation.py",
+        "reduced.py",
+        "ungraded.py",
+        "probe.py",
+    ],
+)
 @pytest.mark.long
 def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
     wanted = quiet(tmp_path, script, "4")
@@ -84,6 +96,8 @@ def test_each_script_survives_a_death(script: str, tmp_path: Path) -> None:
         ("evaluated.py", "2", "5 steps"),
         ("evaluated.py", "1", "4 steps"),  # behind an evaluation
         ("accumulation.py", "2", "5 steps"),
+        ("reduced.py", "1", "6 steps"),
+        ("ungraded.py", "2", "5 steps"),
         ("early.py", "1", "3 steps"),
         ("early.py", "3", "5 steps"),
     ],

@@ -41,7 +41,10 @@ def examined(home: Path, *words: str, environment: dict[str, str] | None = None)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "script",
-    [f"{name}.py" for name in ("accumulation", "plain", "early", "endless", "evaluated", "drawn", "trainer")],
+    [
+        f"{name}.py"
+        for name in ("accumulation", "plain", "early", "endless", "evaluated", "drawn", "trainer", "reduced")
+    ],
 )
 @pytest.mark.timeout(int(RUNS * DEADLINE_S) + 60)
 def test_a_script_that_keeps_the_rules_qualifies(script: str, tmp_path: Path) -> None:

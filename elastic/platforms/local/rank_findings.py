@@ -25,7 +25,7 @@ RULES: Mapping[str, str] = {
     "ConfigError": "samplers are for N ranks; what is trained is made before the loop",
     "UnknownBatches": "training batches are of a DistributedSampler, or of ddp.batches()",
     "ReadAhead": "each batch comes to backward() before the next batch is taken",
-    "MidShardCollective": "no collective before backward(), nor in an evaluation's loop",
+    "MidShardCollective": "no collective before backward(); in an evaluation all_reduce alone",
     "TwoBackwards": "one backward() that reduces for each batch",
     "LeftPass": "all ranks leave the loop behind the same step, gradients reduced",
     "TooEarly": "optimizer.step() comes behind backward()",

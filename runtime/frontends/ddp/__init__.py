@@ -15,7 +15,7 @@ are the gradients of all ranks in place, and only there optimizers and scheduler
     turns.py          one pass over the ranks, a turn of the script's loop for each of this worker's
     rank_script.py    the script: where it is, and what comes next
     script_objects.py what it has made: models, optimizers, schedulers
-    evaluation.py     its evaluations, spread over the workers
+    evaluation/       its evaluations, spread over the workers
     batches.py        what iterating over a DataLoader gives: turns, or an evaluation
     collectives.py    torch.distributed's collectives, of logical ranks
     process_group.py  the backend "elastic" of torch.distributed, and the rank that it answers with

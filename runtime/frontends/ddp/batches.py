@@ -3,12 +3,16 @@ gives."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from runtime.frontends.ddp.evaluation.first_batch import evaluate
+from runtime.frontends.ddp.frames.loop_shape import asked_by_head, loop_around
 from runtime.frontends.ddp.frames.places import is_defined_by_script
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_source import Position, RankSource
@@ -18,14 +22,27 @@ from runtime.frontends.ddp.sampler_source import SamplerSource, sampler_of
 class TrainingBatches(Iterator[Any]):
     """One epoch of training batches. A class and not a generator, as a generator left by `break` says nothing."""
 
-    def __init__(self, script: RankScript, source: Callable[[Position], RankSource]) -> None:
+    def __init__(
+        self,
+        script: RankScript,
+        source: Callable[[Position], RankSource],
+        evaluation: Callable[[], Iterator[Any]] | None = None,
+    ) -> None:
+        """evaluation: gives the same batches to a loop that turns out to be one, as it runs the model without gradients
+        although it has not called eval()."""
         self._script = script
         self._over = False
+        self._evaluation = evaluation
+        self._instead: Iterator[Any] | None = None
         script.iterate(self, source)
 
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
+        if self._instead is None and self._evaluation is not None and self._script.withdraw():
+            self._instead = self._evaluation()
+        if self._instead is not None:
+            return next(self._instead)
         try:
             return self._script.next_batch()
         except StopIteration:
@@ -39,9 +56,28 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
     if sampler is None:
         found: Iterator[Any] = original(loader)
         return found
-    if not torch.is_grad_enabled() or not all(model.training for model in script.objects.wrapped):
-        return script.evaluations.run(SamplerSource(loader, sampler, script.ranks, Position()))
-    return TrainingBatches(script, lambda position: SamplerSource(loader, sampler, script.ranks, position))
+
+    def source(position: Position) -> SamplerSource:
+        return SamplerSource(loader, sampler, script.ranks, position)
+
+    training = all(model.training for model in script.objects.wrapped) or _calls_backward(script)
+    if not (torch.is_grad_enabled() and training):
+        return evaluate(script, source(Position()))
+    return TrainingBatches(script, source, lambda: evaluate(script, source(Position())))
+
+
+def _calls_backward(script: RankScript) -> bool:
+    """Whether the `for` loop that begins now calls backward(), by its text. Then it trains, also if the model is in
+    eval(), as where a layer is trained on what frozen layers give."""
+    for frame in script.frames.standing()[::-1]:
+        loop = loop_around([frame])
+        if loop is None or not asked_by_head([frame]):
+            return False
+        if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(loop[1])):
+            return True
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # one that gives the batches of a loop around it
+            return False
+    return False
 
 
 class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type checker only

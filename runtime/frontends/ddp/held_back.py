@@ -5,7 +5,10 @@ All is done on classes: what hangs on an instance of a scheduler would land in i
 
 from __future__ import annotations
 
+import builtins
+import logging
 import os
+import shutil
 from typing import Any
 
 import torch
@@ -16,6 +19,11 @@ from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.seams import Seams
 
 _SHARDED = "ZeroRedundancyOptimizer"
+_OF_FILES = (
+    (os, ("link", "remove", "rename", "replace", "symlink", "unlink")),
+    (shutil, ("copy", "copy2", "copyfile", "move")),
+)
+"""Functions whose first argument is a file that was saved before."""
 
 
 def install(seams: Seams) -> None:
@@ -32,6 +40,11 @@ def install(seams: Seams) -> None:
     seams.wrap(swa_utils.AveragedModel, "__init__", _seen(seams, "average", "update_parameters"))
     seams.wrap(torch, "save", _saved)
     seams.wrap(torch, "load", _loaded)
+    seams.wrap(builtins, "print", _unless_mute)
+    seams.wrap(logging.Logger, "handle", _unless_mute)
+    for module, names in _OF_FILES:
+        for name in names:
+            seams.wrap(module, name, _handled)
 
 
 def _seen(seams: Seams, kind: str, *methods: str) -> Any:
@@ -70,6 +83,12 @@ def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, 
     return result
 
 
+def _unless_mute(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
+    """A line comes once for each step, and not once for each rank of this worker."""
+    if not script.mute:
+        original(*args, **kwargs)
+
+
 def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
     """An examination writes no file: the next run would take a snapshot of a few steps for a real one.
 
@@ -78,11 +97,24 @@ def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> N
     the next epoch's beginning: the newest one must not be older than the snapshot.
     """
     file = args[1] if len(args) > 1 else kwargs.get("f")
-    if script.training.examiner is not None and isinstance(file, str | os.PathLike):
+    path = os.path.abspath(file) if isinstance(file, str | os.PathLike) else None
+    if script.silent or script.passing or (path is not None and script.training.examiner is not None):
+        script.objects.unsaved.add(path)
         return
-    if not (script.silent or script.passing):
-        original(*args, **kwargs)
-        script.training.checkpoints.wish()
+    script.objects.unsaved.discard(path)
+    original(*args, **kwargs)
+    script.training.checkpoints.wish()
+
+
+def _handled(script: RankScript, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a script does next with a file that it has saved: it makes a copy of the best one, or gives it its name. It
+    is not there if it was not saved, and neither is the copy."""
+    unsaved = script.objects.unsaved
+    if not isinstance(source, str | os.PathLike) or os.path.abspath(source) not in unsaved:
+        return original(source, *args, **kwargs)
+    if isinstance(copy := next(iter((*args, *kwargs.values())), None), str | os.PathLike):
+        unsaved.add(os.path.abspath(copy))
+    return copy
 
 
 def _loaded(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:

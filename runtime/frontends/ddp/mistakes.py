@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic import errors
 
@@ -18,6 +18,14 @@ def read_ahead() -> errors.ReadAhead:
         "turn for one rank, whose gradients are reduced at the end of backward(): take one batch, call backward(), and "
         "then take the next, without prefetching or list(loader), and without `continue` before backward(). If this is "
         f"an evaluation, call model.eval() before the loop. {ELSE}"
+    )
+
+
+def other_loop() -> errors.NotInPlace:
+    return not_in_place(
+        "Taking more batches of a training loader after another loop over a DataLoader with a DistributedSampler has "
+        "begun",
+        "Let one loop end before the next one begins; an evaluation between two steps begins behind model.eval().",
     )
 
 
@@ -106,11 +114,21 @@ def left_gradient(name: str, where: str) -> errors.StrayGradient:
     )
 
 
-def unknown_batches() -> errors.UnknownBatches:
+def unknown_batches(drawn: Sequence[str] = ()) -> errors.UnknownBatches:
+    """drawn: the lines of the script that draw a batch, as script_files.drawn_by_hand gives them."""
+    if drawn:
+        target, _, call = drawn[-1].partition(": ")[2].partition(" = ")
+        return errors.UnknownBatches(
+            f"the script draws its batches itself, in {'; '.join(drawn)}; nobody knows which samples belong to which "
+            "rank. Write `import elastic.ddp as ddp` and, before the loop, `batches = iter(ddp.batches(lambda: "
+            f"{call}, steps=N))` with the number N of batches that a rank takes. In place of these lines write "
+            f"`{target} = next(batches)`, each behind the backward() of the batch before. {ELSE}"
+        )
     return errors.UnknownBatches(
         "backward() of a DistributedDataParallel model came outside of a loop over a DataLoader with a "
         "DistributedSampler: nobody knows which samples belong to which rank. Give the training DataLoader "
-        "sampler=DistributedSampler(dataset), as torchrun needs it too. itertools.cycle(loader) keeps the batches of "
+        "sampler=DistributedSampler(dataset), as torchrun needs it too. Where there is no DataLoader, use "
+        "elastic.ddp.batches(). itertools.cycle(loader) keeps the batches of "
         "its first epoch, and asks no loader for others: write `while True: yield from loader` in a function instead. "
         f"{ELSE}"
     )

@@ -152,6 +152,8 @@ class RankGroup(dist.ProcessGroup):
                 f"{call} of what an evaluation has collected", "Add up, and use dist.all_reduce."
             )
         values = collectives.exchange(self._script, call, tensor, kind=kind)
+        if self._script.turn is not Turn.ENDED:
+            values = rank_values.stood_in(values, self._script.ranks)
         try:
             return rank_values.by_rank(values, self._script.ranks)
         except ValueError as why:

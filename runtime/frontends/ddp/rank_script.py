@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic.agent.worker.examination import EPOCH_STEPS
-from elastic.errors import ConfigError, JoinMissed
+from elastic.errors import ConfigError, JoinMissed, UnknownBatches
 from elastic.protocol.loop_state import LoopKind
 from runtime.data.random_state import randomness_kept, seed_shard
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.evaluation import Evaluations
+from runtime.frontends.ddp.evaluation.evaluations import Evaluations
 from runtime.frontends.ddp.frames.loop_shape import (
     CountingLoop,
     asked_by_head,
@@ -46,6 +46,7 @@ from runtime.loop.job import Job
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import PassWork
 from runtime.loop.training import Training
+from runtime.script_files import drawn_by_hand
 
 ALLOW = OPTIONAL - {"StateChanged"}
 """Guards that logical ranks do without: everything that is trained is seen when it is made, accumulation divides its
@@ -193,9 +194,13 @@ class RankScript:
     def rank_now(self) -> int:
         """Which rank the script is for what one rank alone does: 0 in the leader, never in a silent turn or in an epoch
         that is over in the job."""
+        return self.ranks if self.mute or self.training.at.joining else self.job.rank
+
+    @property
+    def mute(self) -> bool:
+        """Whether what the script says now is said once too often: in a silent turn, or in an epoch that is over."""
         loop = self.evaluations.loop
-        nobody = self.silent or self.passing or self.training.at.joining or (loop is not None and loop.silent)
-        return self.ranks if nobody else self.job.rank
+        return self.silent or self.passing or (loop is not None and loop.silent)
 
     @property
     def silent(self) -> bool:
@@ -235,6 +240,16 @@ class RankScript:
         self._end_epoch()
         self._asked, self._iterator = source, weakref.ref(iterator)
 
+    def withdraw(self) -> bool:
+        """Whether the first batch of an iteration has gone through a model without gradients alone, so that the loop is
+        an evaluation. Then all is as if that batch had not been handed out."""
+        if self.turn is not Turn.OFFERED or self._asked is None or not self.evaluations.without_gradients:
+            return False
+        self.release()
+        self._values.put_back(objects=False)
+        self._asked, self._source, self.turn = None, None, Turn.OUTSIDE
+        return True
+
     @property
     def between(self) -> bool:
         """The script is between a batch and its backward(), where nothing can be done together."""
@@ -269,6 +284,7 @@ class RankScript:
         """The model is about to see the batch that was offered."""
         source = self._source
         assert source is not None
+        self.objects.end_undone()
         if self.evaluations.running:
             raise mistakes.in_evaluation("a training step")
         self._at_forward = values = FrameValues.read(self.frames)
@@ -377,10 +393,15 @@ class RankScript:
     def _next_batch(self) -> Any:
         match self.turn:
             case Turn.OUTSIDE:
-                assert self._asked is not None
+                if self._asked is None:
+                    raise mistakes.other_loop()
                 if not dist.is_initialized():
                     raise ConfigError("the training loop began before dist.init_process_group(); call that first")
-                return self._offer(self._asked(self._position), 0)
+                wanted = self._asked(self._position)
+                if len(wanted) == 0:
+                    self._asked = None
+                    raise StopIteration
+                return self._offer(wanted, 0)
             case Turn.OFFERED | Turn.OPEN:
                 raise mistakes.read_ahead()
             case Turn.PASSING:
@@ -521,7 +542,11 @@ class RankScript:
         elif self.turn is Turn.ENDED and self._reduces is None:
             self._gradient_versions = self.objects.versions_of_gradients()
         elif self._reduces is not None and self.turn not in (Turn.PASSING, Turn.ELSEWHERE):
-            raise mistakes.two_backwards() if self.turn is Turn.ENDED else mistakes.unknown_batches()
+            raise mistakes.two_backwards() if self.turn is Turn.ENDED else self._unknown_batches()
+
+    def _unknown_batches(self) -> UnknownBatches:
+        standing = self.frames.standing()
+        return mistakes.unknown_batches(drawn_by_hand(standing[-1], self.objects.wrapped) if standing else ())
 
     def after_backward(self) -> None:
         """Ends the turn if it was asked for, and the pass if it was the last one."""

@@ -25,6 +25,13 @@ def lost(values: Sequence[RankValue], ranks: int) -> list[int]:
     return sorted(set(range(ranks)) - {rank for entry in values for rank in entry.ranks})
 
 
+def stood_in(values: Sequence[RankValue], ranks: int) -> list[RankValue]:
+    """The same where the workers have one value for all their ranks: lost ranks have gone to other workers, so they
+    have the value of one of these."""
+    gone = lost(values, ranks)
+    return [*values, RankValue(tuple(gone), _once(values)[0].value)] if gone else list(values)
+
+
 def by_rank(values: Sequence[RankValue], ranks: int) -> list[torch.Tensor]:
     """One tensor for each logical rank. Raises ValueError if some were lost."""
     if gone := lost(values, ranks):

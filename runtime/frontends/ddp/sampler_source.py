@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data._utils import worker
 
 from elastic.errors import ConfigError
 from elastic.protocol.sampling import hash_of, hash_of_ranks
@@ -86,7 +88,8 @@ class ListedSource(RankSource):
         # Also in this process, which fetches what was not guessed: the batch must not depend on who fetches it.
         if self._loader.worker_init_fn is not None and self._loader.num_workers and os.getpid() != self._begun_in:
             self._begun_in = os.getpid()
-            self._loader.worker_init_fn(0)
+            with _as_worker(self._loader, self.seed):
+                self._loader.worker_init_fn(0)
         number = min(number, len(self) - 1)  # what is guessed behind the end of the epoch is never asked for
         seed_fetch(self.seed, self.epoch, number, rank)
         dataset: Any = self._loader.dataset
@@ -97,14 +100,34 @@ class ListedSource(RankSource):
             return self._loader.collate_fn(dataset.__getitems__(indices))
         return self._loader.collate_fn([dataset[index] for index in indices])
 
-    def of_rank(self, rank: int) -> Iterator[Any]:
-        """All batches of a rank, in order."""
-        for number in range(len(self)):
+    def of_rank(self, rank: int, first: int = 0) -> Iterator[Any]:
+        """The batches of a rank from this number on, in order."""
+        for number in range(first, len(self)):
             yield self.fetch(number, rank)
+
+    def fetch_now(self, number: int, rank: int) -> Any:
+        """As `fetch`, where the script wants the batch."""
+        return self.to_device(self.fetch(number, rank))
+
+    def to_device(self, batch: Any) -> Any:
+        """The batch where the script wants it: a plain DataLoader leaves it where it is."""
+        return batch
 
     def close(self) -> None:
         if self._prefetcher is not None:
             self._prefetcher.close()
+
+
+@contextmanager
+def _as_worker(loader: DataLoader[Any], seed: int) -> Iterator[None]:
+    """torch.utils.data.get_worker_info() gives what it gives in the first process of this loader: a worker_init_fn may
+    ask it."""
+    info = worker.WorkerInfo(id=0, num_workers=loader.num_workers, seed=seed, dataset=loader.dataset)
+    before, worker._worker_info = worker._worker_info, info
+    try:
+        yield
+    finally:
+        worker._worker_info = before
 
 
 class SamplerSource(ListedSource):

@@ -20,6 +20,9 @@ class ScriptObjects:
         self.by_kind: dict[str, list[Any]] = {}
         self.wrapped: list[nn.Module] = []
         """The DistributedDataParallel models, as the script holds them."""
+        self.unsaved: set[str | None] = set()
+        """Paths of the files that torch.save() was to write, and has not, and of what was made of them since; None
+        stands for an open file."""
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._trained: list[tuple[nn.Parameter, bool]] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -104,4 +107,16 @@ class ScriptObjects:
         with torch.no_grad():
             for buffer, before in self._buffers:
                 buffer.copy_(before)
-        self._buffers.clear()
+
+    def end_undone(self) -> None:
+        """What the script has done to the buffers since then, as between two epochs, is undone, too, and the values are
+        kept no longer."""
+        if self._buffers:
+            self.undo_backward()
+            self._buffers.clear()
+
+
+def is_meter(value: object) -> bool:
+    """Whether an object holds numbers and nothing else, as an AverageMeter does, whatever class it is of."""
+    held = getattr(value, "__dict__", None)
+    return bool(held) and type(held) is dict and all(type(number) in (int, float) for number in held.values())

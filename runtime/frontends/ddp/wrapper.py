@@ -103,6 +103,8 @@ def _note(reduces: bool) -> None:
         script.evaluations.forwards += 1
         if torch.is_grad_enabled():
             script.forward(reduces=reduces)
+        else:
+            script.evaluations.without_gradients = True
 
 
 _note_uncompiled = torch._disable_dynamo(_note)  # type: ignore[attr-defined]

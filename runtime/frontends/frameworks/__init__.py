@@ -13,8 +13,6 @@ framework keeps between steps is registered, for newcomers and for runs that go 
     trl_metrics.py              what trl's trainers note while they compute a loss
     accelerate.py               scripts with a loop of their own over what Accelerator.prepare() gives
     accelerate_batches.py       the batches of a prepared DataLoader, and the training loop over them
-    gathering_loop.py           an evaluation whose loop may gather
-    fed_metrics.py              metrics of torchmetrics and evaluate, which such a loop feeds
     lightning.py                Lightning: its Trainer is adapted
     lightning_strategy.py       what its loops ask for: the steps of the ranks
     lightning_evaluation.py     validate, test and predict

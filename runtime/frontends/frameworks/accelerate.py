@@ -17,10 +17,10 @@ import torch
 
 from elastic.errors import ConfigError
 from runtime.frontends.ddp import mistakes
+from runtime.frontends.ddp.evaluation.gathering_loop import GatheringLoop
 from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining, operations
-from runtime.frontends.frameworks.gathering_loop import GatheringLoop
 from runtime.frontends.frameworks.step_loop import AtHandOut
 
 TESTED = ("1.15",)

@@ -69,12 +69,8 @@ class PreparedBatches(ListedSource):
     def fetch_ahead(self, number: int, rank: int, own: tuple[int, ...] | None) -> Any:
         return self.to_device(super().fetch_ahead(number, rank, own))
 
-    def fetch_now(self, number: int, rank: int) -> Any:
-        """As `fetch`, on the loader's device, where processes that fetch ahead put nothing."""
-        return self.to_device(self.fetch(number, rank))
-
     def to_device(self, batch: Any) -> Any:
-        """The batch where the script wants it."""
+        """The batch on the loader's device, where processes that fetch ahead put nothing."""
         loader = self._prepared
         if loader.device is None:
             return batch

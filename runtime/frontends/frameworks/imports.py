@@ -6,7 +6,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from types import ModuleType
 from typing import Any
 
@@ -78,7 +79,7 @@ def _accelerate(module: ModuleType) -> None:
 
 def _metrics(module: ModuleType) -> None:
     """Of libraries whose metrics a script's evaluation feeds."""
-    from runtime.frontends.frameworks import fed_metrics
+    from runtime.frontends.ddp.evaluation import fed_metrics
 
     fed_metrics.guard(Seams(), module)
 
@@ -104,6 +105,18 @@ def _torchdata(module: ModuleType) -> None:
     seams.wrap(module.StatefulDataLoader, "load_state_dict", load)
 
 
+def _timm(module: ModuleType) -> None:
+    """Its PrefetchLoader takes each batch before it gives the one before; it gets one batch at a time here."""
+
+    def one_by_one(script: RankScript, original: Any, self: Any) -> Iterator[Any]:
+        for batch in self.loader:
+            alone = copy(self)
+            alone.loader = [batch]
+            yield from original(alone)
+
+    Seams().wrap(module.PrefetchLoader, "__iter__", one_by_one)
+
+
 def _fabric(module: ModuleType) -> None:
     from runtime.frontends.frameworks import lightning
 
@@ -125,6 +138,7 @@ FRAMEWORKS: dict[str, Adapt] = {
     "lightning_fabric": _fabric,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _lightning,
+    "timm.data.loader": _timm,
     "torchdata.stateful_dataloader.stateful_dataloader": _torchdata,
 }
 

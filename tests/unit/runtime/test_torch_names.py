@@ -46,9 +46,11 @@ REPLACED = {"_allgather_base", "_reduce_scatter_base"}
 
 NOT_OF_TORCH = {
     *("_Message", "_elastic_raised_at", "_fields", "_extra_state"),
+    "_wrap_update",
     *("_exit", "_getframe", "_slotnames", "_run_module_as_main", "_Hash", "_shutdown", "_run_exitfuncs"),
 }
-"""Of ours, in strings, and of the standard library; and the key that get_extra_state() has in a state_dict()."""
+"""Of ours, in strings, of the standard library and of torchmetrics; and the key that get_extra_state() has in a
+state_dict()."""
 
 
 def _node(name: str) -> object:

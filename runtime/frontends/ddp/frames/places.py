@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
+from runtime.frontends.ddp.script_objects import is_meter
 from runtime.script_files import is_library
 
 DEPTH_MAX = 3
@@ -128,26 +129,25 @@ class ScriptFrames:
         if isinstance(owner, type) and is_defined_by_script(owner) and id(owner) not in seen:
             seen.add(id(owner))
             yield from ((place.under(key), value) for key, value in list(vars(owner).items()) if key[:2] != "__")
-        if not self._is_scripts_own(owner) or id(owner) in seen or objects.get(place.frame, 0) >= OBJECTS_MAX:
+        if not self.is_followed(owner) or id(owner) in seen or objects.get(place.frame, 0) >= OBJECTS_MAX:
             return
         seen.add(id(owner))
         objects[place.frame] = objects.get(place.frame, 0) + 1
-        for key, value in list((owner if isinstance(owner, dict) else _attributes(owner)).items()):
+        for key, value in list((owner if isinstance(owner, dict) else attributes(owner)).items()):
             if type(key) is str:
                 yield place.under(key), value
                 if len(place.path) + 1 < DEPTH_MAX:
                     yield from self._inside(place.under(key), value, seen, objects)
 
-    def _is_scripts_own(self, value: object) -> bool:
+    def is_followed(self, value: object) -> bool:
         """Whether the class of a value is defined in a file of the script, and it has attributes; or the value is a
-        namespace, or a short dict. A module of a network is none of these: see `add_model`."""
+        namespace, a short dict, or a meter of a library. A module of a network is none of these: see `add_model`."""
         if is_dict(value):
             return len(value) <= OBJECTS_MAX
         if isinstance(value, type | torch.nn.Module | torch.Tensor):
             return False
-        if isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders:
-            return True
-        return is_defined_by_script(type(value))
+        own = isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders
+        return own or is_meter(value) or is_defined_by_script(type(value))
 
     def write(self, values: Mapping[ValuePlace, object]) -> None:
         """Put a value at each of these places. What cannot be written, as its owner is another object by now or is
@@ -177,7 +177,7 @@ def is_defined_by_script(cls: type) -> bool:
     return file is not None and not is_library(file)
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
+def attributes(owner: Any) -> dict[str, Any]:
     """Those of its dict and those of its slots."""
     slots = [name for cls in type(owner).__mro__ for name in copyreg._slotnames(cls)]  # type: ignore[attr-defined]
     return {**getattr(owner, "__dict__", {}), **{name: getattr(owner, name) for name in slots if hasattr(owner, name)}}

@@ -3,6 +3,8 @@ they keep what no newcomer gets."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,8 +119,27 @@ def test_a_loop_that_calls_next_itself_has_whole_epochs(tmp_path: Path, monkeypa
 
 
 def test_no_file_is_saved_under_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot of a few steps would be taken for a real one."""
+    """A snapshot of a few steps would be taken for a real one. The script gives it a name when it is written."""
     main = main_of("trainer")
     snapshot = tmp_path / "snapshot.pt"
     examined(tmp_path, monkeypatch, lambda: main(2, 1, str(snapshot)))  # type: ignore[call-arg]
     assert not snapshot.exists()
+
+
+def test_other_files_are_handled_under_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, best = tmp_path / "vocabulary.txt", tmp_path / "best.pt"
+    plain.write_text("a b c")
+    main = main_of("trainer")
+
+    def script() -> None:
+        shutil.copyfile(plain, tmp_path / "copy.txt")
+        torch.save({}, tmp_path / "last.pt")
+        shutil.copyfile(tmp_path / "last.pt", dst=best)
+        os.remove(best)
+        with pytest.raises(FileNotFoundError):
+            os.remove(tmp_path / "other.pt")
+        main()
+
+    examined(tmp_path, monkeypatch, script)
+    assert (tmp_path / "copy.txt").read_text() == "a b c"
+    assert not best.exists()

@@ -215,11 +215,11 @@ def evaluate(setup: Setup, collective: Callable[[torch.Tensor], object] | None =
     return totals.tolist()
 
 
-def all_reduce_in_an_evaluation() -> None:
+def broadcast_in_an_evaluation() -> None:
     setup = Setup()
     for x, y in setup.loader:
         setup.step(x, y)
-    evaluate(setup, dist.all_reduce)
+    evaluate(setup, lambda totals: dist.broadcast(totals, 0))
 
 
 def all_reduce_behind_an_evaluation() -> None:
@@ -277,7 +277,7 @@ def test_a_collective_between_a_batch_and_its_backward_is_named(main: Main) -> N
 
 
 def test_a_collective_inside_an_evaluation_is_named() -> None:
-    stopped(all_reduce_in_an_evaluation, MidShardCollective, "inside the loop of an evaluation")
+    stopped(broadcast_in_an_evaluation, MidShardCollective, "inside the loop of an evaluation")
 
 
 def test_behind_the_step_each_rank_brings_its_value_and_all_get_the_sum() -> None:
@@ -447,6 +447,21 @@ def batches_of_another_loader() -> None:
         setup.step(x, y)
 
 
+def draws_its_own_batches() -> None:
+    def draw(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(size, 4), torch.randn(size, 1)
+
+    dist.init_process_group("gloo")
+    model = DDP(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = draw(3)
+    for _ in range(4):
+        loss = F.mse_loss(model(x), y)
+        x, y = draw(3)
+        loss.backward()
+        optimizer.step()
+
+
 def no_batches() -> None:
     Setup()
     RankScript.running().close()
@@ -458,6 +473,17 @@ def test_a_backward_outside_of_such_a_loop_is_named() -> None:
 
 
 def test_a_script_that_never_trains_is_named() -> None:
+    stopped(draws_its_own_batches, UnknownBatches, "the script draws its batches itself, in test_mistakes.py:")
+    stopped(
+        draws_its_own_batches,
+        UnknownBatches,
+        r"ddp.batches\(lambda: draw\(3\), steps=N\).*write `x, y = next\(batches\)`",
+    )
+    with pytest.raises(UnknownBatches) as raised:
+        threads.alone(draws_its_own_batches)
+    assert str(raised.value).count("= draw(3)") == 2, (
+        "both lines, and not `x = x.to(device)` or those of other functions"
+    )
     stopped(no_batches, UnknownBatches, "ended without one step")
     assert {type(error) for error in threads.together(2, no_batches).errors.values()} == {UnknownBatches}
 
@@ -1197,6 +1223,68 @@ def evaluated_in_the_loop() -> None:
         if i == 0:
             totals = evaluate(setup)
             tell("totals", totals)
+
+
+def evaluated_with_all_reduce_in_the_loop(first: int) -> Main:
+    def main() -> None:
+        setup = Setup()
+        for x, y in setup.loader:
+            setup.step(x, y)
+        setup.model.eval()
+        total = 0.0
+        with torch.no_grad():
+            for i, (_x, y) in enumerate(setup.test_loader):
+                found = y.sum()
+                if i >= first:
+                    dist.all_reduce(found)
+                total += found.item()
+        tell("total", total)
+        assert total == sum(range(32))
+
+    return main
+
+
+def batch_mixed_with_a_result() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for _x, y in setup.test_loader:
+            found = y.sum()
+            dist.all_reduce(found)
+            total += y[0, 0].item() + found.item()
+
+
+def two_loops_at_once() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+        for u, _v in setup.test_loader:
+            with torch.no_grad():
+                setup.model(u)
+
+
+def test_an_evaluation_may_reduce_for_each_batch() -> None:
+    trains(evaluated_with_all_reduce_in_the_loop(0))
+
+
+def test_a_collective_that_comes_first_for_a_later_batch_is_named() -> None:
+    stopped(evaluated_with_all_reduce_in_the_loop(1), MidShardCollective, "inside the loop of an evaluation")
+
+
+def test_a_value_of_a_batch_together_with_a_result_is_no_clock() -> None:
+    stopped(batch_mixed_with_a_result, NotInPlace, "total in .* by a value of the batch together with what")
+
+
+def test_an_evaluation_without_eval_does_not_stand_between_two_steps() -> None:
+    """With several ranks a worker has left its loop in a turn."""
+    errors = threads.together(threads.RANKS, two_loops_at_once).errors.values()
+    assert len(errors) == threads.RANKS and {type(error) for error in errors} == {NotInPlace}
+    assert all("after another loop over a DataLoader" in str(error) for error in errors)
+    with pytest.raises(LeftPass, match="in a turn whose step is not over"):
+        threads.alone(two_loops_at_once)
 
 
 def test_an_evaluation_may_count_in_a_tensor_that_was_a_number() -> None:

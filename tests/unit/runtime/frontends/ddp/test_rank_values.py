@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.frontends.ddp.process_group import LiveRank
-from runtime.frontends.ddp.rank_values import RankValue, by_rank, lost, reduce
+from runtime.frontends.ddp.rank_values import RankValue, by_rank, lost, reduce, stood_in
 
 
 def each(*values: float) -> list[RankValue]:
@@ -87,6 +87,12 @@ def test_a_value_of_no_rank_counts_for_nobody() -> None:
     values = [RankValue((), torch.tensor(9.0)), *each(1.0, 2.0)]
     assert reduce(values, "max", 2).item() == 2.0
     assert [row.item() for row in by_rank(values, 2)] == [1.0, 2.0]
+
+
+def test_a_worker_stands_in_for_ranks_that_were_lost_where_it_has_one_value_for_all_its_ranks() -> None:
+    values = [RankValue((2, 3), torch.tensor(7.0)), RankValue((1,), torch.tensor(5.0))]
+    assert [row.item() for row in by_rank(stood_in(values, 5), 5)] == [5.0, 5.0, 7.0, 7.0, 5.0]
+    assert lost(stood_in(values, 5), 5) == []
 
 
 def test_by_rank_names_the_ranks_that_were_lost() -> None:

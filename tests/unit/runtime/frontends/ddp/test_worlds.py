@@ -5,9 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import logging
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.threads import Main
@@ -22,6 +30,9 @@ SCRIPTS = {
     "spawned": 2,
     "early": 2,
     "replica_groups": 6,
+    "reduced": 4,
+    "ungraded": 4,
+    "probe": 4,
 }
 """-> steps of an epoch."""
 
@@ -86,3 +97,27 @@ def test_a_step_that_begins_with_the_batch_of_another_rank_changes_no_bit(script
     main, quiet = main_of(script), quiet_run(script)
     assert threads.alone(main, kind=threads.WrongGuess) == quiet
     check(main, quiet, 3, kills={"w0": (3, 0)}, newcomers=1, asked_at=0, admit_at=1, kind=threads.WrongGuess)
+
+
+def test_a_line_comes_once_a_step_where_the_script_asks_the_environment_for_its_rank(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with a worker that computes all ranks."""
+
+    def main() -> None:
+        dist.init_process_group("gloo")
+        data = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
+        model = DDP(nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step, (x, y) in enumerate(DataLoader(data, batch_size=2, sampler=DistributedSampler(data))):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if int(os.environ["RANK"]) == 0:
+                print(f"step {step}: {loss.item():.3f}")
+                logging.getLogger("train").warning("step %s", step)
+
+    threads.alone(main)
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["step 0", "step 1", "step 2"]
+    assert caplog.messages == ["step 0", "step 1", "step 2"]

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from elastic.errors import MidShardCollective, NotInPlace
+from runtime.frontends.ddp.evaluation.fed_metrics import guard
+from runtime.frontends.ddp.evaluation.gathering_loop import GatheringLoop
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining
-from runtime.frontends.frameworks.fed_metrics import guard
-from runtime.frontends.frameworks.gathering_loop import GatheringLoop
 from tests.unit.jobs import dataset
 from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.threads import RANKS, Main

@@ -6,11 +6,14 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from runtime.frontends.frameworks.imports import AfterImport
+from runtime.frontends.ddp.rank_script import RankScript
+from runtime.frontends.frameworks.imports import FRAMEWORKS, AfterImport
+from tests.unit.runtime.frontends.ddp import threads
 
 
 @pytest.fixture
@@ -60,3 +63,47 @@ def test_errors_of_the_module_are_its_own(found: list[str]) -> None:
     with pytest.raises(ModuleNotFoundError, match="absent"):
         importlib.import_module("framework_of_tests.absent")
     assert found == []
+
+
+class PrefetchLoader:
+    """As timm's: it takes a batch before it gives the one before, and changes what it gives."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.scale = loader, 2
+
+    def __iter__(self) -> Iterator[int]:
+        before = None
+        for batch in self.loader:
+            if before is not None:
+                yield before
+            before = batch * self.scale
+        if before is not None:
+            yield before
+
+
+def test_the_loader_of_timm_takes_each_batch_behind_the_one_before() -> None:
+    class Taken:
+        def __init__(self) -> None:
+            self.order: list[str] = []
+
+        def __iter__(self) -> Iterator[int]:
+            for batch in (1, 2, 3):
+                self.order.append(f"taken {batch}")
+                yield batch
+
+    def run() -> list[str]:
+        taken = Taken()
+        for batch in PrefetchLoader(taken):
+            taken.order.append(f"given {batch}")
+        return taken.order
+
+    module: Any = SimpleNamespace(PrefetchLoader=PrefetchLoader)
+    with threads.seams():
+        FRAMEWORKS["timm.data.loader"](module)
+        script = RankScript(2)
+        before = run()
+        script.enter()
+        assert run() == [
+            f"{what} {batch}" for number in (1, 2, 3) for what, batch in (("taken", number), ("given", 2 * number))
+        ]
+    assert before[:3] == ["taken 1", "taken 2", "given 2"], "a thread without a script has what timm gives"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from elastic.errors import NotInPlace
+from runtime.frontends.ddp.evaluation.loop_values import LoopValues
 from runtime.frontends.ddp.frames.evaluation_values import SUM_MAX, EvaluationValues, total
 from runtime.frontends.ddp.frames.places import ScriptFrames
 
@@ -199,3 +200,28 @@ def test_what_an_evaluation_adds_in_numpy_is_shared_out() -> None:
     values.add(total(found), 2)
     assert (correct, count, mean) == (2.5, 6, 0.5)
     assert (type(correct), type(count), type(mean)) == (np.float64, np.int64, np.float64)
+
+
+class Meter:
+    """Made in the loop, as those of a MetricLogger. It has its numbers in slots."""
+
+    __slots__ = ("number", "total", "window")
+
+    def __init__(self) -> None:
+        self.total, self.number, self.window = 0.0, 0, 20
+
+
+def test_objects_that_a_loop_puts_into_a_dict_get_the_numbers_of_all_ranks() -> None:
+    meters: defaultdict[str, Meter] = defaultdict(Meter)
+    values = LoopValues.read(HERE)
+    found = []
+    for losses in ([1.0, 2.0], [4.0]):
+        values.put_back(objects=False)
+        assert not meters, "each rank begins without them"
+        for loss in losses:
+            meters["loss"].total += loss
+            meters["loss"].number += 1
+        found.append(values.added(0, 1))
+    values.put_back(objects=False)
+    values.add(total(found), 2)
+    assert (meters["loss"].total, meters["loss"].number, meters["loss"].window) == (3.5, 1.5, 20)

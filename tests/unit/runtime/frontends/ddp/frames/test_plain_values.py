@@ -249,6 +249,18 @@ def test_modules_and_objects_of_libraries_are_left_alone() -> None:
     assert (layer.training, layer.in_features, path) == (False, 3, Path("a"))
 
 
+def test_a_meter_of_a_library_is_put_back_as_its_attributes_are_numbers_alone() -> None:
+    kind = type("AverageMeter", (), {"__module__": "torch"})
+    meter, other = unknown(kind()), unknown(kind())
+    meter.total, meter.number = 0.5, 1
+    other.total, other.parts = 0.5, ()
+    values = FrameValues.read(HERE)
+    meter.total, meter.number, other.total = 2.0, 2, 2.0
+    values.put_back(objects=True)
+    assert vars(meter) == {"total": 0.5, "number": 1}
+    assert other.total == 2.0
+
+
 def test_lists_and_deques_have_again_the_entries_that_they_had() -> None:
     grown, counts, window, bound = [1, 2], [0, 0], deque([1, 2], maxlen=2), unknown([1])
     alias = bound

@@ -7,7 +7,7 @@ collective gives the values of all ranks. So a metric gets all values once, in r
 turns of a lost worker's ranks are run by another one.
 
 A number that the body changes without a collective becomes what it would be on the average of the ranks, as in any
-evaluation (see ddp/evaluation.py).
+evaluation (see evaluations.py).
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ import torch
 
 from runtime.data.random_state import seed_shard
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.evaluation import REMEMBERED_MAX
-from runtime.frontends.ddp.frames.evaluation_values import HIGHEST, LOWEST, EvaluationValues, total
+from runtime.frontends.ddp.evaluation.evaluations import REMEMBERED_MAX
+from runtime.frontends.ddp.evaluation.fed_metrics import FedMetrics, packed, unpacked
+from runtime.frontends.ddp.evaluation.loop_values import LoopValues
+from runtime.frontends.ddp.frames.evaluation_values import HIGHEST, LOWEST, total
 from runtime.frontends.ddp.frames.places import ValuePlace
 from runtime.frontends.ddp.frames.plain_values import FrameValues, is_number, item, same
 from runtime.frontends.ddp.process_group import as_object, as_tensor
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.rank_values import RankValue
-from runtime.frontends.frameworks.accelerate_batches import PreparedBatches
-from runtime.frontends.frameworks.fed_metrics import FedMetrics, packed, unpacked
+from runtime.frontends.ddp.sampler_source import ListedSource
 from runtime.loop.training.gathering import from_bytes, gather_in_turns, to_bytes
 
 SUMS = ("dist.all_reduce",)
 """Beginnings of the names of collectives that the loop may call besides gather()."""
 PADDED = 1 << 12
 """What a rank has brought fills a multiple of so many bytes: whoever computes it has as many."""
+ADDED = "added"
+"""What newcomers are told of such a loop has this key; the results of other evaluations have the texts of places."""
 GATHER, OBJECTS = "accelerator.gather", "accelerator.gather_object"
 
 
@@ -53,7 +56,7 @@ class Brought:
         """The numbers that it has changed, as they were before: workers may begin an evaluation with different ones."""
 
 
-class BatchValues(EvaluationValues):
+class BatchValues(LoopValues):
     """The plain values of the script before a batch."""
 
     extremes: Mapping[str, float] = MappingProxyType({})
@@ -152,7 +155,8 @@ def _is_zero(entry: object) -> bool:
 class GatheringLoop:
     """One evaluation. Used by the script's thread only."""
 
-    def __init__(self, script: RankScript, loader: Any, source: PreparedBatches) -> None:
+    def __init__(self, script: RankScript, loader: Any, source: ListedSource) -> None:
+        """loader: has what accelerate's DataLoaderShard has."""
         self._script = script
         self._loader = loader
         self._source = source
@@ -166,6 +170,8 @@ class GatheringLoop:
         self._alone = False
         """The turn counts for nobody: each rank has brought what this one brings."""
         self._fed = FedMetrics()
+        self._clocks: set[str] = set()
+        """Names of values that a clock has given."""
         self._own: str | None = None
         """The class of a metric that has added up values of one rank."""
         self._padding: tuple[int, int, bool] | None = None
@@ -175,12 +181,12 @@ class GatheringLoop:
 
     # The loop
 
-    def batches(self) -> Iterator[Any]:
-        """The turns. Raises MidShardCollective."""
+    def batches(self, occasion: str | None = None) -> Iterator[Any]:
+        """The turns. occasion: of a loop that has begun already. Raises MidShardCollective."""
         script, loader = self._script, self._loader
         evaluations = script.evaluations
         evaluations.check_begins()
-        start, occasion = BatchValues.read(script.frames), script.occasion("an evaluation")
+        start, occasion = BatchValues.read(script.frames), occasion or script.occasion("an evaluation")
         nobody = evaluations.counts_for_nobody
         if not nobody:
             evaluations.begin()
@@ -222,7 +228,7 @@ class GatheringLoop:
         known, to_device = cast(dict[str, Any], told), self._source.to_device
         self._fed.replay(known["fed"] or [], to_device)
         # Behind it: what a metric of the script's own class has in its attributes is among these values.
-        start.become_told(known["added"], dict(to_device(unpacked(text)) for text in known["lists"]))
+        start.become_told(known[ADDED], dict(to_device(unpacked(text)) for text in known["lists"]))
 
     def _for_nobody(self) -> Iterator[Any]:
         self._alone = True
@@ -282,11 +288,25 @@ class GatheringLoop:
         values = start.only(local)
         now = total([values.added(0, 1)])
         mixed = [name for name in local if _differ([now.get(name, 0.0), parts[0].get(name, 0.0)])]
-        if totals := values.accumulated(mixed):
+        if not self._clocks.issuperset(mixed):
+            yield from self._find_clocks(start, mixed, parts[0])
+        local -= self._clocks
+        if totals := values.accumulated([name for name in mixed if name not in self._clocks]):
             raise mistakes.mixed_in_evaluation(totals[0])
+        values = start.only(local)
         values.put_back(objects=False)
         together = total([brought.added for brought in given])
         values.add({name: value for name, value in together.items() if name in local}, self._script.ranks)
+
+    def _find_clocks(self, start: BatchValues, mixed: Collection[str], found: Mapping[str, float]) -> Iterator[Any]:
+        """Those of the mixed values that change otherwise whenever the same batch is evaluated, as one that a clock has
+        given: they are no results. The turn of rank 0 comes once more. found: what it has changed before."""
+        after = BatchValues.read(self._script.frames)
+        start.put_back(objects=False)
+        yield from self._turn(0)
+        again = total([start.only(mixed).added(0, 1)])
+        self._clocks |= {name for name in mixed if _differ([again.get(name, 0.0), found.get(name, 0.0)])}
+        after.put_back(objects=False)
 
     def _turn(self, rank: int) -> Iterator[Any]:
         script = self._script

@@ -8,7 +8,7 @@ lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import torch
@@ -85,12 +85,16 @@ class Evaluations:
         """How often a model has run in the turn in progress of such a loop."""
         self.batches = 0
         """Batches that such loops have been handed out."""
+        self.gathering: set[object] = set()
+        """Places of loops that have called a collective for their first batch."""
+        self.without_gradients = False
+        """A model has run without gradients since the last training batch was handed out."""
         self._number = 0
         """Since the last training batch, as a newcomer does not know the earlier ones of its epoch."""
 
     def training_goes_on(self) -> None:
         """A training batch was handed out."""
-        self.collected, self._number = False, 0
+        self.collected, self.without_gradients, self._number = False, False, 0
 
     def check_begins(self) -> None:
         """Raise MidShardCollective if no evaluation may begin here."""
@@ -122,26 +126,32 @@ class Evaluations:
         training = self._script.training
         seed_all(training.seed, training.at.step, f"evaluation {self._number - 1}")
 
-    def run(self, source: ListedSource) -> Generator[Any, None, None]:
-        """The batches of this worker's ranks."""
+    def owned_first(self) -> int:
+        """The rank of which this worker evaluates the first batch; 0 if it has none."""
         script = self._script
-        self.check_begins()
-        start = EvaluationValues.read(script.frames)
-        self.summed = start.summed
-        occasion = script.occasion("an evaluation")
-        if self.counts_for_nobody:
-            yield source.fetch(0, 0)  # so that the names are bound which the loop binds, and a count is not 0
-            if (told := script.training.replies.shared.get(occasion)) is not None:
-                start.added(0, 1)
-                start.put_back(objects=False)
-                start.add(cast(dict[str, float], told), script.ranks)
-            return
+        owned = script.training.session.owned(script.ranks) if script.begun else None
+        return owned[0] if owned else 0
+
+    def whole(self, source: ListedSource, start: EvaluationValues, occasion: str, done: int) -> Iterator[Any]:
+        """The batches of this worker's ranks, of a loop that calls no collective.
+
+        start: the values when it began. done: the rank whose first batch the loop has had since then.
+        """
+        script = self._script
         self.begin()
         found: list[dict[str, float]] = []
+        fresh = False
+
+        def turn(rank: int) -> Iterator[Any]:
+            nonlocal fresh
+            if fresh or rank != done:
+                start.put_back(objects=False)
+            begin, fresh = int(not fresh and rank == done), True
+            yield from source.of_rank(rank, begin)
+
         if not script.begun:
             for rank in range(script.ranks):
-                start.put_back(objects=False)
-                yield from source.of_rank(rank)
+                yield from turn(rank)
                 found.append(start.added(rank, len(source)))
         else:
             training = script.training
@@ -155,8 +165,7 @@ class Evaluations:
                 return leaf
 
             for rank in training.calls.in_turns(self.op(), said, results):
-                start.put_back(objects=False)
-                yield from source.of_rank(rank)
+                yield from turn(rank)
                 self.check_buffers(buffers)
             found += [result.scalars for result in results]
             self.end()
