@@ -51,6 +51,12 @@ OF_SHARDS: Mapping[str, str] = {
 }
 """The same where elastic.keep is given DTensors; seen in 2.13."""
 
+OF_KEPT_RANKS: Mapping[str, str] = {
+    "torch.nn.parallel.DistributedDataParallel._build_params_for_reducer": "elastic.keep with --ranks",
+    "torch._C._distributed_c10d.Reducer._autograd_hook": "elastic.keep with --ranks",
+}
+"""The same where elastic.keep runs with --restart --ranks; seen in 2.13."""
+
 OF_NCCL: Mapping[str, str] = {
     "torch._C._distributed_c10d.DebugLevel": "--ring nccl",
     "torch._C._distributed_c10d.get_debug_level": "--ring nccl",

@@ -59,8 +59,8 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
         _check_workers("--workers", workers)
         if scenario.ranks is not None and scenario.ranks < 1:
             raise ConfigError(f"--ranks {scenario.ranks} must be at least 1")
-        if scenario.ranks and scenario.restart:
-            raise ConfigError("--ranks trains in place, and --restart starts scripts anew; leave one out")
+        if scenario.restart and 0 < (scenario.ranks or 0) < workers:
+            raise ConfigError(f"--ranks {scenario.ranks}: {workers} workers need a rank each")
     else:
         if words:
             raise ConfigError(f"{scenario.job} names the script; leave out {' '.join(words)!r:.200}")

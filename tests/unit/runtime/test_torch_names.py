@@ -57,7 +57,8 @@ def _node(name: str) -> object:
 
 
 def listed() -> set[str]:
-    tables = (torch_names.OF_WORKERS, torch_names.OF_RANKS, torch_names.OF_SHARDS, torch_names.OF_NCCL)
+    scripts = (torch_names.OF_RANKS, torch_names.OF_SHARDS, torch_names.OF_KEPT_RANKS)
+    tables = (torch_names.OF_WORKERS, *scripts, torch_names.OF_NCCL)
     return {name for table in tables for name in table}
 
 
