@@ -26,8 +26,8 @@ from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.choice import HeldSegment, KeptStep
 from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, sample, state_of
-from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.ddp_order import GradientOrder
+from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load
 from runtime.recovery.kept.look import segments_of
 from runtime.recovery.kept.place import OFF, THIN, KeptPlace
