@@ -90,6 +90,17 @@ def keep(*objects: object, units: int | None = None, **more: object) -> KeptScri
     return kept
 
 
+def kept_before(name: str) -> Any:
+    """What an object had as plain values in the step that this round goes on from, as its segment has it, before keep()
+    fills anything; None: there is no such step, or it has no object with that name. Only with --ranks."""
+    place = KeptPlace.from_environment(os.environ)
+    if place is None or place.source is None or not place.own:
+        return None
+    rank = _Rank.of(os.environ).rank
+    with _segments(place.memory, place.source, OtherMachines.read(place.others), {rank}) as (mine,):
+        return mine.table()["plain"].get(name)
+
+
 @contextmanager
 def _segments(
     memory: str, source: KeptStep, others: OtherMachines | None, parts: Collection[int] | None
