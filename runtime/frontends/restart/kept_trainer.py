@@ -42,15 +42,17 @@ def install(trainers: Any) -> None:
     """trainers: the module transformers.trainer. Each Trainer that is made from now on is kept. Raises ConfigError."""
     if missing := [name for name in REPLACED if not hasattr(trainers.Trainer, name)]:
         raise ConfigError(
-            f"transformers.Trainer has no {', '.join(missing)}: the state of this version is not kept in memory, that of "
-            f"{', '.join(TESTED)} is; start the script without --ranks"
+            f"transformers.Trainer has no {', '.join(missing)}: the state of this version is not kept in memory, that "
+            f"of {', '.join(TESTED)} is; start the script without --ranks"
         )
     original = trainers.Trainer.__init__
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if (place := KeptPlace.from_environment(os.environ)) is not None and place.own:
+        place = KeptPlace.from_environment(os.environ)
+        own_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled  # with a way of its own to load what it shards
+        if place is not None and place.own and not own_engine:
             KeptTrainer(self, place)
 
     trainers.Trainer.__init__ = made
@@ -136,13 +138,17 @@ class KeptTrainer:
         found: tuple[int, int] = self._own["_init_training_state"](max_steps, updates, epochs, *rest)
         if self._step < 0:
             return found
-        return (epochs, 0) if self._over else (self._epoch, self._in_epoch * self._trainer.args.gradient_accumulation_steps)
+        return (
+            (epochs, 0)
+            if self._over
+            else (self._epoch, self._in_epoch * self._trainer.args.gradient_accumulation_steps)
+        )
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         trainer = self._trainer
         model, loader = self._own["_prepare_for_training"](*args, **kwargs)
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        more = {NAME: self, "scaler": getattr(trainer.accelerator, "scaler", None)}
+        more: dict[str, Any] = {NAME: self, "scaler": getattr(trainer.accelerator, "scaler", None)}
         self._kept = keep(model=model, optimizer=optimizer, scheduler=trainer.lr_scheduler, **more)
         if self._found is not None:
             self._random = RandomNumbers().state_dict()
