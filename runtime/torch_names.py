@@ -48,6 +48,7 @@ OF_RANKS: Mapping[str, str] = {
 
 OF_SHARDS: Mapping[str, str] = {
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "elastic.keep with sharded tensors",
+    "torch.nn.utils.clip_grad._get_total_norm": "elastic.keep with units=",
 }
 """The same where elastic.keep is given DTensors; seen in 2.13."""
 

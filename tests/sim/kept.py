@@ -94,6 +94,6 @@ class Memories:
             if again:
                 self._reached.add("done again")
             self.done = step
-            if not start.thin:
+            if not start.thin and len(set(map(node_of, members))) > 1:
                 self._lost.clear()
         return step

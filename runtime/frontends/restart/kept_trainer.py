@@ -5,8 +5,7 @@ has kept. Trainer writes nothing for it, and reads nothing but its own TrainerSt
 
 Names of transformers that are not public, as 5.24 has them: `_init_training_state`, `_prepare_for_training`,
 `_run_epoch`, `_maybe_log_save_evaluate`, `_load_from_checkpoint`, `_load_optimizer_and_scheduler`, `_load_scaler`,
-`_load_rng_state`, `_tr_loss`, `_total_loss_scalar`, `_globalstep_last_logged`, `_initial_global_step`,
-`_initial_num_input_tokens_seen`.
+`_load_rng_state`, `_tr_loss`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ REPLACED = (
     *("_load_rng_state", *LOADERS),
 )
 """Methods that are replaced on the instance, so subclasses are called as they were written."""
-COUNTS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "_initial_num_input_tokens_seen")
-"""Numbers that Trainer sets at the beginning of its loop, beside the sum of losses."""
+APART = frozenset({"train_dataset", "eval_dataset", "_tr_loss"})
+"""Attributes of a trainer that may be long lists, or are on its device."""
 NAME = "trainer"
 
 
@@ -92,7 +91,7 @@ class KeptTrainer:
             "state": json.dumps(dataclasses.asdict(trainer.state)),
             "at": [self._epoch, self._in_epoch, self._over],
             "loss": trainer._tr_loss.item(),
-            "counts": {name: getattr(trainer, name) for name in (*COUNTS, "current_flos")},
+            "attributes": plain_attributes(trainer, without=APART),
             "callbacks": callbacks,
             "control": plain_attributes(trainer.control),
         }
@@ -169,8 +168,7 @@ class KeptTrainer:
         if (found := self._found) is None:
             return
         trainer._tr_loss += torch.tensor(found["loss"], dtype=trainer._tr_loss.dtype)
-        for name, value in found["counts"].items():
-            setattr(trainer, name, value)
+        set_attributes(trainer, found["attributes"])
         self._restore_callbacks(found)
 
     def _restore_callbacks(self, found: dict[str, Any]) -> None:
