@@ -37,7 +37,8 @@ def under_torchrun(kind: str, home: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["barlow", pytest.param("gan", marks=pytest.mark.long)])
 def test_scripts_with_collectives_anywhere_have_the_bits_of_torchrun(kind: str, tmp_path: Path) -> None:
-    """A script and a worker are killed, replacements join, and each rank goes on with what it had."""
+    """A script and a worker are killed (or a script is stopped), replacements join, and each rank goes on with what it
+    had."""
     quiet, files = tmp_path / "quiet", tmp_path / "files"
     quiet.mkdir()
     files.mkdir()
@@ -46,7 +47,7 @@ def test_scripts_with_collectives_anywhere_have_the_bits_of_torchrun(kind: str, 
         rounds = Rounds(running.until, files)
         rounds.open(0, 1, 2)
         first = rounds.await_step(3, world=RANKS)
-        os.kill(rounds.started(first)[2][0], signal.SIGKILL)
+        os.kill(rounds.started(first)[2][0], signal.SIGKILL if kind == "barlow" else signal.SIGSTOP)
         rounds.open(3, 4)
         second = rounds.await_step(5, world=RANKS)
         assert second > first
@@ -62,6 +63,26 @@ def test_scripts_with_collectives_anywhere_have_the_bits_of_torchrun(kind: str, 
         worlds = {(line["rank"], line["world"]) for line in running.events("script_started")}
         assert worlds == {(rank, RANKS) for rank in range(RANKS)}
     assert (files / "digest").read_text() == under_torchrun(kind, quiet)
+
+
+@pytest.mark.long
+def test_all_workers_are_killed_at_once(tmp_path: Path) -> None:
+    """The memory of the machine is still there."""
+    quiet, files = tmp_path / "quiet", tmp_path / "files"
+    quiet.mkdir()
+    files.mkdir()
+    options = ("--workers", "3", "--restart", "--ranks", str(RANKS))
+    with Job(tmp_path, *options, str(SCRIPT), "barlow", str(files), str(STEPS)) as running:
+        rounds = Rounds(running.until, files)
+        rounds.open(0, 1, 2)
+        first = rounds.await_step(3, world=RANKS)
+        for pid in running.workers().values():
+            os.kill(pid, signal.SIGKILL)
+        second = running.until("another round", lambda: rounds.begun_after(first, RANKS))
+        assert rounds.started(second)[0][2] >= 2
+        (files / "go").touch()
+        assert running.wait() == 0, running.story()
+    assert (files / "digest").read_text() == under_torchrun("barlow", quiet)
 
 
 @pytest.mark.long

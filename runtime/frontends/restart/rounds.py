@@ -100,10 +100,12 @@ class ScriptReport:
     memory: bool = True
     """Whether the worker has a directory in memory."""
 
-    def said(self, hang_s: float, kept: str = "") -> str:
-        """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round."""
+    def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
+        """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
+        the script, with --ranks."""
         idle = f", idle for {self.idle_s:.0f} s of {hang_s:.0f} s" if self.idle_s >= IDLE_SHOWN_S else ""
-        return f"script {self.state}{idle}" + (f", {kept}" if kept else "")
+        of = f" with {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}" if ranks else ""
+        return f"script{of} {self.state}{idle}" + (f", {kept}" if kept else "")
 
     def to_json(self) -> dict[str, Json]:
         held: Json = None if self.held is None else [list[Json](one.to_json()) for one in self.held]

@@ -150,7 +150,7 @@ class Supervisor:
         script.post(Reduced())
         self._follow_generation()
         report = self._at.report(self._address(), self._scripts.idle_s)
-        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round()))
+        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round(), self._ranks()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         script.post(StepLeft())
@@ -218,6 +218,12 @@ class Supervisor:
         said = [self._kept.follow(self._round, place.rank, place.node) for place in mine]
         self._at.kept, least = min(said, default=(-1, ""))
         return least
+
+    def _ranks(self) -> list[int]:
+        """Those of the script that this worker has, with --ranks."""
+        me, members = self._session.worker_id, self._session.place().members
+        mine = places(members, self._told.ranks)[me] if self._told.ranks and me in members else []
+        return [place.rank for place in mine]
 
     def _copy_thin(self, parts: tuple[ThinPart, ...]) -> None:
         """Copy what another machine alone has, if this worker is to."""

@@ -40,6 +40,10 @@ def test_a_script_that_is_idle_is_said_to_be_so() -> None:
     assert said == ["script running", "script running", "script running, idle for 40 s of 300 s"]
     assert ScriptReport(4, 3, DONE).said(300.0) == "script done"
     assert ScriptReport(4, 3, RUNNING).said(300.0, "step 7 kept") == "script running, step 7 kept"
+    assert ScriptReport(4, 3, RUNNING).said(300.0, ranks=(2,)) == "script with rank 2 running"
+    assert (
+        ScriptReport(4, 3, RUNNING).said(300.0, "step 7 kept", (2, 3)) == "script with ranks 2, 3 running, step 7 kept"
+    )
 
 
 def reports(
