@@ -23,7 +23,7 @@ def under_torchrun(kind: str, output: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     environment = {**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [*words, str(SCRIPTS / f"{kind}.py"), str(output)]
-    subprocess.run(command, check=True, env=environment, capture_output=True, timeout=DEADLINE_S)
+    subprocess.run(command, check=True, env=environment, capture_output=True, timeout=3 * DEADLINE_S)
 
 
 def kept(job: Job) -> int:

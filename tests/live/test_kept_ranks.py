@@ -20,6 +20,7 @@ from tests.live.test_kept import Rounds
 from tests.live.test_kept_nodes import lose, memory
 
 __all__ = ["memory"]
+pytestmark = pytest.mark.long
 
 SCRIPT = ROOT / "tests" / "live" / "programs" / "kept_ranks.py"
 RANKS, STEPS = 4, 8
@@ -35,7 +36,7 @@ def under_torchrun(kind: str, home: Path) -> str:
     return (home / "digest").read_text()
 
 
-@pytest.mark.parametrize("kind", ["barlow", pytest.param("gan", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["barlow", "gan"])
 def test_scripts_with_collectives_anywhere_have_the_bits_of_torchrun(kind: str, tmp_path: Path) -> None:
     """A script and a worker are killed (or a script is stopped), replacements join, and each rank goes on with what it
     had."""
@@ -65,7 +66,6 @@ def test_scripts_with_collectives_anywhere_have_the_bits_of_torchrun(kind: str, 
     assert (files / "digest").read_text() == under_torchrun(kind, quiet)
 
 
-@pytest.mark.long
 def test_all_workers_are_killed_at_once(tmp_path: Path) -> None:
     """The memory of the machine is still there."""
     quiet, files = tmp_path / "quiet", tmp_path / "files"
@@ -85,7 +85,6 @@ def test_all_workers_are_killed_at_once(tmp_path: Path) -> None:
     assert (files / "digest").read_text() == under_torchrun("barlow", quiet)
 
 
-@pytest.mark.long
 def test_nodes_are_lost_with_their_memory_and_new_ones_join(tmp_path: Path, memory: Path) -> None:
     """The second one is lost before a step is done, so what it alone had was copied before scripts began."""
     quiet, files = tmp_path / "quiet", tmp_path / "files"
