@@ -24,6 +24,8 @@ class Memories:
         self._held: dict[str, set[HeldSegment]] = {}
         self._lost: set[str] = set()
         """Machines that were lost since each part was known to be on two of them."""
+        self._alone = False
+        """Whether the newest round has one machine, so that all it has kept is there."""
         self._loaded = 0
         """The newest round whose scripts have begun."""
 
@@ -86,6 +88,8 @@ class Memories:
             again = self.done - step
             if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
                 self._reached.add("two nodes lost")
+            elif self._lost and self._alone:
+                self._reached.add("only node lost")
             elif set(self._held) - {node_of(worker) for worker in members}:
                 self._reached.add("a machine without a worker")  # nobody can say what it has
             else:
@@ -94,6 +98,7 @@ class Memories:
             if again:
                 self._reached.add("done again")
             self.done = step
-            if not start.thin and len(set(map(node_of, members))) > 1:
+            if not start.thin:
                 self._lost.clear()
+            self._alone = len(set(map(node_of, members))) == 1
         return step

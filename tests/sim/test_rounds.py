@@ -12,6 +12,7 @@ import pytest
 
 from runtime.frontends.restart import rounds
 from runtime.frontends.restart.rounds import AllDone, GoOn, ScriptState, StartScript
+from runtime.recovery.kept.choice import KeptStep
 from tests.sim.rounds import RoundsWorld
 
 SEEDS = 300
@@ -83,7 +84,7 @@ def _settles_early(reports: Any, members: Any, generation: int, begun: int) -> b
 
 def _takes_what_is_not_whole(held: Any) -> Any:
     newest = max(held, default=None)
-    return None if newest is None else rounds.KeptStep(newest.step, newest.round, newest.group)
+    return None if newest is None else KeptStep(newest.step, newest.round, newest.group)
 
 
 SOUND = rounds.decide
