@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +239,7 @@ class KeptScript:
             if isinstance(one, GradientOrder):
                 one.close()
         mirrored = self._others is not None and self._others.mirror and self._in_parts(state)
-        bodies = _gathered([self._at.node, state.placed(partial(self._writes, state))[1]])
+        bodies = _gathered([self._at.node, self._written(state)[1]])
         machine = sum(body for node, body in bodies if node == self._at.node)
         for other in _gathered(shortage(2 * machine if mirrored else machine, directory)):
             if other:
@@ -261,18 +260,22 @@ class KeptScript:
         """Whether each process keeps a part of the state. Otherwise one process of each machine keeps all of it."""
         return state.is_sharded or (self._place is not None and self._place.own)
 
-    def _writes(self, state: CurrentState, piece: Piece) -> bool:
-        """Whether this process keeps that piece."""
-        assert self._place is not None and self._at is not None
-        if piece.sharded or (self._at.rank if self._in_parts(state) else self._at.local_rank) == 0:
-            return True
-        return self._place.own and (not piece.steady or piece.path in self._apart)
+    def _is_first(self, state: CurrentState) -> bool:
+        """Whether this process keeps what all processes have: once in the job, or, without parts, once a machine."""
+        assert self._at is not None
+        return (self._at.rank if self._in_parts(state) else self._at.local_rank) == 0
+
+    def _written(self, state: CurrentState) -> tuple[list[PlacedPiece], int]:
+        """The pieces that this process keeps, and the size of their body."""
+        assert self._place is not None
+        first, own, apart = self._is_first(state), self._place.own, self._apart
+        return state.placed(lambda piece: piece.sharded or first or (own and (not piece.steady or piece.path in apart)))
 
     def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
         assert self._place is not None and self._at is not None
-        placed, size = state.placed(partial(self._writes, state))
+        placed, size = self._written(state)
         alike = sample(self._alike(state)) if self._place.own else 0
-        plain = self._place.own or (self._at.rank if self._in_parts(state) else self._at.local_rank) == 0
+        plain = self._place.own or self._is_first(state)
         table = json.dumps(state.table(placed, plain=plain, sample=alike), separators=(",", ":")).encode()
         buffer = writer.oldest()
         segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
