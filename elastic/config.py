@@ -368,7 +368,7 @@ class JobSpec:
         "N",
         0,
         "run a torchrun script that uses DistributedDataParallel: the script always sees N ranks, which any number of "
-        "workers computes (default: the script calls elastic.join())",
+        "workers computes (default: the script calls elastic.join()). With --restart: any script, always N processes",
     )
 
     restart: bool = _option(
@@ -471,10 +471,8 @@ class JobSpec:
             raise ConfigError(f"max_workers={self.max_workers} must be >= workers={self.workers}, or be left out")
         if self.ranks < 0:
             raise ConfigError(f"ranks={self.ranks} must be >= 0; 0 is a script that calls elastic.join()")
-        if self.ranks and self.restart:
-            raise ConfigError(
-                f"ranks={self.ranks} trains in place, and restart=True starts scripts anew; leave one out"
-            )
+        if self.restart and 0 < self.ranks < self.workers_limit:
+            raise ConfigError(f"ranks={self.ranks}: {self.workers_limit} workers need a rank each; raise ranks")
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
         if self.priority < 0:
@@ -514,14 +512,15 @@ class JobSpec:
     @property
     def level(self) -> str:
         """What of the script survives a change of the workers, for people."""
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         if self.restart:
+            always = f", always with {ranks}" if self.ranks else ""
             return (
-                "restarted: each change of the workers ends the script on all of them and starts it again; only what "
-                "the script saves itself, or gives to elastic.keep, is kept"
+                f"restarted: each change of the workers ends the script on all of them and starts it again{always}; "
+                "only what the script saves itself, or gives to elastic.keep, is kept"
             )
         exact = "no bit changes" if self.reduction.stable else "the last bits of a sum may change"
         if self.ranks:
-            ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
             return f"in place, {ranks}: the ranks of a lost worker go to the others, and {exact}"
         return f"in place: the shards of a lost worker go to the others, and {exact}"
 

@@ -50,8 +50,15 @@ OF_RANKS: Mapping[str, str] = {
 
 OF_SHARDS: Mapping[str, str] = {
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "elastic.keep with sharded tensors",
+    "torch.nn.utils.clip_grad._get_total_norm": "elastic.keep with units=",
 }
 """The same where elastic.keep is given DTensors; seen in 2.13."""
+
+OF_KEPT_RANKS: Mapping[str, str] = {
+    "torch.nn.parallel.DistributedDataParallel._build_params_for_reducer": "elastic.keep with --ranks",
+    "torch._C._distributed_c10d.Reducer._autograd_hook": "elastic.keep with --ranks",
+}
+"""The same where elastic.keep runs with --restart --ranks; seen in 2.13."""
 
 OF_NCCL: Mapping[str, str] = {
     "torch._C._distributed_c10d.DebugLevel": "--ring nccl",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,6 +79,33 @@ def drawn_from() -> object:
         repr(numpy_state),
         random.getstate(),
     )
+
+
+class RandomNumbers:
+    """The generators of torch (of the CPU, and of the current GPU if one is in use), numpy and random, as an object
+    with a state."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Tensors and plain values."""
+        numpy_state: Any = np.random.get_state(legacy=True)
+        _, keys, *position = numpy_state
+        version, words, gauss = random.getstate()
+        return {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            "numpy": [torch.from_numpy(keys.astype(np.int64)), *map(float, position)],
+            "random": [version, torch.tensor(words), gauss],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None:
+            torch.cuda.set_rng_state(state["cuda"])
+        keys, position, has_gauss, gauss = state["numpy"]
+        words = keys.numpy().astype(np.uint32)
+        np.random.set_state(("MT19937", words, int(position), int(has_gauss), gauss))
+        version, python, following = state["random"]
+        random.setstate((version, tuple(python.tolist()), following))
 
 
 @contextmanager

@@ -73,12 +73,22 @@ def _run_as_asked(program: Program) -> None:
         torch_names.check(torch_names.OF_WORKERS)
         from runtime.frontends.restart import supervisor
 
-        supervisor.run(lambda: _run(program))
+        supervisor.run(lambda: _run_in_round(program))
     if os.environ.get(RANKS, "0") != "0":
         torch_names.check({**torch_names.OF_WORKERS, **torch_names.OF_RANKS})
         from runtime.frontends.frameworks.imports import enable
 
         enable()
+    _run(program)
+
+
+def _run_in_round(program: Program) -> None:
+    """One run of a script that is started again."""
+    if os.environ.get(RANKS, "0") != "0":
+        from runtime.frontends.frameworks.imports import AfterImport
+        from runtime.frontends.restart import kept_trainer
+
+        AfterImport({"transformers.trainer": kept_trainer.install}).install()
     _run(program)
 
 

@@ -63,6 +63,11 @@ class Rounds:
         found: int = self._until(f"step {step} in a world of {world}", reached) - 1
         return found
 
+    def begun_after(self, number: int, world: int) -> int | None:
+        """The newest round behind that one, if all of its processes have begun."""
+        newest = max(int(path.name.split(".")[0]) for path in self._files.glob("*.0"))
+        return newest if newest > number and len(self.started(newest)) == world else None
+
     def check(self, last: int, again: int) -> None:
         """All processes of a round begin with the same step, and at most so many steps are done again."""
         found = {number: self.started(number) for number in range(last + 1)}

@@ -192,12 +192,8 @@ def script_stays(module: Any) -> None:
 
 def wrong_world(module: Any) -> None:
     """Ranks are given in the order of names, and not in that of the generation."""
-    sound = module.environment
-
-    def environment(me: str, members: Any, *rest: Any) -> dict[str, str]:
-        return dict(sound(me, sorted(members), *rest))
-
-    module.environment = environment
+    sound = module.places
+    module.places = lambda members, ranks: sound(sorted(members), ranks)
 
 
 def stopped_unseen(module: Any) -> None:
@@ -239,7 +235,7 @@ MUTANTS = {
     ),
     "no-eviction": Mutant("elastic.protocol.failure_detector", no_eviction, "I11", ("freeze-for-good",)),
     "script-stays": Mutant("runtime.frontends.restart.supervisor", script_stays, "I18", ("kill",), rounds=True),
-    "wrong-world": Mutant("runtime.frontends.restart.rounds", wrong_world, "I17", ("kill-rank-0",), rounds=True),
+    "wrong-world": Mutant("runtime.frontends.restart.places", wrong_world, "I17", ("kill-rank-0",), rounds=True),
     "stopped-unseen": Mutant(
         "runtime.frontends.restart.script_watch", stopped_unseen, "I11", ("stop-script",), rounds=True
     ),

@@ -5,15 +5,21 @@ all, comes to each at its own time, and comes also to a survivor that has entere
 member is lost before the result is complete, the survivors make the exchange again, with the reports that they have
 made. A loss begins a generation at any time, a join only between two exchanges. Scripts end well, fail, are killed,
 hang, or fail because another one has failed; clocks of machines differ.
+
+Scripts keep each step in the memory of their machine, and on the next one a while later (kept.py). A death may leave
+the newest segment of a script half written, and a machine is lost with its memory, also while others copy what it had.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elastic.protocol.worker_id import node_of
+from runtime.frontends.restart import rounds
 from runtime.frontends.restart.rounds import (
     AllDone,
     Blame,
+    CopyThin,
     Decision,
     Failure,
     GoOn,
@@ -24,11 +30,15 @@ from runtime.frontends.restart.rounds import (
     ScriptState,
     StartScript,
 )
+from runtime.recovery.kept.choice import mirror_of
 from tests.sim.clock import Clock
+from tests.sim.kept import Memories
 
 HANG_S = 60.0
 WORK_S = 40.0
-"""How long the scripts of a whole round have to run, in all: what they have done is saved every second."""
+"""How long the scripts of a whole round have to run, in all, if no step is lost."""
+STEPS = 40
+"""One in a second."""
 LIMIT_S = 4000.0
 NEVER_S = 1e9
 EXCHANGE_S = 1.0
@@ -43,6 +53,10 @@ class Script:
 
     begun_s: float
     store: tuple[str, int]
+    step: int
+    """Steps done."""
+    mirrored: int
+    """The newest step that is on another machine."""
     idle_from_s: float = NEVER_S
     end: Failure | None = None
     ended: bool = False
@@ -80,14 +94,16 @@ class RoundsWorld:
     def __init__(self, seed: int) -> None:
         self.clock = Clock(seed)
         self.size = self.clock.random.randint(1, 5)
+        self.nodes = self.clock.random.randint(1, 3)
+        self.mirror_s = self.clock.random.choice((0.1, 0.5, 5.0))
         self.troubles = self.clock.random.randint(0, 6)
         self.workers: dict[str, Worker] = {}
         self.generations: list[tuple[str, ...]] = [()]
         self.newcomers: list[str] = []
         self.exchanges: list[Exchange] = []
         self.incarnations = [0] * self.size
-        self.saved_s = 0.0
         self.reached: set[str] = set()
+        self.memories = Memories(self.clock, self.reached)
 
     # ------------------------------------------------------------------------------------------------- the course
 
@@ -116,7 +132,7 @@ class RoundsWorld:
         return len(self.generations) - 1
 
     def _add(self, slot: int) -> None:
-        name = f"n.{slot}.{self.incarnations[slot]}"
+        name = f"{'abc'[slot % self.nodes]}.{slot}.{self.incarnations[slot]}"
         self.incarnations[slot] += 1
         self.workers[name] = Worker(name, self.clock.between(-0.5, 0.5))
         self.newcomers.append(name)
@@ -136,6 +152,8 @@ class RoundsWorld:
         members = self.generations[worker.knows]
         store = (worker.name, worker.knows) if members[0] == worker.name else None
         idle_s = max(0.0, now_s - script.idle_from_s) if script is not None else 0.0
+        if script is not None:
+            worker.state.kept = self.memories.newest(worker.name, members, worker.state.generation)
         exchange = self.exchanges[worker.exchange]
         exchange.said.setdefault(worker.name, worker.state.report(store, idle_s))
         self._complete(exchange)
@@ -157,14 +175,20 @@ class RoundsWorld:
         if worker.dead or exchange.result is None or name in exchange.decided:
             return
         members = self.generations[worker.knows]
+        if rounds.is_settled(exchange.result, members, worker.knows, worker.state.begun):
+            self.memories.settle(name, worker.knows)
         decision = worker.state.decide(exchange.result, members, worker.knows, HANG_S)
         exchange.decided[name] = decision
         self._check(worker, exchange, decision)
         match decision:
             case LookAtKept():
-                worker.state.held = ()  # scripts that keep nothing
-            case StartScript(store):
-                self._start(worker, store)
+                worker.state.held = self.memories.look(name, members)
+            case CopyThin(parts):
+                worker.state.held = (*(worker.state.held or ()), *self.memories.copy(name, parts))
+                worker.state.copied = True
+            case StartScript() as start:
+                worker.state.begun = self.memories.load(members, worker.state.generation, start)
+                self._start(worker, start)
             case Blame(blamed, failure) if blamed == name:
                 self.reached.add("killed" if failure.is_from_outside else "failed")
                 self._die(worker)
@@ -205,13 +229,13 @@ class RoundsWorld:
 
     # -------------------------------------------------------------------------------------------------- scripts
 
-    def _start(self, worker: Worker, store: tuple[str, int]) -> None:
-        worker.script = Script(self.clock.now_s, store)
+    def _start(self, worker: Worker, start: StartScript) -> None:
+        worker.script = Script(self.clock.now_s, start.store, worker.state.begun, worker.state.begun)
         worker.state.script = ScriptState.RUNNING
         self._look(worker, worker.script)
 
     def _look(self, worker: Worker, script: Script) -> None:
-        """Once a second of the script: it saves, or is through. A script gets on only with all others of its round."""
+        """Once a second of the script: it does a step, or is through. It gets on only with all others of its round."""
         if worker.dead or script.ended or script is not worker.script:
             return
         mates = [self.workers[name] for name in self.generations[worker.state.generation]]
@@ -225,14 +249,39 @@ class RoundsWorld:
             self.clock.after(self.clock.between(0.0, 0.5), lambda: self._end(worker, script, self._failure(worker)))
             return
         if meet and not stuck:
-            if worker is alike[0]:
-                self.saved_s += 1.0
-            if self.saved_s >= WORK_S:
+            self._step(worker, script, [mate.script for mate in mates if mate.script is not None])
+            if script.step >= STEPS:
                 self._end(worker, script, None)
                 return
         elif stuck:
             script.idle_from_s = min(script.idle_from_s, self.clock.now_s)
         self.clock.after(1.0, lambda: self._look(worker, script))
+
+    def _step(self, worker: Worker, script: Script, scripts: list[Script]) -> None:
+        """Do a step, unless another script is behind, or the step before is on no other machine yet."""
+        members = self.generations[worker.state.generation]
+        partner = mirror_of(worker.name, members)
+        if script.step > min(one.step for one in scripts) or (partner and script.mirrored < script.step):
+            return
+        script.step += 1
+        held = self.memories.begin(worker.name, members, worker.state.generation, script.step)
+        self.memories.done = max(self.memories.done, min(one.step for one in scripts))
+
+        def copied() -> None:
+            if script.ended or worker.dead:
+                self.reached.add("torn")
+                return
+            self.memories.put(node_of(worker.name), held)
+            if partner:
+                self.clock.after(self.clock.between(0.0, self.mirror_s), mirrored)
+
+        def mirrored() -> None:
+            if not script.ended and not worker.dead:
+                if not self.workers[partner].dead:  # else the part is thin
+                    self.memories.put(node_of(partner), held)
+                script.mirrored = held.step
+
+        self.clock.after(self.clock.between(0.0, 0.9), copied)  # the next step of the optimizer waits for it
 
     def _end(self, worker: Worker, script: Script, failure: Failure | None) -> None:
         if not script.ended and not worker.dead:
@@ -251,11 +300,13 @@ class RoundsWorld:
     def _trouble(self) -> None:
         running = [w for w in self.workers.values() if w.script is not None and not w.script.ended and not w.dead]
         living = [self.workers[name] for name in self.generations[-1] if not self.workers[name].dead]
-        kind = self.clock.random.choice(("kill", "fail", "kill script", "hang", "part"))
+        kind = self.clock.random.choice(("kill", "fail", "kill script", "hang", "part", "node"))
         if kind == "kill" and len(living) > 1:
             self.reached.add("lost")
             self._die(self.clock.random.choice(living))
-        elif not running or kind == "kill":
+        elif kind == "node" and len({node_of(worker.name) for worker in living}) > 1:
+            self._lose_node(node_of(self.clock.random.choice(living).name))
+        elif not running or kind in ("kill", "node"):
             return
         elif (worker := self.clock.random.choice(running)).script is not None:
             match kind:
@@ -271,6 +322,21 @@ class RoundsWorld:
                     for other in running:
                         if other is not worker and other.script is not None:
                             other.script.idle_from_s = self.clock.now_s
+
+    def _lose_node(self, node: str) -> None:
+        """And often the next one soon after it."""
+        self.reached.add("node lost")
+        self.memories.lose(node)
+        for worker in self.workers.values():
+            if node_of(worker.name) == node and not worker.dead and worker.knows and not worker.left:
+                self._die(worker)
+        if self.clock.chance(0.4):
+            self.clock.after(self.clock.between(0.0, 3.0), self._lose_another)
+
+    def _lose_another(self) -> None:
+        living = [self.workers[name] for name in self.generations[-1] if not self.workers[name].dead]
+        if len(nodes := sorted({node_of(worker.name) for worker in living})) > 1:
+            self._lose_node(self.clock.random.choice(nodes))
 
     def _die(self, worker: Worker) -> None:
         """The leader hears of it a moment later, and has the next generation."""
@@ -322,7 +388,7 @@ class RoundsWorld:
     def _check(self, worker: Worker, exchange: Exchange, decision: Decision) -> None:
         assert exchange.result is not None
         match decision:
-            case StartScript(store):
+            case StartScript(store=store):
                 generation = worker.state.generation
                 said = [exchange.result[name] for name in self.generations[generation]]
                 assert all(one.state is ScriptState.WAITING for one in said), "somebody was not ready"

@@ -1,5 +1,5 @@
 """A few hundred jobs in rounds under virtual time, each from a seed: nobody starts before all are ready, one worker is
-blamed and the same by all, and the job ends."""
+blamed and the same by all, no more steps are done again than there may be, and the job ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import pytest
 
 from runtime.frontends.restart import rounds
 from runtime.frontends.restart.rounds import AllDone, GoOn, ScriptState, StartScript
+from runtime.recovery.kept.choice import KeptStep
 from tests.sim.rounds import RoundsWorld
 
 SEEDS = 300
-MUST_REACH = ("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end")
+MUST_REACH = (
+    *("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end"),
+    *("a machine without a worker", "copied", "done again", "node lost", "torn", "two nodes lost"),
+)
 
 
 def search(seeds: int) -> Counter[str]:
@@ -73,21 +77,35 @@ def _blames_itself(*words: Any, **options: Any) -> rounds.Decision:
     return found
 
 
+def _settles_early(reports: Any, members: Any, generation: int, begun: int) -> bool:
+    """When the first script has kept a step."""
+    return any(one.generation == generation and one.kept > begun for one in reports.values())
+
+
+def _takes_what_is_not_whole(held: Any) -> Any:
+    newest = max(held, default=None)
+    return None if newest is None else KeptStep(newest.step, newest.round, newest.group)
+
+
 SOUND = rounds.decide
 calls: Counter[str] = Counter()
 
 
 @pytest.mark.parametrize(
-    ("mutant", "said"),
+    ("name", "mutant", "said"),
     [
-        (_knows_its_generation_only, "some leave, and some do not"),
-        (_starts_early, "ready|round|store|scripts|different"),
-        (_ends_early, "has not ended well|some leave"),
-        (_never_hangs, "does not end"),
-        (_hangs_soon, "gets on"),
-        (_blames_itself, "different decisions"),
+        ("decide", _knows_its_generation_only, "some leave, and some do not"),
+        ("decide", _starts_early, "ready|round|store|scripts|different|done again"),
+        ("decide", _ends_early, "has not ended well|some leave"),
+        ("decide", _never_hangs, "does not end"),
+        ("decide", _hangs_soon, "gets on"),
+        ("decide", _blames_itself, "different decisions"),
+        ("is_settled", _settles_early, "done again"),
+        ("newest_whole", _takes_what_is_not_whole, "not whole"),
+        ("thin_parts", lambda held, source, members: [], "done again"),
+        ("SETTLED", 1, "done again"),
     ],
 )
-def test_a_wrong_decision_is_found(mutant: Any, said: str) -> None:
-    with patch.object(rounds, "decide", mutant), pytest.raises(AssertionError, match=said):
+def test_a_wrong_decision_is_found(name: str, mutant: Any, said: str) -> None:
+    with patch.object(rounds, name, mutant), pytest.raises(AssertionError, match=said):
         search(SEEDS)

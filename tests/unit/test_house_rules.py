@@ -482,7 +482,7 @@ FILE_LINES, FUNCTION_LINES, CLASS_FIELDS, PARAMETERS = 500, 77, 20, 8
 """The most that there may be. What a class has as fields is what its body and its methods assign to."""
 
 OVER = {
-    "elastic.config": 676,
+    "elastic.config": 675,
     "runtime.frontends.ddp.rank_script": 653,
     "elastic.config.JobSpec": 30,
     "elastic.protocol.membership.group.Group": 58,

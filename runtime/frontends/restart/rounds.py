@@ -61,6 +61,12 @@ class Failure:
             return cls(status, now_s, message=f"{error_file} cannot be read")
 
     @property
+    def order(self) -> tuple[bool, float]:
+        """The first of several is the cause: the failure of one script closes its connections, by which the others
+        fail too, some of them faster than one that was killed."""
+        return self.status >= 0, self.at_s
+
+    @property
     def is_from_outside(self) -> bool:
         """Whether somebody else has ended the script, so that nobody counts it as its fault."""
         return self.status < 0 and not self.message
@@ -94,10 +100,12 @@ class ScriptReport:
     memory: bool = True
     """Whether the worker has a directory in memory."""
 
-    def said(self, hang_s: float, kept: str = "") -> str:
-        """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round."""
+    def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
+        """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
+        the script, with --ranks."""
         idle = f", idle for {self.idle_s:.0f} s of {hang_s:.0f} s" if self.idle_s >= IDLE_SHOWN_S else ""
-        return f"script {self.state}{idle}" + (f", {kept}" if kept else "")
+        of = f" with {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}" if ranks else ""
+        return f"script{of} {self.state}{idle}" + (f", {kept}" if kept else "")
 
     def to_json(self) -> dict[str, Json]:
         held: Json = None if self.held is None else [list[Json](one.to_json()) for one in self.held]
@@ -216,8 +224,7 @@ def decide(
         return GoOn()
     failures = [(worker, report.failure) for worker, report in found if report.failure is not None]
     if failures:
-        # The failure of one script closes its connections, by which the others fail too, some of them faster.
-        first = min(failures, key=lambda entry: (entry[1].status >= 0, entry[1].at_s, entry[0]))
+        first = min(failures, key=lambda entry: (*entry[1].order, entry[0]))
         return Blame(*first) if failing else GoOn(failing=True)
     hanging = {worker: report.idle_s for worker, report in found if report.state is ScriptState.RUNNING}
     states = {report.state for _, report in found}
@@ -284,9 +291,15 @@ class RoundState:
         self.script, self.failure, self.failing = ScriptState.WAITING, None, False
         self.held, self.copied, self.kept, self.begun = None, False, -1, 0
 
-    def ended(self, failure: Failure | None) -> None:
-        """The script has ended by itself. failure: None: with status 0."""
-        self.script, self.failure = ScriptState.DONE if failure is None else ScriptState.FAILED, failure
+    def ended(self, failure: Failure | None, *, last: bool = True) -> None:
+        """A process of the script has ended by itself. failure: None: with status 0. last: no other one runs here."""
+        if failure is not None:
+            self.script, self.failure = (
+                ScriptState.FAILED,
+                min(failure, self.failure or failure, key=lambda one: one.order),
+            )
+        elif last and self.failure is None:
+            self.script = ScriptState.DONE
 
     def report(self, store: tuple[str, int] | None, idle_s: float = 0.0) -> ScriptReport:
         """store: where this worker has rank 0. idle_s: of a script that runs."""
@@ -314,40 +327,3 @@ def _all_done(reports: Mapping[str, ScriptReport]) -> bool:
 def _slot(worker: str) -> tuple[str, int, int]:
     node, slot, incarnation = worker.rsplit(".", 2)
     return node, int(slot), int(incarnation)
-
-
-def share(me: str, members: Sequence[str]) -> tuple[int, int]:
-    """The place of a worker among those of its node, and their number. members: worker ids in rank order."""
-    here = [worker for worker in members if node_of(worker) == node_of(me)]
-    return here.index(me), len(here)
-
-
-def environment(
-    me: str, members: Sequence[str], store: tuple[str, int], job: str, restarts: int, error_file: Path
-) -> dict[str, str]:
-    """The variables that torchrun sets for a script (torch 2.13, LocalElasticAgent._start_workers).
-
-    members: worker ids in rank order. restarts: generations of the job before this one.
-    """
-    nodes = list(dict.fromkeys(map(node_of, members)))
-    local_rank, local_world = share(me, members)
-    rank, world = str(members.index(me)), str(len(members))
-    return {
-        "RANK": rank,
-        "ROLE_RANK": rank,
-        "LOCAL_RANK": str(local_rank),
-        "GROUP_RANK": str(nodes.index(node_of(me))),
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": world,
-        "ROLE_WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": str(local_world),
-        "GROUP_WORLD_SIZE": str(len(nodes)),
-        "MASTER_ADDR": store[0],
-        "MASTER_PORT": str(store[1]),
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(restarts + 1),
-        "TORCHELASTIC_RUN_ID": job,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": str(error_file),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }

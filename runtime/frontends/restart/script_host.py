@@ -1,10 +1,11 @@
 """The process between a worker and its scripts.
 
-A worker has threads, so it must not fork. Before it starts them it forks this process, which has the same modules
-imported and no thread: each script is a fork of it, which costs milliseconds. When the worker ends, its end of the
-channel is closed, and the host ends the script and itself; the kernel ends a script with its host. A worker that stands
-still cannot end its script when others take its place, so the host does: it ends the script when it has not heard of
-the worker for a while.
+A worker has threads, so it must not fork. Before it starts them it forks a process that has the same modules imported
+and no thread, the parent of its hosts. A host is a fork of that one, for each process of the script that the worker
+has, and each script is a fork of its host, which costs milliseconds. When the worker ends, its end of the channel is
+closed, and the host ends the script and itself; the kernel ends a script with its host. A worker that stands still
+cannot end its script when others take its place, so the host does: it ends the script when it has not heard of the
+worker for a while.
 
 SIGTERM, SIGINT and SIGHUP that somebody sends to all processes of a job have no effect on a script, as on a worker
 (held_signals.py): the job's command gets them too, and the host asks the script by orders.
@@ -24,7 +25,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,17 +60,72 @@ class ScriptExit:
     expired: str = ""
 
 
-class ScriptHost:
-    """The worker's side. Used by the worker's main thread, `heard` by any. All calls but `heard` raise HostLost."""
+class ScriptHosts:
+    """The worker's hosts. Used by the worker's main thread, `heard` by any."""
 
     def __init__(self, run: Callable[[], None], silence_s: float) -> None:
-        """Forks the host; the caller has no thread yet. run: the script, in a process of its own. silence_s: a script
-        is ended when `heard` was not called for so long."""
+        """Forks the parent of the hosts; the caller has no thread yet. run: the script, in a process of its own.
+        silence_s: a script is ended when `heard` was not called for so long."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._hosts: tuple[ScriptHost, ...] = ()
         if os.fork() == 0:
             self._channel.close()
-            _Host(theirs, run, silence_s).serve()
+            _make_hosts(theirs, run, silence_s)
         theirs.close()
+
+    def first(self, count: int) -> Sequence[ScriptHost]:
+        """So many hosts, those of earlier calls first. Raises HostLost."""
+        while len(self._hosts) < count:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    socket.send_fds(self._channel, [b"{}"], [theirs.fileno()])
+                except OSError as error:
+                    raise HostLost from error
+            self._hosts = (*self._hosts, ScriptHost(ours))
+        return self._hosts[:count]
+
+    def heard(self) -> None:
+        """The worker is alive."""
+        for host in self._hosts:
+            host.heard()
+
+
+def _make_hosts(worker: socket.socket, run: Callable[[], None], silence_s: float) -> NoReturn:
+    """The parent of the hosts: forks one for each end of a channel that comes, until the worker ends."""
+    os.setpgid(0, 0)
+    for number in (*stop_signals.HELD, *stop_signals.ORDERS.values()):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        message, channels, _, _ = socket.recv_fds(worker, MESSAGE_BYTES, 1)
+        if not message:
+            os._exit(0)
+        os.set_inheritable(channels[0], False)
+        channel = socket.socket(fileno=channels[0])
+        try:
+            made = os.fork()
+        except OSError as error:  # its end is closed, so the worker finds its host lost
+            print(f"elastic: a process for the script cannot be made: {error}", file=sys.stderr, flush=True)
+        else:
+            if made == 0:
+                worker.close()
+                _Host(channel, run, silence_s).serve()
+        channel.close()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+class ScriptHost:
+    """The worker's side of one host. Used by the worker's main thread, `heard` by any. All calls but `heard` raise
+    HostLost."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def fileno(self) -> int:
+        """For select: readable when the script has ended."""
+        return self._channel.fileno()
 
     def start(self, settings: dict[str, str]) -> int:
         """Start the script. settings: environment variables besides those of the worker. Returns its pid. Raises
@@ -79,10 +136,13 @@ class ScriptHost:
             raise OSError(answer["refused"])
         return int(answer["started"])
 
-    def stop(self, grace_s: float) -> int | None:
-        """Send the script SIGTERM, and SIGKILL if it has not ended grace_s later. Blocks until it and all that it has
-        started have ended; returns its status, or None at once if it does not run."""
+    def stop(self, grace_s: float) -> None:
+        """Send the script SIGTERM, and SIGKILL if it has not ended grace_s later."""
         self._send({"stop": grace_s})
+
+    def stopped(self) -> int | None:
+        """Behind `stop`: block until the script and all that it has started have ended. Returns its status, or None at
+        once if it does not run."""
         while "stopped" not in (answer := self._receive()):
             pass
         status: int | None = answer["stopped"]
@@ -95,10 +155,9 @@ class ScriptHost:
         except OSError:
             return  # the host was killed: the main thread finds that, and ends the worker
 
-    def ended(self, within_s: float) -> ScriptExit | None:
-        """How the script has ended; None if it has not ended within that time."""
-        readable, _, _ = select.select([self._channel], [], [], within_s)
-        return ScriptExit(**self._receive()["ended"]) if readable else None
+    def ended(self) -> ScriptExit:
+        """Block until the script has ended."""
+        return ScriptExit(**self._receive()["ended"])
 
     def _send(self, order: dict[str, Any]) -> None:
         try:

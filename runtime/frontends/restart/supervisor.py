@@ -40,9 +40,11 @@ from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.ring.process_group import store_on
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.frontends.restart import rounds
-from runtime.frontends.restart.script_host import HostLost, ScriptExit, ScriptHost
+from runtime.frontends.restart.places import RankPlace, environment, places, share
+from runtime.frontends.restart.script_host import HostLost, ScriptHosts
 from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
-from runtime.frontends.restart.script_watch import ScriptWatch, where
+from runtime.frontends.restart.script_watch import where
+from runtime.frontends.restart.scripts import ScriptEnded, Scripts
 from runtime.loop.training import empty_leaf
 from runtime.recovery.kept.choice import KeptStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
 from runtime.recovery.kept.look import KeptHere
@@ -72,35 +74,31 @@ def run(script: Callable[[], None]) -> NoReturn:
     """Run rounds until the job is over. script: one run of the user's program, in a process of its own."""
     told = WorkerEnvironment.from_environ(os.environ)
     held_signals.hold()
-    host = ScriptHost(script, told.timing.evict_s)
-    threading.Thread(target=_say_alive, args=(host, told.timing.beat_s), name="alive", daemon=True).start()
+    hosts = ScriptHosts(script, told.timing.evict_s)
+    threading.Thread(target=_say_alive, args=(hosts, told.timing.beat_s), name="alive", daemon=True).start()
     try:
-        Supervisor(connect(told.threads, CPU), host, told).run()
+        Supervisor(connect(told.threads, CPU), hosts, told).run()
     except HostLost:  # killed from outside, as by the kernel for want of memory
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(0)
 
 
-def _say_alive(host: ScriptHost, every_s: float) -> None:
+def _say_alive(hosts: ScriptHosts, every_s: float) -> None:
     while True:
-        host.heard()
+        hosts.heard()
         time.sleep(every_s)
 
 
 class Supervisor:
     """Used by the worker's main thread only."""
 
-    def __init__(self, session: WorkerSession, host: ScriptHost, told: WorkerEnvironment) -> None:
+    def __init__(self, session: WorkerSession, hosts: ScriptHosts, told: WorkerEnvironment) -> None:
         self._session = session
-        self._host = host
+        self._scripts = Scripts(hosts, told.timing.stopped_s)
         self._told = told
         self._error_file = told.job_dir / "errors" / f"{told.worker_id}.json"
         self._error_file.parent.mkdir(exist_ok=True)
         self._notice_file = NoticeFile(self._error_file.with_suffix(".notice"))
-        self._script = 0
-        """Pid of the running script."""
-        self._seen: ScriptWatch | None = None
-        """What is watched of the running script."""
         self._step = 0
         """The number of the exchange."""
         self._at = rounds.RoundState()
@@ -151,8 +149,8 @@ class Supervisor:
         self._step = op.step
         script.post(Reduced())
         self._follow_generation()
-        report = self._at.report(self._address(), self._seen.idle_s if self._seen is not None else 0.0)
-        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round()))
+        report = self._at.report(self._address(), self._scripts.idle_s)
+        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round(), self._ranks()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         script.post(StepLeft())
@@ -164,7 +162,7 @@ class Supervisor:
             self._kept.settle(self._round)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case rounds.LookAtKept():
-                self._at.held = self._kept.check(*rounds.share(session.worker_id, place.members))
+                self._at.held = self._kept.check(*share(session.worker_id, place.members))
             case rounds.CopyThin(parts):
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
@@ -216,9 +214,16 @@ class Supervisor:
         me, members = self._session.worker_id, self._session.place().members
         if self._at.script is rounds.ScriptState.WAITING or me not in members:
             return ""
-        node = list(dict.fromkeys(map(node_of, members))).index(node_of(me))
-        self._at.kept, said = self._kept.follow(self._round, members.index(me), node)
-        return said
+        mine = places(members, self._told.ranks)[me]
+        said = [self._kept.follow(self._round, place.rank, place.node) for place in mine]
+        self._at.kept, least = min(said, default=(-1, ""))
+        return least
+
+    def _ranks(self) -> list[int]:
+        """Those of the script that this worker has, with --ranks."""
+        me, members = self._session.worker_id, self._session.place().members
+        mine = places(members, self._told.ranks)[me] if self._told.ranks and me in members else []
+        return [place.rank for place in mine]
 
     def _copy_thin(self, parts: tuple[ThinPart, ...]) -> None:
         """Copy what another machine alone has, if this worker is to."""
@@ -240,18 +245,19 @@ class Supervisor:
         if rank == 0 and start.incomplete:
             self._session.note("kept_incomplete", because="no step that earlier rounds have kept is whole")
 
-    def _place(self, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
-        """What the script is told about keeping its state. Raises OSError."""
+    def _kept_place(self, rank: int, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
+        """What a process of the script is told about keeping its state. Raises OSError."""
         memory, source = self._settings.memory, start.source
         because, others = "", ""
         if start.without:
             because = f"{start.without[0]} has no directory in memory: --snapshot-every off says so, or its log"
         elif mirror := mirror_of(self._session.worker_id, members):
             source, parts, count = self._elsewhere(start)
-            path = KeptPlace(memory, self._round).directory() / f"others.{members.index(self._session.worker_id)}"
+            path = KeptPlace(memory, self._round).directory() / f"others.{rank}"
             OtherMachines(self._session.dial(), mirror, parts, count).write(path)
             others = str(path)
-        return KeptPlace(memory, self._round, source, because, others).to_environment()
+        place = KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0)
+        return place.to_environment()
 
     def _elsewhere(self, start: rounds.StartScript) -> tuple[KeptStep | None, dict[int, str], int]:
         """What the script loads, and which parts of it are on other machines: part -> worker; and how many parts."""
@@ -275,58 +281,49 @@ class Supervisor:
         return source, away, next(iter(found)).parts
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
-        self._error_file.parent.mkdir(exist_ok=True)
-        self._error_file.unlink(missing_ok=True)
-        me = self._session.worker_id
         self._at.begun = start.source.step if start.source is not None else 0
-        settings = rounds.environment(
-            me, members, start.store, self._told.job, self._at.generation - 1, self._error_file
-        )
-        settings[NOTICE_FILE] = str(self._notice_file.path)
         self._notice_file.keep(self._session.going)
-        if os.environ.get(ENABLED) == "1":
-            settings[TIMER_FILE] = str(self._error_file.with_suffix(".timer"))
+        mine = places(members, self._told.ranks)[self._session.worker_id]
         try:
-            settings |= self._place(members, start)
-            self._script = self._host.start(settings)
+            settings = [self._environment(place, members, start) for place in mine]
+            pids = self._scripts.start(self._at.generation, settings)
         except OSError as error:
             self._give_up(ScriptFailed(str(error)), "its start")
-        self._seen = ScriptWatch(self._script, self._told.timing.stopped_s, time.monotonic())
         self._at.script = rounds.ScriptState.RUNNING
-        rank, world = int(settings["RANK"]), int(settings["WORLD_SIZE"])
-        self._session.note("script_started", rank=rank, world=world, script=self._script)
+        for place, pid in zip(mine, pids, strict=True):
+            self._session.note("script_started", rank=place.rank, world=place.world, script=pid)
+        if not mine:
+            self._at.ended(None)
+
+    def _environment(self, place: RankPlace, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
+        """Of one process of the script. Raises OSError."""
+        error_file = self._error_file.with_suffix(f".{place.rank}.json")
+        settings = environment(place, start.store, self._told.job, self._at.generation - 1, error_file)
+        settings[NOTICE_FILE] = str(self._notice_file.path)
+        if os.environ.get(ENABLED) == "1":
+            settings[TIMER_FILE] = str(error_file.with_suffix(".timer"))
+        return settings | self._kept_place(place.rank, members, start)
 
     def _watch(self) -> None:
-        """Wait until the script has ended, or the next exchange is due; not at all if the script is to be started."""
+        """Wait until a script has ended, or the next exchange is due; not at all if they are to be started."""
         self._notice_file.keep(self._session.going)
-        if self._at.script is not rounds.ScriptState.RUNNING or self._seen is None:
+        if not self._scripts.running:
             time.sleep(EXCHANGE_S if self._at.script is not rounds.ScriptState.WAITING else 0.0)
-        elif (ended := self._host.ended(EXCHANGE_S)) is not None:
-            self._note_end(ended.status)
-            self._at.ended(self._failure_of(ended))
-        elif self._seen.look(time.monotonic()):
-            self._session.note("script_stopped", because="stopped by a signal (state T)")
-            self._note_end(self._host.stop(0.0))
-            self._at.ended(rounds.Failure(-signal.SIGKILL, time.time()))
+            return
+        for ended in self._scripts.wait(EXCHANGE_S):
+            if ended.stopped:
+                self._session.note("script_stopped", because="stopped by a signal (state T)")
+            self._note_end(ended)
+            self._at.ended(ended.failure, last=not self._scripts.running)
 
-    def _failure_of(self, ended: ScriptExit) -> rounds.Failure | None:
-        if ended.expired:  # by a signal that it may have caught, to exit with any status
-            said = f"the timer of {ended.expired} expired (torch.distributed.elastic.timer)"
-            # Elsewhere the same place twice proves a mistake of the script; a collective may hang twice for another
-            # reason each time, so the place has the round.
-            return rounds.Failure(
-                ended.status or 1, time.time(), f"{ended.expired} in round {self._at.generation}", said
-            )
-        return rounds.Failure.read(ended.status, time.time(), self._error_file) if ended.status else None
-
-    def _note_end(self, status: int | None) -> None:
-        if status is not None:
-            self._session.note("script_ended", status=status, script=self._script)
+    def _note_end(self, ended: ScriptEnded) -> None:
+        if ended.status is not None:
+            self._session.note("script_ended", status=ended.status, script=ended.pid)
 
     def _end_script(self) -> None:
         """End the script if it runs. It has time to save its state, unless a worker was lost: then it may wait for that
         worker for ever."""
-        if self._at.script is not rounds.ScriptState.RUNNING:
+        if not self._scripts.running:
             return
         grace_s = self._told.timing.stop_grace_s
         going = self._session.going
@@ -340,7 +337,8 @@ class Supervisor:
         self._stop_script(grace_s)
 
     def _stop_script(self, grace_s: float) -> None:
-        self._note_end(self._host.stop(grace_s))
+        for ended in self._scripts.stop(grace_s):
+            self._note_end(ended)
         self._at.script = rounds.ScriptState.WAITING
 
     def _leave_hang(self, hang: rounds.Hang) -> None:
@@ -348,7 +346,8 @@ class Supervisor:
         if self._at.script is rounds.ScriptState.RUNNING:
             said = f"elastic: {hang.said}; round {self._at.generation} ends, and the script of this worker is here:"
             print(said, file=sys.stderr, flush=True)
-            print("\n".join(where(self._script)), file=sys.stderr, flush=True)  # behind what the script itself writes
+            for pid in self._scripts.running:
+                print("\n".join(where(pid)), file=sys.stderr, flush=True)  # behind what the script itself writes
         if hang.worker == self._session.worker_id:
             self._session.note("scripts_hang", because=hang.said)
             # The place has the round: the same place twice would prove a mistake of the script.
@@ -370,7 +369,7 @@ class Supervisor:
 
     def _hurry_script(self) -> None:
         """End the script before the agent ends this worker."""
-        if self._at.script is rounds.ScriptState.RUNNING:
+        if self._scripts.running:
             self._stop_script(0.8 * self._told.timing.stop_grace_s)
 
     def _stopped(self, number: int, frame: FrameType | None) -> NoReturn:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,17 +77,19 @@ class CurrentState:
     def is_sharded(self) -> bool:
         return any(piece.sharded for piece in self.pieces)
 
-    def placed(self, *, first: bool) -> tuple[list[PlacedPiece], int]:
-        """The pieces that this process writes, and the size of their body. first: it writes what all have, too."""
+    def placed(self, writes: Callable[[Piece], bool]) -> tuple[list[PlacedPiece], int]:
+        """The pieces that this process writes, and the size of their body."""
         found, at = [], 0
         for piece in self.pieces:
-            if piece.sharded or first:
+            if writes(piece):
                 found.append(PlacedPiece(piece, at))
                 at = aligned(at + piece.bytes)
         return found, at
 
-    def table(self, placed: Sequence[PlacedPiece], *, first: bool) -> dict[str, Json]:
-        """What the table of the segment says, see `Entry` in loading.py."""
+    def table(self, placed: Sequence[PlacedPiece], *, plain: bool, sample: int = 0) -> dict[str, Json]:
+        """What the table of the segment says: of each tensor path, dtype and whole shape, offset and shape of the box,
+        its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with plain values.
+        sample: see `sample` below."""
         at = {entry.piece.path: entry.at for entry in placed}
         tensors: list[Json] = [
             [
@@ -101,7 +104,7 @@ class CurrentState:
             ]
             for piece in self.pieces
         ]
-        return {"plain": self.plain if first else {}, "tensors": tensors}
+        return {"plain": self.plain if plain else {}, "tensors": tensors, "sample": sample}
 
 
 def named(objects: Sequence[object], others: Mapping[str, object]) -> dict[str, Any]:
@@ -140,6 +143,23 @@ def state_of(objects: Mapping[str, Any]) -> CurrentState:
         elif isinstance(one, nn.Module):
             steady |= paths & {f"{name}.{key}" for key, _ in one.named_parameters(remove_duplicate=False)}
     return CurrentState(plain, tuple(_piece(path, tensor, shards, path in steady) for path, tensor in tensors))
+
+
+SAMPLED = 4
+
+
+@torch.no_grad()
+def sample(pieces: Iterable[Piece]) -> int:
+    """A checksum of a few elements of each of these tensors, at both ends. It takes microseconds for each, and tells
+    processes apart whose weights have gone different ways: a step changes nearly all elements."""
+    found = []
+    for piece in pieces:
+        tensor = piece.tensor.detach()
+        if tensor.numel():
+            first, last = ((end,) * (tensor.dim() - 1) for end in (0, -1))
+            ends = (tensor[first][:SAMPLED], tensor[last][-SAMPLED:]) if tensor.dim() else (tensor.reshape(1),)
+            found += [(torch.view_as_real(end) if end.is_complex() else end).double().reshape(-1) for end in ends]
+    return zlib.crc32(torch.cat(found).cpu().numpy().tobytes()) if found else 0
 
 
 def _piece(path: str, tensor: torch.Tensor, shards: Mapping[str, _Shard], steady: bool) -> Piece:

@@ -9,6 +9,7 @@ turn, because all ranks have to take part in each sum.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils import clip_grad
 
 from elastic.errors import ConfigError, UsageError
+from runtime import torch_names
 from runtime.allreduce.fixed_point.conversion import NONFINITE, NOTHING, decode, encode
 
 SCALE = 48
@@ -152,6 +155,7 @@ class ExactUnits:
                     f"elastic.keep: {name} has fused=True, whose results depend on how its parameters are sharded; "
                     "with units= give it foreach=True, or neither"
                 )
+        _refuse_norm_of_floats()
         ready = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
         self._turn = UnitTurn()
@@ -196,6 +200,26 @@ def _placed(objects: dict[str, Any], units: int, turn: UnitTurn, world: int) -> 
                 else:
                     module.set_all_reduce_hook(sums.hook)
                 yield sums
+
+
+@functools.cache
+def _refuse_norm_of_floats() -> None:
+    """Have torch's clip_grad_norm_ raise UsageError for sharded gradients, also where a script has imported it before:
+    its norm is a sum of floats, whose order depends on the world. Once in a process."""
+    torch_names.check(torch_names.OF_SHARDS)
+    original = clip_grad._get_total_norm
+
+    @functools.wraps(original)
+    def norm(tensors: Any, *rest: Any, **options: Any) -> Tensor:
+        gradients = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if any(hasattr(gradient, "to_local") for gradient in gradients):
+            raise UsageError(
+                "torch.nn.utils.clip_grad_norm_ sums floats, in an order that depends on the number of ranks; with "
+                "elastic.keep(..., units=N) write kept.clip_norm(limit)"
+            )
+        return original(gradients, *rest, **options)
+
+    clip_grad._get_total_norm = norm
 
 
 def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:

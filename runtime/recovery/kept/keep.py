@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from elastic.errors import ConfigError, Disagree, UsageError
+from elastic.errors import ConfigError, Disagree
 from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
-from runtime.data.random_state import seed_all
+from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.choice import HeldSegment, KeptStep
-from runtime.recovery.kept.content import CurrentState, PlacedPiece, named, state_of
+from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, sample, state_of
+from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load
 from runtime.recovery.kept.look import segments_of
@@ -39,6 +40,8 @@ from runtime.script_end import TorchThread
 
 ROUNDS = 2
 """Those of two rounds are in memory at once: the new round has none that is whole until its first step is kept."""
+ORDER, RANDOM = "order of gradients", "random numbers"
+"""Names beside those of a script's objects, which are words of Python."""
 PART = 0.5
 """The part of the free memory that segments may take."""
 
@@ -74,29 +77,50 @@ def keep(*objects: object, units: int | None = None, **more: object) -> KeptScri
     exact = None if units is None else ExactUnits(found, units)
     place = KeptPlace.from_environment(os.environ)
     others = OtherMachines.read(place.others) if place is not None else None
+    if place is not None and place.own:
+        found |= {ORDER: GradientOrder(), RANDOM: RandomNumbers()}
     if place is not None and place.source is not None:
-        with _segments(place.memory, place.source, others) as segments:
-            load(found, SavedState.of(segments))
+        parts = {0, _Rank.of(os.environ).rank} if place.own else None
+        with _segments(place.memory, place.source, others, parts) as segments:
+            load(found, SavedState.of_rank(segments[0], segments[-1]) if place.own else SavedState.of(segments))
     kept = KeptScript(found, place, exact, others)
     if place is not None and place.because:
         kept.turn_off(place.because)
     return kept
 
 
+def kept_before(name: str) -> Any:
+    """What an object had as plain values in the step that this round goes on from, as its segment has it, before keep()
+    fills anything; None: there is no such step, or it has no object with that name. Only with --ranks."""
+    place = KeptPlace.from_environment(os.environ)
+    if place is None or place.source is None or not place.own:
+        return None
+    rank = _Rank.of(os.environ).rank
+    with _segments(place.memory, place.source, OtherMachines.read(place.others), {rank}) as (mine,):
+        return mine.table()["plain"].get(name)
+
+
 @contextmanager
-def _segments(memory: str, source: KeptStep, others: OtherMachines | None) -> Iterator[list[Segment | RemoteSegment]]:
-    """All parts of a step, those of other machines over connections that stay open in the block."""
+def _segments(
+    memory: str, source: KeptStep, others: OtherMachines | None, parts: Collection[int] | None
+) -> Iterator[list[Segment | RemoteSegment]]:
+    """The parts of a step, by number; those of other machines over connections that stay open in the block. parts:
+    numbers of those that are wanted; None: all."""
     elsewhere = others.parts if others is not None else {}
-    found: list[Segment | RemoteSegment] = [*segments_of(memory, source, elsewhere)]
+    found: list[Segment | RemoteSegment] = [
+        one for one in segments_of(memory, source, elsewhere) if parts is None or one.header.part in parts
+    ]
     with ExitStack() as stack:
         connections: dict[str, CopyConnection] = {}
         for part, worker in elsewhere.items():
             assert others is not None
+            if parts is not None and part not in parts:
+                continue
             if worker not in connections:
                 connections[worker] = stack.enter_context(closing(others.dial.open(worker, _seal())))
             held = HeldSegment(source.step, source.round, source.group, part, others.count)
             found.append(RemoteSegment(connections[worker], held))
-        yield found
+        yield sorted(found, key=lambda one: one.header.part)
 
 
 def _seal() -> TlsContexts:
@@ -124,6 +148,8 @@ class KeptScript:
         self._place = place
         self._at = _Rank.of(os.environ) if place is not None else None
         self._begun = False
+        self._apart: frozenset[str] = frozenset()
+        """Paths of weights and optimizers' tensors that are not the same in all processes, where they need not be."""
         self._writer: SegmentWriter | None = None
         """None: nothing is kept yet, or another process keeps the same."""
         self._copy: _Copy | None = None
@@ -208,15 +234,18 @@ class KeptScript:
         """Before the first step of the round is kept: all processes have the same state, and there is memory."""
         assert self._place is not None and self._at is not None
         directory = self._place.directory()
-        body = state.placed(first=self._is_first(state))[1]
-        mirrored = self._others is not None and self._others.mirror and state.is_sharded
-        machine = body * (self._at.local_world if state.is_sharded else 1)
-        because = shortage(2 * machine if mirrored else machine, directory)
-        for other in _all_say([because, _digest(state)], lambda: _leaves(state)):
+        self._apart = _apart(state, own=self._place.own)
+        for one in self._objects.values():
+            if isinstance(one, GradientOrder):
+                one.close()
+        mirrored = self._others is not None and self._others.mirror and self._in_parts(state)
+        bodies = _gathered([self._at.node, self._written(state)[1]])
+        machine = sum(body for node, body in bodies if node == self._at.node)
+        for other in _gathered(shortage(2 * machine if mirrored else machine, directory)):
             if other:
                 self.turn_off(other)
                 return
-        if state.is_sharded or self._at.local_rank == 0:
+        if self._in_parts(state) or self._at.local_rank == 0:
             held = self._held(state)
             self._writer = SegmentWriter(directory, held.group, held.part)
         if mirrored and self._others is not None:
@@ -227,24 +256,42 @@ class KeptScript:
                 self._say(f"the state is on one machine alone until the next round: {error}")
                 self._place.leave_word(f"{THIN}{self._at.rank}", str(error))
 
+    def _in_parts(self, state: CurrentState) -> bool:
+        """Whether each process keeps a part of the state. Otherwise one process of each machine keeps all of it."""
+        return state.is_sharded or (self._place is not None and self._place.own)
+
     def _is_first(self, state: CurrentState) -> bool:
-        """Whether this process keeps what all processes have: once in the job, or, without shards, once a machine."""
+        """Whether this process keeps what all processes have: once in the job, or, without parts, once a machine."""
         assert self._at is not None
-        return (self._at.rank if state.is_sharded else self._at.local_rank) == 0
+        return (self._at.rank if self._in_parts(state) else self._at.local_rank) == 0
+
+    def _written(self, state: CurrentState) -> tuple[list[PlacedPiece], int]:
+        """The pieces that this process keeps, and the size of their body."""
+        assert self._place is not None
+        first, own, apart = self._is_first(state), self._place.own, self._apart
+        return state.placed(lambda piece: piece.sharded or first or (own and (not piece.steady or piece.path in apart)))
 
     def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
         assert self._place is not None and self._at is not None
-        first = self._is_first(state)
-        placed, size = state.placed(first=first)
-        table = json.dumps(state.table(placed, first=first), separators=(",", ":")).encode()
+        placed, size = self._written(state)
+        alike = sample(self._alike(state)) if self._place.own else 0
+        plain = self._place.own or self._is_first(state)
+        table = json.dumps(state.table(placed, plain=plain, sample=alike), separators=(",", ":")).encode()
         buffer = writer.oldest()
         segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
         self._copy = _Copy(segment, placed, self._mirror, at_once=self._at_once)
 
+    def _alike(self, state: CurrentState) -> Iterator[Piece]:
+        """The weights that all processes have alike."""
+        for piece in state.pieces:
+            model = isinstance(self._objects[piece.path.partition(".")[0]], torch.nn.Module)
+            if model and piece.steady and not piece.sharded and piece.path not in self._apart:
+                yield piece
+
     def _held(self, state: CurrentState) -> HeldSegment:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
         assert self._place is not None and self._at is not None
-        if state.is_sharded:
+        if self._in_parts(state):
             return HeldSegment(self.step, self._place.round, 0, self._at.rank, self._at.world)
         return HeldSegment(self.step, self._place.round, self._at.node, 0, 1)
 
@@ -340,54 +387,58 @@ def shortage(body: int, directory: Path) -> str:
     return ""
 
 
-def _digest(state: CurrentState) -> int:
+def _apart(state: CurrentState, *, own: bool) -> frozenset[str]:
+    """The paths of weights and optimizers' tensors that differ between the processes. own: whether they may, as may
+    everything else; otherwise Disagree is raised, naming what differs."""
+    if len(set(_gathered(_digest(state, own=own)))) == 1:
+        return frozenset()
+    every = _gathered(_leaves(state, own=own))
+    first = every[0]
+    paths = {path for other in every for path in {*first, *other} if first.get(path) != other.get(path)}
+    if own:
+        return frozenset(paths)
+    path = min(paths, default="the state")
+    rank = next((rank for rank, other in enumerate(every) if other.get(path) != first.get(path)), 0)
+    raise Disagree(
+        f"elastic.keep: {path} is {first.get(path)} on rank 0 and {every[rank].get(path)} on rank {rank}; only the "
+        "shards of a DTensor may differ, and a loader's position is that of the whole job; or start the script with "
+        "--restart --ranks N, where each rank keeps its own"
+    )
+
+
+def _digest(state: CurrentState, *, own: bool) -> int:
     """Of all that has to be the same in all processes, with the bits of weights and optimizers that are no shards."""
     told: list[object] = []
     for piece in state.pieces:
         same = piece.steady and not piece.sharded
-        bits = _bits(piece.tensor) if same else 0
-        told.append([piece.path, list(piece.shape), str(piece.tensor.dtype), piece.sharded, bits])
-    return zlib.crc32(json.dumps([state.plain, told], sort_keys=True).encode())
+        if same or not own:
+            bits = _bits(piece.tensor) if same else 0
+            told.append([piece.path, list(piece.shape), str(piece.tensor.dtype), piece.sharded, bits])
+    return zlib.crc32(json.dumps([{} if own else state.plain, told], sort_keys=True).encode())
 
 
 def _bits(tensor: torch.Tensor) -> int:
     return checksum(to_blob(tensor).numpy().data) if tensor.numel() else 0
 
 
-def _leaves(state: CurrentState) -> dict[str, str]:
-    found = {path: str(value) for name, plain in state.plain.items() for path, value in plain_leaves(plain, name)}
+def _leaves(state: CurrentState, *, own: bool) -> dict[str, str]:
+    plain = {} if own else state.plain
+    found = {path: str(value) for name, each in plain.items() for path, value in plain_leaves(each, name)}
     for piece in state.pieces:
-        found[piece.path] = f"{piece.tensor.dtype} {piece.shape}"
-        if piece.steady and not piece.sharded:
+        same = piece.steady and not piece.sharded
+        if same or not own:
+            found[piece.path] = f"{piece.tensor.dtype} {piece.shape}"
+        if same:
             found[piece.path] += f" with checksum {_bits(piece.tensor):08x}"
     return found
 
 
-def _all_say(own: list[Any], leaves: Callable[[], dict[str, str]]) -> list[str]:
-    """Why a process cannot keep its state, of all. own: the reason or "", and a digest. Raises Disagree if the digests
-    differ, naming a value. A script without a process group speaks for itself."""
+def _gathered(own: Any) -> list[Any]:
+    """What all processes say, by rank. A script without a process group speaks for itself."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return [own[0]]
-    said = _gathered(own)
-    if len({digest for _, digest in said}) > 1:
-        every = _gathered(leaves())
-        first = every[0]
-        for rank, other in enumerate(every[1:], 1):
-            for path in sorted({*first, *other}):
-                if first.get(path) != other.get(path):
-                    raise Disagree(
-                        f"elastic.keep: {path} is {first.get(path)} on rank 0 and {other.get(path)} on rank {rank}; "
-                        "only the shards of a DTensor may differ, and a loader's position is that of the whole job"
-                    )
-        raise UsageError("elastic.keep: the state differs between the ranks")
-    return [because for because, _ in said]
-
-
-def _gathered(own: Any) -> list[Any]:
-    import torch.distributed as dist
-
+        return [own]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return found

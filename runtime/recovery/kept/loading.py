@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.errors import CheckpointCorrupt, OtherState
+from elastic.errors import CheckpointCorrupt, Disagree, OtherState
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.boxes import Box, missing
 from runtime.recovery.kept.content import Piece, box_of, is_distributed, state_of
@@ -76,6 +76,28 @@ class SavedState:
                 if at >= 0:
                     saved.boxes.append(Stored(segment, Box(tuple(offset), tuple(extent)), at))
         return cls(plain, tuple(found.values()))
+
+    @classmethod
+    def of_rank(cls, first: Segment | RemoteSegment, mine: Segment | RemoteSegment) -> SavedState:
+        """What one rank had. mine: its own segment. first: that of rank 0, which has what all ranks have. Raises
+        CheckpointCorrupt, and Disagree if they had not the same weights."""
+        ours, table = first.table(), mine.table()
+        if ours["sample"] != table["sample"]:
+            raise Disagree(
+                f"elastic.keep: the weights of rank {mine.header.part} are not those of rank 0 any more, as they were "
+                "behind the first step: what all ranks have is kept once. Average the weights in each step"
+            )
+        shared = {entry[0]: entry for entry in ours["tensors"]}
+        tensors = []
+        for path, dtype, shape, offset, extent, at, distributed, device in table["tensors"]:
+            saved = SavedTensor(path, dtype, tuple(shape), distributed, device)
+            if at >= 0:
+                saved.boxes.append(Stored(mine, Box(tuple(offset), tuple(extent)), at))
+            elif path in shared and shared[path][5] >= 0:
+                _, _, _, offset, extent, at, _, _ = shared[path]
+                saved.boxes.append(Stored(first, Box(tuple(offset), tuple(extent)), at))
+            tensors.append(saved)
+        return cls(table["plain"], tuple(tensors))
 
 
 @dataclass(frozen=True, slots=True)

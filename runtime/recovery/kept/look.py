@@ -37,8 +37,8 @@ class KeptHere:
         directory = directory_of(self._memory, number)
         if (because := _off(directory)) is not None:
             return -1, f"not kept: {because}"
-        own = (f"0.{rank}.", f"{node}.0.")
-        newest = max((held.step for held in _headers(directory, own)), default=-1)
+        found = _headers(directory, (f"0.{rank}.", f"{node}.0."))
+        newest = max((held.step for held in found if held.parts == 1 or held.part == rank), default=-1)
         if newest < 0:
             return -1, ""
         if not (directory / f"{THIN}{rank}").exists():

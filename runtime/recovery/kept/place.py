@@ -25,26 +25,28 @@ THIN = "thin"
 class KeptPlace:
     """memory: the job's directory in this machine's memory; "": there is none. round: that of the script. source: what
     it loads; None: it begins at step 0. because: why nothing is kept; "": the state is kept. others: a file with what
-    it needs of other machines (remote.py); "": there are none."""
+    it needs of other machines (remote.py); "": there are none. own: the world has the same ranks in each round, so each
+    process keeps and loads what only its rank has, too."""
 
     memory: str
     round: RoundNumber
     source: KeptStep | None = None
     because: str = ""
     others: str = ""
+    own: bool = False
 
     def to_environment(self) -> dict[str, str]:
         source = None if self.source is None else self.source.to_json()
-        return {VARIABLE: json.dumps([self.memory, *self.round, source, self.because, self.others])}
+        return {VARIABLE: json.dumps([self.memory, *self.round, source, self.because, self.others, self.own])}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
         """None: no worker has started this process for a round."""
         if not (text := environment.get(VARIABLE, "")):
             return None
-        memory, run, generation, source, because, others = json.loads(text)
+        memory, run, generation, source, because, others, own = json.loads(text)
         found = None if source is None else KeptStep.from_json(source)
-        return cls(memory, RoundNumber(run, generation), found, because, others)
+        return cls(memory, RoundNumber(run, generation), found, because, others, own)
 
     def directory(self) -> Path:
         """Of the segments of this round, made if it is not there. The job's directory is never made again. Raises

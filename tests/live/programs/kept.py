@@ -81,8 +81,9 @@ def main(home: Path, steps: int) -> None:
     kept = training.kept
     (home / f"{number}.{rank}.opened").write_text("\n".join(opened))
     started = home / f"{number}.{rank}"
-    started.with_suffix(".tmp").write_text(f"{os.getpid()} {world} {kept.step}")
-    started.with_suffix(".tmp").rename(started)
+    written = home / f"{started.name}.tmp"  # another rank has a name of its own
+    written.write_text(f"{os.getpid()} {world} {kept.step}")
+    written.rename(started)
     while kept.step < steps:
         while not (home / f"{kept.step}.go").exists():
             if asked:

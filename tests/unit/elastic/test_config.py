@@ -103,6 +103,7 @@ def test_a_bad_name_is_refused_with_one_that_would_do(name: str) -> None:
         ({"max_workers": 2}, "max_workers=2 must be >= workers=3"),
         ({"spares": -1}, "spares=-1 must be >= 0"),
         ({"spares": 1, "replace": False}, "replace=False forbids it"),
+        ({"restart": True, "ranks": 2}, "ranks=2: 3 workers need a rank each; raise ranks"),
         ({"threads": 0}, "threads=0 must be >= 1"),
         ({"max_restarts": -1}, "max_restarts=-1 must be >= 0"),
         ({"command": ()}, "command is empty"),
@@ -130,6 +131,11 @@ def test_the_limit_is_the_number_of_workers_unless_given() -> None:
     ("chosen", "said"),
     [
         ({}, "in place: the shards of a lost worker go to the others, and no bit changes"),
+        (
+            {"restart": True, "ranks": 4},
+            "restarted: each change of the workers ends the script on all of them and starts it again, always with 4 "
+            "ranks; only what the script saves itself, or gives to elastic.keep, is kept",
+        ),
         ({"ranks": 1}, "in place, 1 rank: the ranks of a lost worker go to the others, and no bit changes"),
         (
             {"ranks": 8, "reduction": Reduction.ALLREDUCE},

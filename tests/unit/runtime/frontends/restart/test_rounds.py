@@ -22,7 +22,6 @@ from runtime.frontends.restart.rounds import (
     ScriptState,
     StartScript,
     decide,
-    environment,
     is_settled,
 )
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, ThinPart
@@ -41,6 +40,10 @@ def test_a_script_that_is_idle_is_said_to_be_so() -> None:
     assert said == ["script running", "script running", "script running, idle for 40 s of 300 s"]
     assert ScriptReport(4, 3, DONE).said(300.0) == "script done"
     assert ScriptReport(4, 3, RUNNING).said(300.0, "step 7 kept") == "script running, step 7 kept"
+    assert ScriptReport(4, 3, RUNNING).said(300.0, ranks=(2,)) == "script with rank 2 running"
+    assert (
+        ScriptReport(4, 3, RUNNING).said(300.0, "step 7 kept", (2, 3)) == "script with ranks 2, 3 running, step 7 kept"
+    )
 
 
 def reports(
@@ -193,6 +196,21 @@ def test_a_worker_begins_each_round_anew() -> None:
     assert state == RoundState(5, 2)
 
 
+def test_of_several_processes_the_first_failure_counts() -> None:
+    """One is killed, and another one raises earlier by the clock, because of it."""
+    state = RoundState()
+    state.enter(4, 3)
+    state.script = RUNNING
+    state.ended(None, last=False)
+    assert state.script is RUNNING
+    state.ended(LATE, last=False)
+    state.ended(EARLY, last=False)
+    assert state.report(None).failure == EARLY
+    state.ended(KILLED, last=False)
+    state.ended(None)
+    assert state.report(None) == ScriptReport(4, 3, FAILED, None, KILLED)
+
+
 def test_reports_survive_the_wire() -> None:
     for report in (
         ScriptReport(4, 3, FAILED, None, KILLED),
@@ -222,15 +240,3 @@ def test_a_damaged_error_file_is_named(tmp_path: Path, text: str) -> None:
     killed = Failure.read(-11, 99.0, file)
     assert killed.said == "the script ended with signal 11" and killed.is_from_outside
     assert not Failure(-9, 99.0, message="its timer expired").is_from_outside and not EARLY.is_from_outside
-
-
-def test_the_environment_is_that_of_torchrun() -> None:
-    found = [environment(worker, MEMBERS, STORE, "job", 2, Path("/e.json")) for worker in MEMBERS]
-    assert [one["RANK"] for one in found] == ["0", "1", "2"]
-    assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "0"]
-    assert [one["GROUP_RANK"] for one in found] == ["0", "0", "1"]
-    assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
-    for one in found:
-        assert (one["WORLD_SIZE"], one["GROUP_WORLD_SIZE"]) == ("3", "2")
-        assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("10.0.0.1", "4000")
-        assert (one["TORCHELASTIC_RESTART_COUNT"], one["TORCHELASTIC_ERROR_FILE"]) == ("2", "/e.json")

@@ -15,7 +15,8 @@ from runtime.frontends.restart.supervisor import Supervisor
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_rank_0_has_a_store_at_the_address_of_its_node(address: str, tmp_path: Path) -> None:
     place = SimpleNamespace(generation=1, world=2, rank=0)
-    told = SimpleNamespace(address=address, job_dir=tmp_path, worker_id="a.0.0")
+    timing = SimpleNamespace(stopped_s=1.0)
+    told = SimpleNamespace(address=address, job_dir=tmp_path, worker_id="a.0.0", timing=timing)
     worker = Supervisor(cast(Any, SimpleNamespace(place=lambda: place)), cast(Any, None), cast(Any, told))
     worker._follow_generation()
     found = worker._address()

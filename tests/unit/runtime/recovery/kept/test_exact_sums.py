@@ -192,6 +192,20 @@ def test_the_norm_is_that_of_torch() -> None:
     assert kept.clip_norm(0.5) == 0.0
 
 
+def test_a_norm_that_is_a_sum_of_floats_is_refused_also_where_it_was_imported_before() -> None:
+    clip = nn.utils.clip_grad_norm_
+    plain = nn.Linear(2, 2)
+    plain(torch.ones(1, 2)).sum().backward()
+    model, kept = script()
+    for _ in kept.units():
+        model(batch()).square().sum().backward()
+    before = gradients(model)
+    with pytest.raises(UsageError, match=r"write kept.clip_norm\(limit\)"):
+        clip(model.parameters(), 0.5)
+    assert all(map(torch.equal, before, gradients(model)))
+    assert float(clip(plain.parameters(), 1.0)) == pytest.approx(6**0.5), "of a model that is not sharded it is torch's"
+
+
 def test_the_norm_of_zeros_is_zero() -> None:
     model, kept = script()
     for _ in kept.units():

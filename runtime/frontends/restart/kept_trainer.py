@@ -1,0 +1,207 @@
+"""transformers.Trainer under --restart --ranks: each step is kept in memory, without a line in the script.
+
+The next round resumes by Trainer's own way of going on from a checkpoint, whose loading methods find what elastic.keep
+has kept. Trainer writes nothing for it, and reads nothing but its own TrainerState, from a file in memory.
+
+Names of transformers that are not public, as 5.24 has them: `_init_training_state`, `_prepare_for_training`,
+`_run_epoch`, `_maybe_log_save_evaluate`, `_load_from_checkpoint`, `_load_optimizer_and_scheduler`, `_load_scaler`,
+`_load_rng_state`, `_tr_loss`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastic.errors import ConfigError
+from runtime.data.random_state import RandomNumbers
+from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
+from runtime.recovery.kept.keep import KeptScript, keep, kept_before
+from runtime.recovery.kept.place import KeptPlace
+
+TESTED = ("5.24",)
+LOADERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
+REPLACED = (
+    *("train", "_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate"),
+    *("_load_rng_state", *LOADERS),
+)
+"""Methods that are replaced on the instance, so subclasses are called as they were written."""
+APART = frozenset({"train_dataset", "eval_dataset", "_tr_loss"})
+"""Attributes of a trainer that may be long lists, or are on its device."""
+NAME = "trainer"
+
+
+def install(trainers: Any) -> None:
+    """trainers: the module transformers.trainer. Each Trainer that is made from now on is kept. Raises ConfigError."""
+    if missing := [name for name in REPLACED if not hasattr(trainers.Trainer, name)]:
+        raise ConfigError(
+            f"transformers.Trainer has no {', '.join(missing)}: the state of this version is not kept in memory, that "
+            f"of {', '.join(TESTED)} is; start the script without --ranks"
+        )
+    original = trainers.Trainer.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        place = KeptPlace.from_environment(os.environ)
+        own_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled  # with a way of its own to load what it shards
+        if place is not None and place.own and not own_engine:
+            KeptTrainer(self, place)
+
+    trainers.Trainer.__init__ = made
+
+
+class KeptTrainer:
+    """What a trainer does otherwise. Method names are the trainer's own."""
+
+    first: KeptTrainer | None = None
+    """Of this process, that which is kept: a later train() could not be told from the first one in the next round."""
+
+    def __init__(self, trainer: Any, place: KeptPlace) -> None:
+        self._trainer = trainer
+        self._own = {name: getattr(trainer, name) for name in REPLACED}
+        self._memory = Path(place.memory)
+        self._kept: KeptScript | None = None
+        self._found: dict[str, Any] | None = None
+        """What an earlier round has kept, until the loop has begun."""
+        self._random: dict[str, object] | None = None
+        """The random numbers that were kept, until the loop asks for them."""
+        self._epoch = self._in_epoch = self._updates = 0
+        """The epoch, the steps of it that are done, and how many it has."""
+        self._step = -1
+        """The global step behind which Trainer has logged, evaluated and saved."""
+        self._over = False
+        for name in REPLACED:
+            setattr(trainer, name, getattr(self, name, self._load_nothing))
+
+    # ------------------------------------------------------------------------------------------------ what is kept
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        if self._kept is None:
+            return {}  # keep() asks before it fills it
+        callbacks = [[type(one).__name__, plain_attributes(one)] for one in trainer.callback_handler.callbacks]
+        return {
+            "state": json.dumps(dataclasses.asdict(trainer.state)),
+            "at": [self._epoch, self._in_epoch, self._over],
+            "loss": trainer._tr_loss.item(),
+            "attributes": plain_attributes(trainer, without=APART),
+            "callbacks": callbacks,
+            "control": plain_attributes(trainer.control),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._found = state
+
+    # --------------------------------------------------------------------------------------------- the trainer's own
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the trainer's own; an earlier round goes before the files of the script."""
+        if (first := KeptTrainer.first) is not None:
+            if first._kept is not None:
+                first._kept.turn_off("the script calls train() a second time")
+            for name, own in self._own.items():
+                setattr(self._trainer, name, own)
+            return self._own["train"](resume_from_checkpoint, *args, **kwargs)
+        KeptTrainer.first = self
+        if (before := kept_before(NAME)) is not None:
+            directory = self._memory / f"trainer.{os.environ['RANK']}"
+            directory.mkdir(exist_ok=True)
+            (directory / "trainer_state.json").write_text(before["state"])
+            resume_from_checkpoint = str(directory)
+            self._epoch, self._in_epoch, self._over = before["at"]
+            self._step = json.loads(before["state"])["global_step"]
+            self._trainer.args.eval_on_start = False  # it was done before the first step
+            self._own |= dict.fromkeys(LOADERS, self._load_nothing)
+        return self._own["train"](resume_from_checkpoint, *args, **kwargs)
+
+    def _load_nothing(self, *args: Any, **kwargs: Any) -> None:
+        """keep() has filled it."""
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own["_load_from_checkpoint"](*args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own["_load_optimizer_and_scheduler"](*args, **kwargs)
+
+    def _load_scaler(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own["_load_scaler"](*args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, updates: int, epochs: int, *rest: Any) -> tuple[int, int]:
+        found: tuple[int, int] = self._own["_init_training_state"](max_steps, updates, epochs, *rest)
+        if self._step < 0:
+            return found
+        return (
+            (epochs, 0)
+            if self._over
+            else (self._epoch, self._in_epoch * self._trainer.args.gradient_accumulation_steps)
+        )
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        trainer = self._trainer
+        model, loader = self._own["_prepare_for_training"](*args, **kwargs)
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        more: dict[str, Any] = {NAME: self, "scaler": getattr(trainer.accelerator, "scaler", None)}
+        self._kept = keep(model=model, optimizer=optimizer, scheduler=trainer.lr_scheduler, **more)
+        if self._found is not None:
+            self._random = RandomNumbers().state_dict()
+        begin = trainer.callback_handler.on_train_begin
+
+        def begun(*args: Any, **kwargs: Any) -> Any:
+            trainer.callback_handler.on_train_begin = begin
+            control = begin(*args, **kwargs)
+            self._restore()
+            return control
+
+        trainer.callback_handler.on_train_begin = begun
+        return model, loader
+
+    def _restore(self) -> None:
+        """What the loop has set at its beginning, and what callbacks have counted."""
+        trainer = self._trainer
+        if (found := self._found) is None:
+            return
+        trainer._tr_loss += torch.tensor(found["loss"], dtype=trainer._tr_loss.dtype)
+        set_attributes(trainer, found["attributes"])
+        self._restore_callbacks(found)
+
+    def _restore_callbacks(self, found: dict[str, Any]) -> None:
+        for one, (name, values) in zip(self._trainer.callback_handler.callbacks, found["callbacks"], strict=False):
+            if type(one).__name__ == name:
+                set_attributes(one, values)
+        set_attributes(self._trainer.control, found["control"])
+
+    def _run_epoch(self, **words: Any) -> Any:
+        if self._found is not None:
+            if self._in_epoch:  # its on_epoch_begin() was called before
+                self._restore_callbacks(self._found)
+            self._found = None
+        self._epoch, self._updates = words["epoch"], words["num_update_steps_per_epoch"]
+        return self._own["_run_epoch"](**words)
+
+    def _load_rng_state(self, checkpoint: Any) -> Any:
+        if (random := self._random) is None:
+            return self._own["_load_rng_state"](checkpoint)
+        self._random = None
+        return RandomNumbers().load_state_dict(random)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Called behind each step, and at the end of an epoch: of its last step the second call counts."""
+        self._own["_maybe_log_save_evaluate"](*args, **kwargs)
+        trainer, control = self._trainer, self._trainer.control
+        if trainer.state.global_step != self._step:
+            self._step, self._in_epoch = trainer.state.global_step, self._in_epoch + 1
+            if self._in_epoch == self._updates or control.should_epoch_stop or control.should_training_stop:
+                return
+        elif self._in_epoch:
+            self._epoch, self._in_epoch, self._over = self._epoch + 1, 0, control.should_training_stop
+        else:
+            return
+        assert self._kept is not None, "the loop has begun"
+        self._kept.done()

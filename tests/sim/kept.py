@@ -1,0 +1,104 @@
+"""What scripts keep in the memories of machines, and what a round that begins may have lost of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastic.protocol.worker_id import node_of
+from runtime.frontends.restart.places import share
+from runtime.frontends.restart.rounds import StartScript
+from runtime.recovery.kept.choice import HeldSegment, RoundNumber, ThinPart, holders
+from runtime.recovery.kept.segment import BUFFERS
+from tests.sim.clock import Clock
+
+
+class Memories:
+    """Of all machines of a job. `load` raises AssertionError for more lost steps than there may be."""
+
+    def __init__(self, clock: Clock, reached: set[str]) -> None:
+        """reached: takes the names of what happens."""
+        self.done = 0
+        """The newest step that all scripts of a round have done, in the round in progress."""
+        self._clock = clock
+        self._reached = reached
+        self._held: dict[str, set[HeldSegment]] = {}
+        self._lost: set[str] = set()
+        """Machines that were lost since each part was known to be on two of them."""
+        self._alone = False
+        """Whether the newest round has one machine, so that all it has kept is there."""
+        self._loaded = 0
+        """The newest round whose scripts have begun."""
+
+    def put(self, node: str, held: HeldSegment) -> None:
+        """Into the file with the oldest step of that part."""
+        segments = self._held.setdefault(node, set())
+        segments.add(held)
+        alike = sorted(one for one in segments if (one.round, one.part) == (held.round, held.part))
+        segments -= set(alike[:-BUFFERS])
+
+    def begin(self, worker: str, members: Sequence[str], generation: int, step: int) -> HeldSegment:
+        """Begin to write the segment of a step over the oldest one."""
+        held = HeldSegment(step, RoundNumber(0, generation), 0, members.index(worker), len(members))
+        if len(own := sorted(self._own(worker, members, generation))) == BUFFERS:
+            self._held[node_of(worker)].discard(own[0])
+        return held
+
+    def newest(self, worker: str, members: Sequence[str], generation: int) -> int:
+        """As the worker reports it."""
+        return max((one.step for one in self._own(worker, members, generation)), default=-1)
+
+    def _own(self, worker: str, members: Sequence[str], generation: int) -> list[HeldSegment]:
+        wanted = RoundNumber(0, generation), members.index(worker), len(members)
+        held = self._held.get(node_of(worker), ())
+        return [one for one in held if (one.round, one.part, one.parts) == wanted]
+
+    def lose(self, node: str) -> None:
+        self._held.pop(node, None)
+        self._lost.add(node)
+
+    def look(self, worker: str, members: Sequence[str]) -> tuple[HeldSegment, ...]:
+        mine, workers = share(worker, members)
+        held = self._held.get(node_of(worker), set())
+        return tuple(sorted(one for one in held if one.part % workers == mine))
+
+    def copy(self, worker: str, parts: Sequence[ThinPart]) -> list[HeldSegment]:
+        """What this worker copies of what one machine alone has, while it is there."""
+        found = []
+        for part in parts:
+            if part.to == worker and part.held in self._held.get(node_of(part.at), ()):
+                self._reached.add("copied")
+                self.put(node_of(worker), part.held)
+                found.append(part.held)
+        return found
+
+    def settle(self, worker: str, generation: int) -> None:
+        """The machine of this worker forgets earlier rounds."""
+        held = self._held.get(node_of(worker), set())
+        held -= {one for one in held if one.round.generation < generation}
+
+    def load(self, members: Sequence[str], generation: int, start: StartScript) -> int:
+        """The step with which the scripts of a round begin."""
+        step = 0
+        if start.source is not None:
+            step, found = start.source.step, holders(start.held, start.source)
+            parts = {one.part for one in found}
+            assert parts and parts == set(range(next(iter(found)).parts)), f"step {step} is not whole"
+        if generation > self._loaded:
+            self._loaded = generation
+            again = self.done - step
+            if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
+                self._reached.add("two nodes lost")
+            elif self._lost and self._alone:
+                self._reached.add("only node lost")
+            elif set(self._held) - {node_of(worker) for worker in members}:
+                self._reached.add("a machine without a worker")  # nobody can say what it has
+            else:
+                limit = 2 if self._lost else 1
+                assert again <= limit, f"{again} steps are done again, {len(self._lost)} nodes were lost"
+            if again:
+                self._reached.add("done again")
+            self.done = step
+            if not start.thin:
+                self._lost.clear()
+            self._alone = len(set(map(node_of, members))) == 1
+        return step

@@ -1,0 +1,20 @@
+"""elastic.keep where the world has the same ranks in each round: each rank goes on with what it alone has, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.runtime.recovery.kept.test_chains import lines
+
+
+def test_a_round_goes_on_with_the_bits_of_all_ranks() -> None:
+    quiet, two = lines("ranks", "quiet", "two")
+    assert two[1:] == quiet[1:] and len(set(quiet[1:])) == 3
+
+
+@pytest.mark.long
+def test_the_bits_need_the_order_of_gradients_and_random_numbers_and_ranks_that_drift_apart_are_named() -> None:
+    """Else the test above could not fail."""
+    quiet, order, random, drift = (digests for _, *digests in lines("ranks", "quiet", "order", "random", "drift"))
+    assert order != quiet and random != quiet
+    assert drift[1] == "Disagree"
