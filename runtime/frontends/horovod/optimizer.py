@@ -6,6 +6,7 @@ schedulers made before or behind hold the same one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Reduction:
     """The gradients are those of all ranks, and no step has used them."""
     automatic: bool = True
     """Whether step() reduces."""
+    inner: Any = None
+    """The step() that a scheduler has put in the place of the class's, to see it called; None: no scheduler has."""
 
 
 def DistributedOptimizer(  # noqa: N802, PLR0913  # name and arguments are Horovod's
@@ -95,8 +98,11 @@ def _wrapped(optimizer: Any, named: list[Any] | None, how: Reduction, groups: ob
         )
     cls = type(optimizer)
     optimizer.__class__ = type(cls.__name__, (_Distributed, cls), {"__module__": cls.__module__})
-    vars(optimizer).pop("step", None)  # a scheduler's, around the step of the class before
     optimizer.horovod_reduction = how
+    if (before := vars(optimizer).pop("step", None)) is not None:
+        how.inner = before
+        step = optimizer.step
+        optimizer.step = functools.wraps(before)(lambda *args, **kwargs: step(*args, **kwargs))
     for weight in weights:
         if weight.requires_grad and not world.reduces_itself():
             weight.register_post_accumulate_grad_hook(optimizer._count_backward)
@@ -217,7 +223,8 @@ class _Distributed(torch.optim.Optimizer):
         if how.automatic and not (how.reduced and not how.seen):
             self.synchronize()
         how.reduced = False
-        return super().step(closure) if closure is not None else super().step()
+        inner = how.inner or super().step
+        return inner(closure) if closure is not None else inner()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Raises BadArgument between backward() and step(), where it would take away what is to be reduced."""

@@ -22,6 +22,8 @@ SCRIPTS = {
     "spawned": 2,
     "early": 2,
     "replica_groups": 6,
+    "horovod_loop": 3,
+    "horovod_elastic": 6,
 }
 """-> steps of an epoch."""
 
