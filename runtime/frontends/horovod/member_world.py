@@ -138,7 +138,7 @@ class MemberWorld(World):
                 running.contribution.skipped = True
         for parameter, gradient in parameters:
             parameter.grad = gradient
-        before, self._roster = self._roster, sorted_by(self._exchange("roster", self._training.session.place().rank))
+        before, self._roster = self._roster, _by_rank(self._exchange("roster", self._training.session.place().rank))
         return before != self._roster or running.place.index != wanted
 
     def close(self) -> None:
