@@ -168,7 +168,7 @@ class Attributes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """They are also what is saved."""
         self._state._saved_state = dict(state)
-        self._state.restore()
+        self._state._set_attributes()
 
 
 class TorchState(ObjectState):
