@@ -266,5 +266,5 @@ def _begin(state: State) -> None:
         state.sync()
         return
     if world.start(state.registered()):
-        state.on_reset()  # as the others have done when this worker came
+        state.on_reset()  # as the others do when this worker comes
     state.save()

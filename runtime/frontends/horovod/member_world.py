@@ -101,7 +101,7 @@ class MemberWorld(World):
 
     def start(self, named: Mapping[str, object]) -> bool:
         """Begin the loop, with this state, or enter that of the others. Returns whether this worker has got the state
-        of others, or of an earlier run."""
+        of others, or of an earlier run, or the workers are other ones than when the script began."""
         job, training = self._job, self._training
         modules = [thing for thing in named.values() if isinstance(thing, nn.Module)]
         parts = {id(part) for module in modules for part in module.modules()}
@@ -110,14 +110,14 @@ class MemberWorld(World):
         if not modules and not besides:
             besides = [nn.Linear(1, 1, bias=False)]
         job.register(**named, **{f"besides{number}": module for number, module in enumerate(besides)})
+        training.agreement.alike_buffers = False
         training.agreement.claim_shards(1)
         training.agreement.plan_steps(None, 1)
         first = training.begin_steps(None)
         elsewhere = training.at.joining or training.at.resumed or first > 0
         work = PassWork(1, None, "mean", OPTIONAL)
         self._steps = Steps(training, work, Extent(first, 0, None, None, None))
-        self.next_step()
-        return elsewhere
+        return self.next_step() or elsewhere
 
     def next_step(self) -> bool:
         """A commit: newcomers copy the state of this moment. Returns whether the workers are other ones since the step
