@@ -1,6 +1,6 @@
 """Train a small network on synthetic digits with Horovod's names: the shape of Horovod's own pytorch_mnist.py.
 
-    elastic run --workers 3 --ranks 4 docs/examples/train_horovod.py
+elastic run --workers 3 --ranks 4 docs/examples/train_horovod.py
 """
 
 import argparse

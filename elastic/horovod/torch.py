@@ -9,63 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.frontends.horovod import elastic_mode as elastic
-    from runtime.frontends.horovod.batch_norm import SyncBatchNorm
-    from runtime.frontends.horovod.collectives import (
-        allgather,
-        allgather_async,
-        allreduce,
-        allreduce_,
-        allreduce_async,
-        allreduce_async_,
-        alltoall,
-        alltoall_async,
-        barrier,
-        broadcast,
-        broadcast_,
-        broadcast_async,
-        broadcast_async_,
-        grouped_allgather,
-        grouped_allgather_async,
-        grouped_allreduce,
-        grouped_allreduce_,
-        grouped_allreduce_async,
-        grouped_allreduce_async_,
-        grouped_reducescatter,
-        grouped_reducescatter_async,
-        join,
-        poll,
-        reducescatter,
-        reducescatter_async,
-        sparse_allreduce_async,
-        synchronize,
-    )
-    from runtime.frontends.horovod.compression import Compression
-    from runtime.frontends.horovod.current import (
-        add_process_set,
-        cross_rank,
-        cross_size,
-        get_process_set_ids_and_ranks,
-        global_process_set,
-        init,
-        is_homogeneous,
-        is_initialized,
-        local_rank,
-        local_size,
-        rank,
-        remove_process_set,
-        shutdown,
-        size,
-    )
-    from runtime.frontends.horovod.interrupts import HorovodInternalError, HostsUpdatedInterrupt
-    from runtime.frontends.horovod.objects import (
-        allgather_object,
-        broadcast_object,
-        broadcast_optimizer_state,
-        broadcast_parameters,
-    )
-    from runtime.frontends.horovod.optimizer import DistributedOptimizer
-    from runtime.frontends.horovod.process_sets import ProcessSet
+    pass
 
 _MODULES = {
     "batch_norm": "SyncBatchNorm",

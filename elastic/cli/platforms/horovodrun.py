@@ -79,8 +79,8 @@ def add(verbs: Any) -> None:
 class _Said(argparse.Action):
     """An option that is not used: it is said what became of it."""
 
-    def __init__(self, *args: Any, because: str, **kwargs: Any) -> None:
-        super().__init__(*args, help=argparse.SUPPRESS, **kwargs)
+    def __init__(self, option_strings: Sequence[str], dest: str, because: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, help=argparse.SUPPRESS, **kwargs)
         self._because = because
 
     def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
@@ -159,9 +159,7 @@ def _on_hosts(options: argparse.Namespace, wanted: Wanted, words: Sequence[str],
     script = options.host_discovery_script
     found = closing(HostWatch(script, options.slots_per_host)) if script else nullcontext(listed)
     with found as source:
-        launch = launcher.Launch(
-            request=request, hosts=source, start_timeout_s=options.start_timeout, ssh=ssh
-        )
+        launch = launcher.Launch(request=request, hosts=source, start_timeout_s=options.start_timeout, ssh=ssh)
         result = launcher.run(launch)
     _say(f"{result.job}: {result.steps} steps, digest {result.digest}")
     return ExitCode.DONE
@@ -171,7 +169,9 @@ def _script_of(command: Sequence[str]) -> list[str]:
     """The script and its arguments, of `python SCRIPT ...`. Raises ConfigError."""
     words = list(command[1:] if command[:1] == ["--"] else command)
     if not words or (Path(words[0]).name not in PYTHONS and words[0] != sys.executable) or len(words) < 2:
-        raise ConfigError(f"{' '.join(words) or 'no command'}: write `python SCRIPT`, or `python -m MODULE`, behind the options")
+        raise ConfigError(
+            f"{' '.join(words) or 'no command'}: write `python SCRIPT`, or `python -m MODULE`, behind the options"
+        )
     return words[1:]
 
 

@@ -16,7 +16,7 @@ _HOST_LINE = re.compile(r"(?P<host>\S+?)(?:\s+slots\s*=\s*|:)(?P<slots>\S+)|(?P<
 
 
 def of_option(text: str) -> dict[str, int]:
-    """"host1:2,host2:4" -> host -> slots. Raises ConfigError."""
+    """ "host1:2,host2:4" -> host -> slots. Raises ConfigError."""
     return _checked(text.split(","), f"-H {text}", default=None)
 
 

@@ -172,12 +172,12 @@ def run(launch: Launch) -> JobResult:
             while not driver.poll():
                 listed = launch.hosts.now() if isinstance(launch.hosts, HostWatch) else launch.hosts
                 tasks.step(lists.limited(listed, launch.request.world[1]))
-                begun = begun or driver.state == "running"
+                begun = begun or driver.state not in ("", "waits")
                 if not begun and time.monotonic() > deadline_s:
                     slots, least = sum(listed.values()), launch.request.world[0]
                     raise ElasticError(
-                        f"the job has not begun within {launch.start_timeout_s:g} s (--start-timeout): it needs {least} "
-                        f"workers, and the hosts have {slots} slots ({', '.join(listed) or 'there is none'})"
+                        f"the job has not begun within {launch.start_timeout_s:g} s (--start-timeout): it needs "
+                        f"{least} workers, and the hosts have {slots} slots ({', '.join(listed) or 'there is none'})"
                     )
                 time.sleep(POLL_S)  # another process decides: there is nothing to wait on
             tasks.finish()

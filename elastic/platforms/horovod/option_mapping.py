@@ -1,4 +1,4 @@
-"""What becomes of each option of horovodrun, of which there is one table: the verb's parser and docs/horovod.md. Pure."""
+"""What becomes of each option of horovodrun. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether all ranks have made the same call, as they say it to each other. Pure.
 
-Ranks of torch.distributed that are in different collectives wait for each other for ever, or take bytes of one thing for
-another. So each says first what it is about to do: JSON, which is checked like everything that comes from a network.
+Ranks of torch.distributed that are in different collectives wait for each other for ever, or take bytes of one
+thing for another. So each says first what it is about to do: JSON, which is checked like everything that comes from a network.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def agreed(calls: Sequence[Call]) -> Call:
     if any(call != found for call in going.values()):
         told = "; ".join(f"rank {rank}: {call.text}" for rank, call in enumerate(calls))
         raise CallsDiffer(
-            f"the ranks are in different collectives ({told}). All ranks have to make the same calls in one order, with "
-            "tensors of one shape and dtype: not under `if hvd.rank() == 0`"
+            f"the ranks are in different collectives ({told}). All ranks have to make the same calls in one order, "
+            "with tensors of one shape and dtype: not under `if hvd.rank() == 0`"
         )
     if len(going) < len(calls) and found.kind not in MAY_BE_JOINED:
         joined = sorted(set(range(len(calls))) - going.keys())

@@ -82,7 +82,7 @@ def _differentiable(forward: Callable[[Tensors], list[Tensor]], backward: Callab
 
     def call(tensors: Tensors) -> list[Tensor]:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return list(Collective.apply(*tensors))
+            return list(Collective.apply(*tensors))  # type: ignore[no-untyped-call]
         return forward(tensors)
 
     return call
@@ -342,9 +342,7 @@ def _exchanged(
     sizes = split_sizes(splits, tensor.shape[0] if tensor.dim() else 1, among.size())
     table = world.gather(Call("alltoall splits", name, group=among.group), torch.tensor([sizes]))
     rows, own = world.gather(call, tensor), among.rank()
-    parts = [
-        row[sum(sent[0][:own].tolist()) :][: int(sent[0][own])] for row, sent in zip(rows, table, strict=True)
-    ]
+    parts = [row[sum(sent[0][:own].tolist()) :][: int(sent[0][own])] for row, sent in zip(rows, table, strict=True)]
     return torch.cat(parts), [int(sent[0][own]) for sent in table]
 
 

@@ -37,7 +37,7 @@ def init(comm: object = None, process_sets: Sequence[ProcessSet] | None = None) 
         raise ConfigError("hvd.init(comm=): there is no MPI here; leave it out, or use a ProcessSet")
     if _here.world is not None:
         return
-    _here.world = world = _world()
+    _here.world = _world()
     _here.sets = ProcessSets(global_process_set, lambda: here("size").standing)
     for wanted in process_sets or ():
         add_process_set(wanted)

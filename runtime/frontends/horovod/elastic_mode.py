@@ -188,7 +188,7 @@ class TorchState(ObjectState):
         if isinstance(here("elastic.TorchState"), RankWorld):
             # Its values are followed as those of an object of the script: undone behind silent turns, told newcomers.
             module = sys._getframe(1).f_globals.get("__name__", "__main__")
-            self.__class__ = type("TorchState", (type(self),), {"__module__": module})  # type: ignore[assignment]
+            self.__class__ = type("TorchState", (type(self),), {"__module__": module})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._kept and _is_kept(value):

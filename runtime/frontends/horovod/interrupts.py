@@ -22,8 +22,8 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
-class BadArgument(ConfigError, ValueError):
-    """Give other arguments, as the message says."""
+class BadArgument(ConfigError, ValueError, RuntimeError):
+    """Give other arguments, as the message says. Horovod raises ValueError for some, RuntimeError for others."""
 
 
 class NotInitialized(BadArgument):

@@ -9,7 +9,6 @@ who were late. Each worker brings its own value to an operation, once: what was 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -109,7 +108,8 @@ class MemberWorld(World):
         # A job trains something; a script may keep plain values only.
         if not modules and not besides:
             besides = [nn.Linear(1, 1, bias=False)]
-        job.register(**named, **{f"besides{number}": module for number, module in enumerate(besides)})
+        things = {**named, **{f"besides{number}": module for number, module in enumerate(besides)}}
+        job.register(buffers=None, **things)
         training.agreement.alike_buffers = False
         training.agreement.claim_shards(1)
         training.agreement.plan_steps(None, 1)
@@ -151,7 +151,7 @@ class MemberWorld(World):
     # What the workers bring
 
     def _exchange(self, label: str, own: Any) -> dict[str, Any]:
-        """Worker id -> JSON that it brings. Before the loop, newcomers and later runs are told what the first ones had."""
+        """Worker id -> JSON that it brings. Before the loop, newcomers and later runs are told what the first had."""
         calls = self._training.calls
 
         def brought(result: Any) -> Any:
@@ -216,11 +216,14 @@ class MemberWorld(World):
     # Collectives
 
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
-        floats = all(tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) for tensor in tensors)
+        floats = all(
+            tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) for tensor in tensors
+        )
         if self._steps is None or not floats or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             rows = [from_bytes(one) for one in self._bytes(call.text, to_bytes([*map(_on_cpu, tensors)], call.text))]
             return [
-                reduce_rows([row[number] for row in rows], op).to(tensor.device) for number, tensor in enumerate(tensors)
+                reduce_rows([row[number] for row in rows], op).to(tensor.device)
+                for number, tensor in enumerate(tensors)
             ]
         wide: dict[str, list[torch.Tensor]] = {}
         for tensor in tensors:

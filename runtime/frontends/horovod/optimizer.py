@@ -43,7 +43,7 @@ class Reduction:
     """The step() that a scheduler has put in the place of the class's, to see it called; None: no scheduler has."""
 
 
-def DistributedOptimizer(  # noqa: N802, PLR0913  # name and arguments are Horovod's
+def DistributedOptimizer(  # name and arguments are Horovod's
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] = Compression.none,
@@ -93,8 +93,8 @@ def _wrapped(optimizer: Any, named: list[Any] | None, how: Reduction, groups: ob
         _check_names(named, weights)
     if world.reduces_itself() and how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise BadArgument(
-            f"hvd.DistributedOptimizer(op=hvd.{how.op.name.capitalize()}) needs the gradient of each rank by itself, and "
-            "logical ranks have their sum: use hvd.Average, or start the script without --ranks"
+            f"hvd.DistributedOptimizer(op=hvd.{how.op.name.capitalize()}) needs the gradient of each rank by itself, "
+            "and logical ranks have their sum: use hvd.Average, or start the script without --ranks"
         )
     cls = type(optimizer)
     optimizer.__class__ = type(cls.__name__, (_Distributed, cls), {"__module__": cls.__module__})
@@ -130,8 +130,8 @@ def _check_names(named: list[Any], weights: list[torch.Tensor]) -> None:
     known = {id(weight) for _, weight in named}
     if missing := [tuple(weight.shape) for weight in weights if id(weight) not in known]:
         raise BadArgument(
-            f"DistributedOptimizer(named_parameters=): the optimizer has parameters of the shapes {missing} that have no "
-            "name there; give it those of all modules, or leave named_parameters= out"
+            f"DistributedOptimizer(named_parameters=): the optimizer has parameters of the shapes {missing} that have "
+            "no name there; give it those of all modules, or leave named_parameters= out"
         )
 
 

@@ -34,7 +34,9 @@ class ProcessSet:
 
     def _known(self, what: str) -> Standing:
         if self.standing is None:
-            raise NotInitialized(f"{self}.{what}: the process set was not added; call hvd.add_process_set() on all ranks")
+            raise NotInitialized(
+                f"{self}.{what}: the process set was not added; call hvd.add_process_set() on all ranks"
+            )
         return self.standing()
 
     def size(self) -> int:
@@ -52,6 +54,10 @@ class ProcessSet:
         if own not in self.ranks:
             raise BadArgument(f"rank {own} is not in {self}")
         return self.ranks.index(own)
+
+    def __deepcopy__(self, memo: object) -> ProcessSet:
+        """What holds one, as an optimizer, may be copied; ranks are the same ones."""
+        return self
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self._ranks})"

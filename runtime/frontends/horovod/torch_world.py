@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
 from runtime.frontends.horovod.call_matching import JOIN, agreed, heard, said
-from runtime.frontends.horovod.interrupts import HorovodInternalError
+from runtime.frontends.horovod.interrupts import CallsDiffer, HorovodInternalError
 from runtime.frontends.horovod.world import Call, Standing, World
 
 _OF_TORCH = {
@@ -22,6 +22,12 @@ _OF_TORCH = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
+
+_GLOO_ADDS = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint8, torch.int8, torch.int32, torch.int64),
+}
+"""Tensors of other dtypes are gathered, and reduced by each rank."""
 
 
 def standing_of(environment: Mapping[str, str], rank: int, size: int) -> Standing:
@@ -63,7 +69,7 @@ class TorchWorld(World):
     def _reduced(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         found = []
         for tensor in tensors:
-            if op is ReduceOp.ADASUM:
+            if op is ReduceOp.ADASUM or tensor.dtype not in _GLOO_ADDS:
                 found.append(reduce_rows(self._gathered(call, tensor), op))
                 continue
             out = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -79,26 +85,25 @@ class TorchWorld(World):
 
     def _gathered(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Each rank fills up to the longest, as all_gather takes tensors of one shape only."""
-        own = tensor.detach().contiguous()
+        own = _as_bytes(tensor)
         size = dist.get_world_size(call.group)
         with _named(call):
             rows = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-            dist.all_gather(rows, torch.tensor([own.shape[0] if own.dim() else 1]), group=call.group)
+            dist.all_gather(rows, torch.tensor([own.numel()]), group=call.group)
             counts = [int(row) for row in rows]
-            if not own.dim():
-                own = own.reshape(1)
-            padded = own.new_zeros((max(counts), *own.shape[1:]))
-            padded[: own.shape[0]] = own
+            padded = own.new_zeros(max(counts))
+            padded[: own.numel()] = own
             found = [torch.empty_like(padded) for _ in range(size)]
             dist.all_gather(found, padded, group=call.group)
-        return [row[:count].reshape(count, *tensor.shape[1:]) for row, count in zip(found, counts, strict=True)]
+        shape = (-1, *tensor.shape[1:])
+        return [row[:count].clone().view(tensor.dtype).reshape(shape) for row, count in zip(found, counts, strict=True)]
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> torch.Tensor:
         self._agree(call)
-        out = tensor.detach().clone(memory_format=torch.contiguous_format)
+        out = _as_bytes(tensor).clone()
         with _named(call):
             dist.broadcast(out, root, group=call.group)
-        return out
+        return out.view(tensor.dtype).reshape(tensor.shape)
 
     def gather_objects(self, call: Call, thing: object) -> list[Any]:
         self._agree(call)
@@ -109,7 +114,13 @@ class TorchWorld(World):
 
     def join(self) -> int:
         """Zeros for every allreduce of the others, until all have come here."""
-        while (call := self._agree(JOIN)) != JOIN:
+        while True:
+            try:
+                call = self._agree(JOIN)
+            except CallsDiffer:  # the others', who raise it
+                continue
+            if call == JOIN:
+                break
             zeros = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in call.tensors]
             if call.kind != "barrier":
                 assert call.op is not None
@@ -132,7 +143,12 @@ class TorchWorld(World):
             dist.destroy_process_group()
 
 
-class _named:  # noqa: N801  # a context manager, as contextlib's are written
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A vector of uint8: gloo does not send all dtypes. A tensor without a dimension has one row."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+class _named:  # a context manager, as contextlib's are written
     """What torch.distributed raises, as Horovod does: a lost peer is no mistake of the script."""
 
     def __init__(self, call: Call) -> None:

@@ -9,7 +9,6 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-
 Place: TypeAlias = tuple[int, torch.device]
 """Address and device of a tensor."""
 

@@ -12,7 +12,6 @@ import torch
 
 from runtime.frontends.horovod.arithmetic import ReduceOp, reduce_rows
 
-
 SHOWN_MAX = 3
 """Tensors of a call that its text shows; of more, their number and a checksum of dtypes and shapes."""
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import elastic.horovod.torch as hvd
 from runtime.frontends.horovod import current
 from runtime.frontends.horovod.member_world import MemberWorld
+from runtime.frontends.horovod.process_sets import ProcessSets
 from runtime.session import Session
 from tests.unit.jobs import make_job
 from tests.unit.worlds import Killed, World
@@ -41,7 +42,7 @@ def enter(session: Session) -> MemberWorld:
     current.shutdown()
     world = MemberWorld(make_job(session))
     current._here.world = world
-    current._here.sets = current.ProcessSets(current.global_process_set, lambda: world.standing)
+    current._here.sets = ProcessSets(current.global_process_set, lambda: world.standing)
     return world
 
 
@@ -107,7 +108,7 @@ def together(
             mine.close()
         finally:
             current.shutdown()
-        return session.worker_id
+        return str(session.worker_id)
 
     world.run(one, **newcomers)
     errors = [error for error in world.errors.values() if not isinstance(error, Killed)]
