@@ -13,7 +13,7 @@ from typing import Any
 from elastic.cli.options import EXIT_CODES
 from elastic.errors import ConfigError, ExitCode
 from elastic.platforms.horovod import option_mapping
-from elastic.platforms.horovod.option_mapping import NOT_USED, Wanted
+from elastic.platforms.horovod.option_mapping import NOT_USED, WantedWorkers
 
 EXAMPLES = """\
 examples:
@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
     return _on_hosts(options, wanted, words, listed)
 
 
-def _here(options: argparse.Namespace, wanted: Wanted, words: Sequence[str]) -> int:
+def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str]) -> int:
     """As `elastic run`."""
     from elastic import cli
     from elastic.records import job_directory
@@ -133,7 +133,7 @@ def _here(options: argparse.Namespace, wanted: Wanted, words: Sequence[str]) -> 
     return code
 
 
-def _on_hosts(options: argparse.Namespace, wanted: Wanted, words: Sequence[str], listed: dict[str, int]) -> int:
+def _on_hosts(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str], listed: dict[str, int]) -> int:
     from elastic.platforms.common.job_request import JobRequest
     from elastic.platforms.horovod import launcher
     from elastic.platforms.horovod.discovery import HostWatch
@@ -159,7 +159,7 @@ def _on_hosts(options: argparse.Namespace, wanted: Wanted, words: Sequence[str],
     script = options.host_discovery_script
     found = closing(HostWatch(script, options.slots_per_host)) if script else nullcontext(listed)
     with found as source:
-        launch = launcher.Launch(request=request, hosts=source, start_timeout_s=options.start_timeout, ssh=ssh)
+        launch = launcher.HostsLaunch(request=request, hosts=source, start_timeout_s=options.start_timeout, ssh=ssh)
         result = launcher.run(launch)
     _say(f"{result.job}: {result.steps} steps, digest {result.digest}")
     return ExitCode.DONE

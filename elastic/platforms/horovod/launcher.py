@@ -32,7 +32,7 @@ END_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class HostsLaunch:
     """What to run, and where. hosts: host -> slots, or the script that lists them. start_timeout_s: from the start of
     this call until the job trains."""
 
@@ -56,7 +56,7 @@ class _Host:
 class HostTasks:
     """The processes that are hosts of one job."""
 
-    def __init__(self, driver: JobDriver, launch: Launch) -> None:
+    def __init__(self, driver: JobDriver, launch: HostsLaunch) -> None:
         self._driver, self._launch = driver, launch
         self._hosts: dict[str, _Host] = {}
         """Those that are listed."""
@@ -160,7 +160,7 @@ def address(listed: Mapping[str, int]) -> str:
         return str(probe.getsockname()[0])
 
 
-def run(launch: Launch) -> JobResult:
+def run(launch: HostsLaunch) -> JobResult:
     """The result of the job. Raises ConfigError; ElasticError if it has not begun in time; LaunchFailed if it ends in
     another way than by its end."""
     listed = launch.hosts.now() if isinstance(launch.hosts, HostWatch) else launch.hosts

@@ -48,7 +48,7 @@ NOT_USED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedWorkers:
     """workers: that the job begins with, at least and at most. ranks: of exact mode; None: elastic mode. restart: the
     script is started again for each change."""
 
@@ -66,7 +66,7 @@ class Wanted:
 
 def wanted(
     np: int | None, min_np: int | None, max_np: int | None, ranks: int | None, *, discovers: bool, restart: bool
-) -> Wanted:
+) -> WantedWorkers:
     """What -np, --min-np, --max-np, --ranks and --restart ask for together. With --min-np, --max-np or a discovery
     script the job is elastic, as with Horovod; without them it has -np logical ranks. Raises ConfigError."""
     for name, value in (("-np", np), ("--min-np", min_np), ("--max-np", max_np), ("--ranks", ranks)):
@@ -83,7 +83,7 @@ def wanted(
     if not least <= first <= most:
         raise ConfigError(f"--min-np {least}, -np {first} and --max-np {most} must be in ascending order")
     in_place = first if ranks is None and not elastic and not restart else ranks
-    return Wanted(first, 1 if in_place is not None and min_np is None else least, most, in_place, restart)
+    return WantedWorkers(first, 1 if in_place is not None and min_np is None else least, most, in_place, restart)
 
 
 def of_config(document: Any, path: str) -> dict[str, Any]:

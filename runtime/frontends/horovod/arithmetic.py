@@ -1,8 +1,8 @@
 """The reductions of Horovod, and how the rows of a tensor are dealt to ranks. Pure.
 
 Adasum is that of Maleki et al., "Scaling Distributed Training with Adaptive Summation" (MLSys 2021): two gradients
-a and b become a (1 - a·b / 2|a|²) + b (1 - a·b / 2|b|²), which is their sum where they are orthogonal and their mean where
-they are equal; more than two are combined pairwise, as a binary tree over the ranks.
+a and b become a (1 - a·b / 2|a|²) + b (1 - a·b / 2|b|²), which is their sum where they are orthogonal, and their mean
+where they are equal; more than two are combined pairwise, as a binary tree over the ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether all ranks have made the same call, as they say it to each other. Pure.
 
 Ranks of torch.distributed that are in different collectives wait for each other for ever, or take bytes of one
-thing for another. So each says first what it is about to do: JSON, which is checked like everything that comes from a network.
+thing for another. So each says first what it is about to do: JSON, which is checked as all that comes from a network.
 """
 
 from __future__ import annotations

@@ -22,19 +22,19 @@ Tensor: TypeAlias = torch.Tensor
 Tensors: TypeAlias = Sequence[torch.Tensor]
 
 
-class Handle:
+class AsyncHandle:
     """What an async form returns."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: AsyncHandle) -> bool:
     """Whether synchronize() would return at once: always."""
     return True
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: AsyncHandle) -> Any:
     """The result."""
     return handle.result
 
@@ -109,11 +109,10 @@ def grouped_allreduce(
 
 def allreduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """As grouped_allreduce, of one tensor."""
-    return _one_of_all("allreduce", tensor, *args, **kwargs)
+    return _one_of_all(tensor, *args, **kwargs)
 
 
 def _one_of_all(
-    kind: str,
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
@@ -123,7 +122,9 @@ def _one_of_all(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    (found,) = _all(kind, [tensor], average, name, compression, op, (prescale_factor, postscale_factor), process_set)
+    (found,) = _all(
+        "allreduce", [tensor], average, name, compression, op, (prescale_factor, postscale_factor), process_set
+    )
     return found
 
 
@@ -173,9 +174,9 @@ def _into(tensors: Tensors, found: Tensors) -> list[Tensor]:
     return list(tensors)
 
 
-def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> AsyncHandle:
     """(average, name, op, prescale_factor, postscale_factor, process_set) behind the tensor."""
-    return Handle(_plain("allreduce", [tensor], *args, **kwargs)[0])
+    return AsyncHandle(_plain("allreduce", [tensor], *args, **kwargs)[0])
 
 
 def allreduce_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -183,12 +184,12 @@ def allreduce_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _into([tensor], _plain("allreduce", [tensor], *args, **kwargs))[0]
 
 
-def allreduce_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    return Handle(allreduce_(tensor, *args, **kwargs))
+def allreduce_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> AsyncHandle:
+    return AsyncHandle(allreduce_(tensor, *args, **kwargs))
 
 
-def grouped_allreduce_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
-    return Handle(_plain("grouped_allreduce", tensors, *args, **kwargs))
+def grouped_allreduce_async(tensors: Tensors, *args: Any, **kwargs: Any) -> AsyncHandle:
+    return AsyncHandle(_plain("grouped_allreduce", tensors, *args, **kwargs))
 
 
 def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:
@@ -196,8 +197,8 @@ def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tens
     return _into(tensors, _plain("grouped_allreduce", tensors, *args, **kwargs))
 
 
-def grouped_allreduce_async_(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
-    return Handle(grouped_allreduce_(tensors, *args, **kwargs))
+def grouped_allreduce_async_(tensors: Tensors, *args: Any, **kwargs: Any) -> AsyncHandle:
+    return AsyncHandle(grouped_allreduce_(tensors, *args, **kwargs))
 
 
 def sparse_allreduce_async(
@@ -252,14 +253,16 @@ def _gathered(kind: str, tensors: Tensors, name: str | None, among: ProcessSet) 
     return found
 
 
-def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    return Handle(allgather(tensor.detach(), name, process_set))
+def allgather_async(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> AsyncHandle:
+    return AsyncHandle(allgather(tensor.detach(), name, process_set))
 
 
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    return Handle(grouped_allgather([tensor.detach() for tensor in tensors], name, process_set))
+) -> AsyncHandle:
+    return AsyncHandle(grouped_allgather([tensor.detach() for tensor in tensors], name, process_set))
 
 
 # broadcast
@@ -299,14 +302,14 @@ def broadcast_(
 
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    return Handle(broadcast(tensor.detach(), root_rank, name, process_set))
+) -> AsyncHandle:
+    return AsyncHandle(broadcast(tensor.detach(), root_rank, name, process_set))
 
 
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    return Handle(broadcast_(tensor, root_rank, name, process_set))
+) -> AsyncHandle:
+    return AsyncHandle(broadcast_(tensor, root_rank, name, process_set))
 
 
 # alltoall and reducescatter: each rank gets all that the others bring, and keeps its part
@@ -348,8 +351,8 @@ def _exchanged(
 
 def alltoall_async(
     tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    return Handle(alltoall(tensor.detach(), splits, name, process_set))
+) -> AsyncHandle:
+    return AsyncHandle(alltoall(tensor.detach(), splits, name, process_set))
 
 
 def grouped_reducescatter(
@@ -419,9 +422,9 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> AsyncHandle:
     plain = Compression.none
-    return Handle(reducescatter(tensor.detach(), name, plain, op, process_set, prescale_factor, postscale_factor))
+    return AsyncHandle(reducescatter(tensor.detach(), name, plain, op, process_set, prescale_factor, postscale_factor))
 
 
 def grouped_reducescatter_async(
@@ -431,9 +434,9 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> AsyncHandle:
     given, scales = [tensor.detach() for tensor in tensors], (prescale_factor, postscale_factor)
-    return Handle(_scattered("grouped_reducescatter", given, name, Compression.none, op, process_set, scales))
+    return AsyncHandle(_scattered("grouped_reducescatter", given, name, Compression.none, op, process_set, scales))
 
 
 # Without a tensor

@@ -14,7 +14,7 @@ from runtime.frontends.horovod.member_world import MemberWorld
 from runtime.frontends.horovod.process_sets import ProcessSet, ProcessSets
 from runtime.frontends.horovod.rank_world import RankWorld
 from runtime.frontends.horovod.torch_world import TorchWorld
-from runtime.frontends.horovod.world import OneWorld, Standing, World
+from runtime.frontends.horovod.world import OneWorld, RankStanding, World
 
 global_process_set = ProcessSet([])
 """All ranks."""
@@ -52,9 +52,7 @@ def _world() -> World:
 
 
 def shutdown() -> None:
-    """Leave the world: in one of torch.distributed, close the process group that init() has opened."""
-    if _here.world is not None:
-        _here.world.leave()
+    """Forget the world and the process sets, until the next init(). A job goes on to the end of its script."""
     _here.world = _here.sets = None
 
 
@@ -70,7 +68,7 @@ def here(call: str) -> World:
     return _here.world
 
 
-def _standing(call: str) -> Standing:
+def _standing(call: str) -> RankStanding:
     return here(call).standing
 
 

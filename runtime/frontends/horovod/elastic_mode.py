@@ -78,7 +78,7 @@ class ElasticSampler(Sampler[int]):
         return self.num_samples
 
 
-class State:
+class ElasticState:
     """What a script derives its own state from: save, restore and sync."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -126,7 +126,10 @@ class State:
         raise NotImplementedError
 
 
-class ObjectState(State):
+State = ElasticState  # the name that scripts know
+
+
+class ObjectState(ElasticState):
     """Plain values, by attribute: `ObjectState(epoch=0, batch=0)`. In an elastic job: numbers, strings, lists, tuples,
     dicts, tensors; raises NotCarried there for others. Horovod's first arguments, bcast_object and get_rank, are not
     used."""
@@ -152,10 +155,10 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def registered(self) -> dict[str, Any]:
-        return {"state": Attributes(self)}
+        return {"state": StateAttributes(self)}
 
 
-class Attributes:
+class StateAttributes:
     """The attributes of an ObjectState, as something that is copied."""
 
     def __init__(self, state: ObjectState) -> None:
@@ -239,7 +242,7 @@ def run(function: Callable[..., R]) -> Callable[..., R]:
     all workers, the state goes back to the last commit."""
 
     @functools.wraps(function)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+    def wrapper(state: ElasticState, *args: Any, **kwargs: Any) -> R:
         init()
         _begin(state)
         while True:
@@ -257,7 +260,7 @@ def run(function: Callable[..., R]) -> Callable[..., R]:
     return wrapper
 
 
-def _begin(state: State) -> None:
+def _begin(state: ElasticState) -> None:
     """Have the state of rank 0 on all workers."""
     world = here("elastic.run")
     if isinstance(world, RankWorld):

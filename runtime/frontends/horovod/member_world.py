@@ -20,7 +20,7 @@ from elastic.protocol.worker_id import node_of
 from runtime.data.random_state import randomness_kept
 from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
 from runtime.frontends.horovod.trained_modules import modules_of, of_none
-from runtime.frontends.horovod.world import Call, Standing, World
+from runtime.frontends.horovod.world import Call, RankStanding, World
 from runtime.guards.checks import OPTIONAL
 from runtime.loop.job import Job, begin
 from runtime.loop.loops import Extent, Steps
@@ -76,13 +76,13 @@ class MemberWorld(World):
         return [*place.members, *([] if own in place.members else [own])]
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RankStanding:
         roster, own = self._roster, self._training.session.worker_id
         if own not in roster:  # a newcomer that is late goes with the others' results, whatever it computes
             own = roster[-1]
         nodes = list(dict.fromkeys(map(node_of, roster)))
         there = [worker for worker in roster if node_of(worker) == node_of(own)]
-        return Standing(
+        return RankStanding(
             roster.index(own),
             len(roster),
             there.index(own),

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from runtime.frontends.horovod.process_sets import ProcessSet
 
 
 @dataclass(slots=True)
-class Reduction:
+class GradientReduction:
     """How an optimizer reduces."""
 
     compression: type[Compressor]
@@ -43,45 +43,50 @@ class Reduction:
     """The step() that a scheduler has put in the place of the class's, to see it called; None: no scheduler has."""
 
 
-def DistributedOptimizer(  # name and arguments are Horovod's
+class Options(NamedTuple):
+    """Arguments of DistributedOptimizer behind the first two, in Horovod's order."""
+
+    compression: type[Compressor] = Compression.none
+    backward_passes_per_step: int = 1
+    op: int = ReduceOp.AVERAGE
+    gradient_predivide_factor: float = 1.0
+    num_groups: int = 0
+    groups: object = None
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
+
+
+def DistributedOptimizer(  # as Horovod's
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
-    backward_passes_per_step: int = 1,
-    op: int = ReduceOp.AVERAGE,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: object = None,
-    sparse_as_dense: bool = False,
-    process_set: ProcessSet = global_process_set,
+    *more: Any,
+    **options: Any,
 ) -> Any:
     """The optimizer, whose synchronize() and step() reduce the gradients over all ranks.
 
-    named_parameters: model.named_parameters(); names are used for messages only. backward_passes_per_step: how many
-    backward() calls add to a gradient before a step, at most. gradient_predivide_factor: a mean is the sum of gradients
-    divided by it, times it, divided by the ranks. num_groups, groups: checked and not used, as all gradients travel
-    together. Raises BadArgument for arguments that do not go together, and for an optimizer of parameters without a
-    name.
+    named_parameters: model.named_parameters(); names are used for messages only. more, options: as Options.
+    backward_passes_per_step: how many backward() calls add to a gradient before a step, at most.
+    gradient_predivide_factor: a mean is the sum of gradients divided by it, times it, divided by the ranks. num_groups,
+    groups: checked and not used, as all gradients travel together. Raises BadArgument for arguments that do not go
+    together, and for an optimizer of parameters without a name.
     """
-    return _wrapped(
-        optimizer,
-        None if named_parameters is None else list(named_parameters),
-        Reduction(
-            compression,
-            chosen_op(None, op),
-            float(gradient_predivide_factor),
-            sparse_as_dense,
-            process_set,
-            backward_passes_per_step,
-            {},
-        ),
-        groups if groups is not None else num_groups,
+    given = Options(*more, **options)
+    how = GradientReduction(
+        given.compression,
+        chosen_op(None, given.op),
+        float(given.gradient_predivide_factor),
+        given.sparse_as_dense,
+        given.process_set,
+        given.backward_passes_per_step,
+        {},
     )
+    named = None if named_parameters is None else list(named_parameters)
+    return _wrapped(optimizer, named, how, given.groups if given.groups is not None else given.num_groups)
 
 
-def _wrapped(optimizer: Any, named: list[Any] | None, how: Reduction, groups: object) -> Any:
+def _wrapped(optimizer: Any, named: list[Any] | None, how: GradientReduction, groups: object) -> Any:
     world = here("DistributedOptimizer")
-    if isinstance(getattr(optimizer, "horovod_reduction", None), Reduction):
+    if isinstance(getattr(optimizer, "horovod_reduction", None), GradientReduction):
         raise BadArgument("hvd.DistributedOptimizer() of an optimizer that is one already; wrap it once")
     if how.backwards < 1:
         raise BadArgument(f"backward_passes_per_step={how.backwards} must be at least 1")
@@ -138,7 +143,7 @@ def _check_names(named: list[Any], weights: list[torch.Tensor]) -> None:
 class _Distributed(torch.optim.Optimizer):
     """What the class of the optimizer gets in front."""
 
-    horovod_reduction: Reduction
+    horovod_reduction: GradientReduction
 
     def _count_backward(self, weight: torch.Tensor) -> None:
         how = self.horovod_reduction

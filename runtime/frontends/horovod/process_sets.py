@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from runtime.frontends.horovod.interrupts import BadArgument, NotInitialized
-from runtime.frontends.horovod.world import Standing
+from runtime.frontends.horovod.world import RankStanding
 
 
 class ProcessSet:
@@ -19,7 +19,7 @@ class ProcessSet:
     group: Any = None
     """The process group of torch.distributed; None: all ranks."""
 
-    standing: Callable[[], Standing] | None = None
+    standing: Callable[[], RankStanding] | None = None
     """Who this process is; None: the set was not added."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -32,7 +32,7 @@ class ProcessSet:
             return list(range(self._known("ranks").size))
         return self._ranks
 
-    def _known(self, what: str) -> Standing:
+    def _known(self, what: str) -> RankStanding:
         if self.standing is None:
             raise NotInitialized(
                 f"{self}.{what}: the process set was not added; call hvd.add_process_set() on all ranks"
@@ -66,7 +66,7 @@ class ProcessSet:
 class ProcessSets:
     """All of one init(). all_ranks: the global set, whose id is 0."""
 
-    def __init__(self, all_ranks: ProcessSet, standing: Callable[[], Standing]) -> None:
+    def __init__(self, all_ranks: ProcessSet, standing: Callable[[], RankStanding]) -> None:
         all_ranks.standing, all_ranks.process_set_id = standing, 0
         self._standing = standing
         self._known = {0: all_ranks}

@@ -21,7 +21,7 @@ from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.horovod.arithmetic import ReduceOp, reduce_rows
 from runtime.frontends.horovod.torch_world import standing_of
 from runtime.frontends.horovod.trained_modules import modules_of, of_none
-from runtime.frontends.horovod.world import Call, Standing, World
+from runtime.frontends.horovod.world import Call, RankStanding, World
 
 _OF_TORCH = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -41,7 +41,7 @@ class RankWorld(World):
             dist.init_process_group("gloo")
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RankStanding:
         return standing_of(os.environ, dist.get_rank(), self._script.ranks)
 
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
 from runtime.frontends.horovod.call_matching import JOIN, agreed, heard, said
 from runtime.frontends.horovod.interrupts import CallsDiffer, HorovodInternalError
-from runtime.frontends.horovod.world import Call, Standing, World
+from runtime.frontends.horovod.world import Call, RankStanding, World
 
 _OF_TORCH = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -30,14 +30,14 @@ _GLOO_ADDS = {
 """Tensors of other dtypes are gathered, and reduced by each rank."""
 
 
-def standing_of(environment: Mapping[str, str], rank: int, size: int) -> Standing:
+def standing_of(environment: Mapping[str, str], rank: int, size: int) -> RankStanding:
     """environment: with the variables of torchrun; those that are missing mean one node."""
 
     def number(name: str, default: int) -> int:
         return int(environment.get(name) or default)
 
     local_size = number("LOCAL_WORLD_SIZE", size)
-    return Standing(
+    return RankStanding(
         rank,
         size,
         number("LOCAL_RANK", rank % local_size),
@@ -52,14 +52,14 @@ class TorchWorld(World):
 
     def __init__(self) -> None:
         """Opens the process group, unless the script has done so. It is gloo's: what Horovod's scripts reduce beside
-        gradients is in host memory; that of a script which has opened one for NCCL is used as it is."""
-        self._opened = not dist.is_initialized()
-        if self._opened:
+        gradients is in host memory; that of a script which has opened one for NCCL is used as it is. It stays open
+        behind hvd.shutdown(), as torchrun's store cannot be met in twice."""
+        if not dist.is_initialized():
             dist.init_process_group("gloo")
         self._last_joined = -1
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RankStanding:
         return standing_of(os.environ, dist.get_rank(), dist.get_world_size())
 
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
@@ -137,10 +137,6 @@ class TorchWorld(World):
         if self._last_joined < 0 or len(joined) < len(calls):
             self._last_joined = max((rank for rank, one in enumerate(calls) if one != JOIN), default=len(calls) - 1)
         return agreed(calls)
-
-    def leave(self) -> None:
-        if self._opened and dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStanding:
     """Who this process is: the number of this process, and how many there are, among all ranks, among those of its
     node, and among the nodes."""
 
@@ -60,7 +60,7 @@ class World(ABC):
 
     @property
     @abstractmethod
-    def standing(self) -> Standing:
+    def standing(self) -> RankStanding:
         """It may change between two steps of an elastic job."""
 
     @abstractmethod
@@ -108,16 +108,13 @@ class World(ABC):
         them in place: False in what is done once more for another rank, and in a second call."""
         raise NotImplementedError
 
-    def leave(self) -> None:  # noqa: B027  # most have nothing to do
-        """hvd.shutdown()."""
-
 
 class OneWorld(World):
     """A script that was started with `python`."""
 
     @property
-    def standing(self) -> Standing:
-        return Standing()
+    def standing(self) -> RankStanding:
+        return RankStanding()
 
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         return [reduce_rows([tensor], op) for tensor in tensors]
