@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from runtime.frontends.horovod.arithmetic import ReduceOp
 from runtime.frontends.horovod.interrupts import CallsDiffer
@@ -23,7 +23,7 @@ MAY_BE_JOINED = frozenset({"allreduce", "grouped_allreduce", "barrier"})
 
 def said(call: Call) -> bytes:
     """What a rank says."""
-    fields = asdict(call)
+    fields = asdict(replace(call, group=None))
     del fields["group"]
     return json.dumps(fields).encode()
 

@@ -122,10 +122,8 @@ def _one_of_all(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    (found,) = _all(
-        "allreduce", [tensor], average, name, compression, op, (prescale_factor, postscale_factor), process_set
-    )
-    return found
+    scales = (prescale_factor, postscale_factor)
+    return _all("allreduce", [tensor], average, name, compression, op, scales, process_set)[0]
 
 
 def _all(

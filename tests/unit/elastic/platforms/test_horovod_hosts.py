@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -63,13 +64,14 @@ def test_options_say_which_mode_is_meant() -> None:
     assert asked(4, None, None, None, discovers=True) == (1, 4, None)
     assert asked(4, None, None, None, restart=True) == (4, 4, None)
     assert asked(3, 2, None, 8) == (2, 3, 8)
-    for wrong, said in (
-        ((None, None, None, None), "-np"),
-        ((4, 5, None, None), "ascending"),
-        ((0, None, None, None), "1"),
-    ):
+    wrongs: dict[str, tuple[int | None, ...]] = {
+        "-np": (None,) * 4,
+        "ascending": (4, 5, None, None),
+        "at least 1": (0,),
+    }
+    for said, wrong in wrongs.items():
         with pytest.raises(ConfigError, match=said):
-            asked(*wrong)
+            asked(*(*wrong, None, None, None)[:4])
     with pytest.raises(ConfigError, match="one of them"):
         asked(4, None, None, 4, restart=True)
 
@@ -144,12 +146,12 @@ def test_a_ticket_goes_over_the_input_and_an_outcome_comes_back() -> None:
 
 
 def test_another_host_is_reached_by_ssh_in_the_same_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     command = launcher.command_of("gpu-2", ["ssh", "-p", "2222"])
     assert command[4:9] == ["/usr/bin/ssh", "-p", "2222", "-o", "BatchMode=yes"]
     assert command[9] == "gpu-2" and sys.executable in command[10] and command[10].startswith("cd /")
     assert "host_task" in launcher.command_of("localhost", ["ssh"])[-1]
-    monkeypatch.setattr(launcher.shutil, "which", lambda name: None if name == "ssh" else f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ssh" else f"/usr/bin/{name}")
     with pytest.raises(ConfigError, match="there is no ssh"):
         launcher.command_of("gpu-2", ["ssh"])
 

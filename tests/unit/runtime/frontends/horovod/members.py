@@ -58,7 +58,7 @@ def train(worker: Worker, epochs: int = 2, norm: bool = True, every: int = 1) ->
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    @hvd.elastic.run
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
     def body(state: Any) -> None:
         worker.calls += 1
         while state.epoch < epochs:

@@ -99,7 +99,14 @@ SUM = Call("allreduce", "a", ReduceOp.SUM, tensors=(("float32", (2, 3)),))
 
 def test_a_call_is_said_and_heard() -> None:
     assert heard(said(SUM)) == SUM and heard(said(JOIN)) == JOIN
-    for message in (b"", b"\xff", b"{}", b"[1]", b'{"kind": "x", "tensors": 3}', b'{"evil": 1, "tensors": [], "op": null}'):
+    for message in (
+        b"",
+        b"\xff",
+        b"{}",
+        b"[1]",
+        b'{"kind": "x", "tensors": 3}',
+        b'{"evil": 1, "tensors": [], "op": null}',
+    ):
         with pytest.raises(CallsDiffer, match="no collective"):
             heard(message)
 
