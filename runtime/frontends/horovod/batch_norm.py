@@ -35,7 +35,7 @@ class SyncBatchNorm(_BatchNorm):
         mean, square = (total[:-1] / of_all).chunk(2)
         variance = (square - mean * mean).clamp_min(0.0)
         if self.training and self.track_running_stats:
-            self._track(mean.detach(), variance.detach(), float(of_all))
+            self._track(mean.detach(), variance.detach(), float(of_all.detach()))
         found = (input - mean.view(channels)) * (variance + self.eps).rsqrt().view(channels)
         if self.weight is None:
             return found

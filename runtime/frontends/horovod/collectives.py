@@ -81,7 +81,7 @@ def _differentiable(forward: Callable[[Tensors], list[Tensor]], backward: Callab
             return tuple(backward(gradients))
 
     def call(tensors: Tensors) -> list[Tensor]:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        if torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors):
             return list(Collective.apply(*tensors))  # type: ignore[no-untyped-call]
         return forward(tensors)
 

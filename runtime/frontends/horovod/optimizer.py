@@ -196,7 +196,14 @@ class _Distributed(torch.optim.Optimizer):
             else:
                 weight.grad = sparse_allreduce_async(weight.grad, f"sparse gradient {number}", how.op, how.among)()
         dense = [weight for weight in weights if weight.grad is not None and not weight.grad.is_sparse]
-        gradients = [weight.grad for weight in dense if weight.grad is not None]
+        self._reduce_dense([weight.grad for weight in dense if weight.grad is not None])
+        if how.sparse_as_dense:  # on the way only
+            for weight in sparse:
+                assert weight.grad is not None
+                weight.grad = weight.grad.to_sparse()
+
+    def _reduce_dense(self, gradients: list[torch.Tensor]) -> None:
+        how = self.horovod_reduction
         one_by_one = how.op is ReduceOp.ADASUM  # which looks at each parameter's gradient for itself
         found = grouped_allreduce(
             gradients if one_by_one else fused(gradients),
