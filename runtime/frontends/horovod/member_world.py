@@ -107,17 +107,24 @@ class MemberWorld(World):
         besides = [module for module in self._modules if id(module) not in parts]
         # A job trains something; a script may keep plain values only.
         if not modules and not besides:
-            besides = [nn.Linear(1, 1, bias=False)]
+            besides = [nothing := nn.Linear(1, 1, bias=False)]
+            nn.init.zeros_(nothing.weight)
         things = {**named, **{f"besides{number}": module for number, module in enumerate(besides)}}
         job.register(buffers=None, **things)
         training.agreement.alike_buffers = False
         training.agreement.claim_shards(1)
         training.agreement.plan_steps(None, 1)
         first = training.begin_steps(None)
-        elsewhere = training.at.joining or training.at.resumed or first > 0
+        elsewhere = training.at.joining or training.at.step > first
         work = PassWork(1, None, "mean", OPTIONAL)
         self._steps = Steps(training, work, Extent(first, 0, None, None, None))
-        return self.next_step() or elsewhere
+        changed = self.next_step()
+        if not elsewhere:
+            job.print(
+                "elastic: Horovod's elastic mode: a lost worker's batch is missing from one mean, and no step is done "
+                "again; the bits of the result depend on when workers come and go"
+            )
+        return changed or elsewhere
 
     def next_step(self) -> bool:
         """A commit: newcomers copy the state of this moment. Returns whether the workers are other ones since the step
@@ -163,6 +170,9 @@ class MemberWorld(World):
         else:
             note = calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, brought, own)
         return cast(dict[str, Any], note)
+
+    def check_steps(self) -> None:
+        self._check_running("DistributedOptimizer.step()")
 
     def _check_running(self, call: str) -> None:
         if self._steps is None:

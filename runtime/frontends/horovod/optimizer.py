@@ -162,6 +162,7 @@ class _Distributed(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Reduce the gradients now, so that they can be clipped before `with optimizer.skip_synchronize(): step()`."""
         how, world = self.horovod_reduction, here("DistributedOptimizer.synchronize")
+        world.check_steps()
         weights = [weight for group in self.param_groups for weight in group["params"] if weight.requires_grad]
         if world.reduces_itself():
             self._narrow(weights)

@@ -99,6 +99,9 @@ class World(ABC):
     def optimizer_wrapped(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027  # most have nothing to do
         """A DistributedOptimizer was made."""
 
+    def check_steps(self) -> None:  # noqa: B027  # most allow it everywhere
+        """Raise ConfigError if no optimizer may step here."""
+
     def reduces_itself(self) -> bool:
         """Whether `end_of_gradients` reduces the gradients of a step."""
         return False

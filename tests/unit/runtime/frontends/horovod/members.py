@@ -42,7 +42,7 @@ def enter(session: Session) -> MemberWorld:
     current.shutdown()
     world = MemberWorld(make_job(session))
     current._here.world = world
-    current._here.sets = ProcessSets(current.global_process_set, lambda: world.standing)
+    current._here.sets = ProcessSets(current.global_process_set, lambda: current.here("size").standing)
     return world
 
 
