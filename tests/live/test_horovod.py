@@ -105,3 +105,42 @@ def test_a_host_is_added_and_another_one_removed_by_the_discovery_script(tmp_pat
         process.terminate()
         process.wait(60)
         process.stdout.close()
+
+
+PROGRAM = """
+import torch
+import elastic.horovod
+
+
+def train(epochs, size=8):
+    import elastic.horovod.torch as hvd
+
+    hvd.init()
+    model = torch.nn.Linear(size, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @hvd.elastic.run
+    def body(state):
+        while state.epoch < epochs:
+            optimizer.zero_grad()
+            model(torch.ones(4, size)).pow(2).mean().backward()
+            optimizer.step()
+            state.epoch += 1
+            state.commit()
+        return hvd.size(), state.epoch
+
+    return body(hvd.elastic.TorchState(model, optimizer, epoch=0))
+
+
+print(elastic.horovod.run(train, (5,), {"size": 6}, np=2))
+"""
+
+
+@pytest.mark.long
+def test_a_function_is_called_in_several_workers(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.splitlines()[-1:] == ["(2, 5)"], done.stderr
