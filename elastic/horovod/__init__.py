@@ -25,9 +25,9 @@ def run(
 ) -> T:
     """Call a function in several workers on this machine, as elastic.launch(), and return what rank 0 returns.
 
-    func: trains in a function of its own with @hvd.elastic.run. np, max_np: how many workers, the larger number. min_np:
-    training goes on with so many at least. options: of elastic.launch(). Raises what that raises; ConfigError for numbers
-    that do not go together.
+    func: trains in a function of its own with @hvd.elastic.run. np, max_np: how many workers, the larger number.
+    min_np: training goes on with so many at least. options: of elastic.launch(). Raises what that raises; ConfigError
+    for numbers that do not go together.
     """
     from elastic.platforms.local.launcher import launch
 

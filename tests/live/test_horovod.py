@@ -43,6 +43,7 @@ def test_the_example_ends_with_the_digest_of_the_quiet_run(tmp_path: Path) -> No
         assert [line["step"] for line in job.steps()] == list(range(STEPS))
 
 
+@pytest.mark.long
 def test_workers_come_and_go_and_nothing_goes_back(tmp_path: Path) -> None:
     options = ("--epochs", "2", "--points", "1536", "--pause", "0.1")
     with Job(tmp_path, "--workers", "3", str(ELASTIC), *options) as job:

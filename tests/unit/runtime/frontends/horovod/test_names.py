@@ -301,6 +301,6 @@ def _environment() -> dict[str, str]:
 
 
 def test_numbers_of_workers_of_a_function_are_checked() -> None:
-    for numbers in ({"np": 0}, {"np": 2, "min_np": 3}, {"np": 2, "max_np": 1}):
+    for np, least, most in ((0, None, None), (2, 3, None), (2, None, 1)):
         with pytest.raises(ConfigError, match="ascending"):
-            elastic.horovod.run(print, **numbers)
+            elastic.horovod.run(print, np=np, min_np=least, max_np=most)
