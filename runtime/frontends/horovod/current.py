@@ -28,6 +28,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_of_process: list[World] = []
+"""The world of the thread that has called init() last: other threads of a script may ask who they are."""
 
 
 def init(comm: object = None, process_sets: Sequence[ProcessSet] | None = None) -> None:
@@ -38,6 +40,7 @@ def init(comm: object = None, process_sets: Sequence[ProcessSet] | None = None) 
     if _here.world is not None:
         return
     _here.world = _world()
+    _of_process[:] = [_here.world]
     _here.sets = ProcessSets(global_process_set, lambda: here("size").standing)
     for wanted in process_sets or ():
         add_process_set(wanted)
@@ -53,6 +56,8 @@ def _world() -> World:
 
 def shutdown() -> None:
     """Forget the world and the process sets, until the next init(). A job goes on to the end of its script."""
+    if _of_process == [_here.world]:
+        _of_process.clear()
     _here.world = _here.sets = None
 
 
@@ -62,14 +67,15 @@ def is_initialized() -> bool:
 
 
 def here(call: str) -> World:
-    """The world of this process. Raises NotInitialized."""
+    """The world of this thread. Raises NotInitialized."""
     if _here.world is None:
         raise NotInitialized(f"hvd.{call}() was called before hvd.init(): call that first, at the top of the script")
     return _here.world
 
 
 def _standing(call: str) -> RankStanding:
-    return here(call).standing
+    """Also of another thread than that of the script, which calls no collective."""
+    return (_of_process[0] if _here.world is None and _of_process else here(call)).standing
 
 
 def size() -> int:

@@ -85,7 +85,7 @@ class MemberWorld(World):
         return RankStanding(
             roster.index(own),
             len(roster),
-            there.index(own),
+            self._training.session.local_rank,  # its slot, and its CUDA device, for its whole life
             len(there),
             nodes.index(node_of(own)),
             len(nodes),

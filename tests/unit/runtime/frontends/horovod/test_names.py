@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_one_rank_gets_back_what_it_brings(alone: None) -> None:
     weight = torch.ones(2, requires_grad=True)
     hvd.allreduce(weight * 3, op=hvd.Sum).sum().backward()
     assert weight.grad is not None and weight.grad.tolist() == [3.0, 3.0]
+
+
+def test_another_thread_may_ask_who_it_is(alone: None) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(hvd.size).result() == 1
 
 
 def test_wrong_arguments_are_named(alone: None) -> None:
