@@ -297,7 +297,7 @@ hvd.barrier()
 def test_two_ranks_of_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "two_ranks.py"
     script.write_text(TWO_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=_environment())
     assert done.returncode == 0, done.stderr
 
