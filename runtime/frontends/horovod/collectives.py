@@ -13,7 +13,7 @@ import torch
 
 from runtime.frontends.horovod.arithmetic import ReduceOp, chosen_op, pieces, scaled, split_sizes
 from runtime.frontends.horovod.compression import Compression, Compressor
-from runtime.frontends.horovod.current import global_process_set, here
+from runtime.frontends.horovod.current import entered, global_process_set, here
 from runtime.frontends.horovod.interrupts import BadArgument
 from runtime.frontends.horovod.process_sets import ProcessSet
 from runtime.frontends.horovod.world import Call
@@ -74,11 +74,14 @@ def _differentiable(forward: Callable[[Tensors], list[Tensor]], backward: Callab
     class Collective(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *tensors: Tensor) -> Any:
-            return tuple(forward([tensor.detach() for tensor in tensors]))
+            found = tuple(forward([tensor.detach() for tensor in tensors]))
+            ctx.world = here("backward")
+            return found
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> Any:
-            return tuple(backward(gradients))
+            with entered(ctx.world):
+                return tuple(backward(gradients))
 
     def call(tensors: Tensors) -> list[Tensor]:
         if torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from elastic.agent.worker.environment import AGENT_SOCKET, RESTART
 from elastic.errors import ConfigError
@@ -71,6 +72,16 @@ def here(call: str) -> World:
     if _here.world is None:
         raise NotInitialized(f"hvd.{call}() was called before hvd.init(): call that first, at the top of the script")
     return _here.world
+
+
+@contextmanager
+def entered(world: World) -> Iterator[None]:
+    """This thread is in that world for a while: autograd has threads of its own for backward()."""
+    before, _here.world = _here.world, world
+    try:
+        yield
+    finally:
+        _here.world = before
 
 
 def _standing(call: str) -> RankStanding:
