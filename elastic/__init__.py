@@ -24,6 +24,7 @@ import this package too, stay light. Below, each package imports only those abov
     ray.py          the public name of platforms/ray, and Ray Train's question about notices
     spark.py        the public name of platforms/spark
     torchft.py      torchft's names for scripts of logical ranks; at the top, too
+    horovod/        Horovod's names; at the top, too
     ddp.py          logical ranks asked for in a script; at the top, as it names what is in `runtime`
 
 Up to fleet/ this is the core, without which no job runs; platforms/, observability/ and cli/ stand on it.

@@ -52,6 +52,7 @@ MODULES = {
     "slurm": "elastic.cli.platforms.slurm",
     "k8s": "elastic.cli.platforms.k8s",
     "search": "elastic.cli.platforms.search",
+    "horovodrun": "elastic.cli.platforms.horovodrun",
     "certs": "elastic.cli.fleet.certs",
 }
 """Verb -> the module that adds it, in the order of `elastic --help`. A module may add several verbs."""

@@ -2,6 +2,7 @@
 
 ddp/         scripts for torchrun and DistributedDataParallel, unchanged: `elastic run --ranks N`
 frameworks/  training loops of frameworks, unchanged: transformers.Trainer, Lightning
+horovod/     Horovod's names for PyTorch
 restart/     any script for torchrun, started again in each generation: `elastic run --restart`
 preemption_info.py  notices in the shape of Ray Train's, for scripts of job.steps()
 torchft.py   torchft's names for a script of logical ranks

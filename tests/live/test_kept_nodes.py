@@ -5,22 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from elastic.records.host_memory import PARENT
 from elastic.store.embedded import EmbeddedEtcd
 from tests.live.spread import Spread
 from tests.live.test_kept import SCRIPT, STEPS, Rounds, alone
+from tests.memory_directory import memory_directory
 
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=PARENT, prefix="test-kept-") as directory:
+    with memory_directory() as directory:
         yield Path(directory)
 
 

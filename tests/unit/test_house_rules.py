@@ -21,15 +21,17 @@ LAYERS = (
     *("elastic.security", "elastic.rendezvous", "elastic.metrics", "elastic.agent", "elastic.fleet"),
     *("elastic.observability.timeline", "elastic.observability.trackers", "elastic.observability.dashboard"),
     *("elastic.platforms.local", "elastic.platforms.search", "elastic.platforms.common", "elastic.platforms.ray"),
-    *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.spark"),
+    *("elastic.platforms.spark", "elastic.platforms.slurm", "elastic.platforms.k8s", "elastic.platforms.horovod"),
+    "elastic.spark",
     *("runtime.script_files", "runtime.torch_names", "runtime.script_end", "runtime.data"),
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
     *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
     *("runtime.recovery.transfer", "runtime.recovery.kept", "runtime.worker", "runtime.loop"),
     *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
     *("runtime.frontends.restart", "runtime.frontends.preemption_info", "runtime.frontends.torchft"),
+    "runtime.frontends.horovod",
     *("runtime.forkserver", "runtime.launched", "elastic", "elastic.ddp", "elastic.ray", "elastic.torchft"),
-    "elastic.cli",
+    *("elastic.horovod", "elastic.cli"),
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
     *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run"),
     "chaos_tests.cli",
@@ -43,7 +45,7 @@ GROUPS = {
 }
 """Packages with nothing of their own: what they group is in LAYERS."""
 
-PUBLIC = ("elastic", "elastic.ddp", "elastic.ray", "elastic.torchft")
+PUBLIC = ("elastic", "elastic.ddp", "elastic.horovod.torch", "elastic.ray", "elastic.torchft")
 """Of elastic, what names the runtime for scripts."""
 
 RUNTIME_MAY_USE = (
@@ -138,6 +140,7 @@ PURE_MODULES = (
 """Pure, in packages that are not pure as a whole."""
 
 SMALL = {
+    "runtime.frontends.horovod.interrupts": "what every module of the package raises, and none of them makes",
     "runtime.allreduce.reduction.host_copies": "what reductions, fingerprints and guards have in common",
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
     "elastic.agent.context": "what all parts of an agent have, and none of them makes",
@@ -164,6 +167,7 @@ SMALL = {
 """Modules of fewer than 40 lines -> why each is a module of its own."""
 
 FEW = {
+    "elastic.horovod": "its names have the directories of Horovod's",
     "elastic.platforms.spark": "the driver's side and the executor's; what they do is in elastic.platforms.common",
     "chaos_tests.failpoints.site": "a directory on the path of processes, with the one file that Python looks for",
 }

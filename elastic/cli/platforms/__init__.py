@@ -3,4 +3,5 @@
 slurm.py   `elastic slurm`
 k8s.py     `elastic k8s`
 search.py  `elastic search`
+horovodrun.py  `elastic horovodrun`
 """

@@ -110,6 +110,11 @@ class JobDriver:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
+    @property
+    def state(self) -> str:
+        """Of the job, as `elastic jobs` has it; "" before the first answer."""
+        return str(self._entry["state"])
+
     # ---------------------------------------------------------------------------------------------------- tasks
 
     def ticket(self, task: NodeTask) -> Ticket:

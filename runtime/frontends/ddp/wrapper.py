@@ -86,13 +86,14 @@ def _init(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs:
 
 
 def _forward(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    _note_forward(self.require_backward_grad_sync)
+    note_forward(self.require_backward_grad_sync)
     if self.device_ids:
         args, kwargs = to_device(args, self.device), to_device(kwargs, self.device)
     return self.module(*args, **kwargs)
 
 
-def _note_forward(reduces: bool) -> None:
+def note_forward(reduces: bool) -> None:
+    """A forward of a model begins. reduces: its backward ends in a reduction."""
     # Only where the compiler is there is it to be kept out: to tell it so imports it, which takes seconds.
     (_note_uncompiled if "torch._dynamo" in sys.modules else _note)(reduces)
 

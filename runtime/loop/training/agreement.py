@@ -27,6 +27,8 @@ class Agreement:
         """How the samples of this epoch are planned; None: the script draws its own."""
         self.where: Callable[[], dict[str, str]] = dict
         """Further parts of the fingerprint that say where the script is."""
+        self.alike_buffers = True
+        """Whether all workers have the same buffers; else each has its own, as under Horovod."""
         self._planned: tuple[int | None, int] | None = None
 
     def plan_steps(self, total: int | None, shards: int) -> None:
@@ -82,6 +84,6 @@ class Agreement:
             "learning rates": ", ".join(map(repr, carrier.learning_rates())),
             "job.state": shown(json.dumps(self._registered.values.to_json(), sort_keys=True)),
             "weights, rates and job.state": carrier.fingerprint(step),
-            "buffers": carrier.buffer_fingerprint(step),
+            "buffers": carrier.buffer_fingerprint(step) if self.alike_buffers else "",
             **self._scope.logged(),
         }

@@ -91,7 +91,7 @@ def _filled(unit: int, content: Callable[[int], bytes], sizes: Sequence[int], de
     """The leaf of a unit that has the contents of this unit in its own section."""
     vector = torch.zeros(sum(sizes))
     begin = sum(sizes[:unit])
-    vector[begin : begin + sizes[unit]] = _vector(content(unit))
+    vector[begin : begin + sizes[unit]] = vector_of(content(unit))
     leaf = empty_leaf(unit)
     leaf.flats = {"float32": vector.to(device)}
     return leaf
@@ -100,21 +100,21 @@ def _filled(unit: int, content: Callable[[int], bytes], sizes: Sequence[int], de
 def _parts(flats: Mapping[str, torch.Tensor], sizes: Sequence[int]) -> list[bytes]:
     """The content of each unit."""
     whole, ends = flats["float32"].cpu(), np.cumsum(sizes).tolist()
-    return [_content(whole[end - count : end]) for end, count in zip(ends, sizes, strict=True)]
+    return [content_of(whole[end - count : end]) for end, count in zip(ends, sizes, strict=True)]
 
 
 def _digits(content: bytes) -> int:
     return -(-len(content) // 3)
 
 
-def _vector(content: bytes) -> torch.Tensor:
+def vector_of(content: bytes) -> torch.Tensor:
     """The bytes, three to a number: float32 has all integers up to 2**24."""
     rows = np.frombuffer(content + bytes(-len(content) % 3), dtype=np.uint8).reshape(-1, 3).astype(np.int32)
     return torch.from_numpy((rows[:, 0] << 16 | rows[:, 1] << 8 | rows[:, 2]).astype(np.float32))
 
 
-def _content(vector: torch.Tensor) -> bytes:
-    """The bytes of `_vector`, and up to two more."""
+def content_of(vector: torch.Tensor) -> bytes:
+    """The bytes of `vector_of`, and up to two more."""
     digits = vector.numpy().astype(np.int32)
     return np.stack([digits >> 16, digits >> 8 & 255, digits & 255], axis=1).astype(np.uint8).tobytes()
 

@@ -33,6 +33,8 @@ SCRIPTS = {
     "reduced": 4,
     "ungraded": 4,
     "probe": 4,
+    "horovod_loop": 3,
+    "horovod_elastic": 6,
 }
 """-> steps of an epoch."""
 

@@ -6,14 +6,12 @@ them ended by a kill, and how many steps at most were done again, of those that 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import random
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +25,7 @@ from runtime.recovery.kept.loading import SavedTensor
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace
 from runtime.recovery.kept.segment import Header, SegmentFile
+from tests.memory_directory import memory_directory
 from tests.unit.runtime.recovery.kept.worlds import fork, train
 
 STEPS = 8
@@ -94,18 +93,6 @@ def steps_done(home: Path, number: RoundNumber, world: int) -> list[list[int]]:
     """Of each rank that has begun the round: its first step, and those that it has done."""
     files = [home / f"done.{number}.{rank}" for rank in range(world)]
     return [list(map(int, file.read_text().split())) for file in files if file.exists()]
-
-
-@contextlib.contextmanager
-def memory_directory() -> Iterator[str]:
-    """Open until it is gone: a chaos run beside this program would take it for what its own job has left behind."""
-    made = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-chain-")
-    in_use = os.open(made.name, os.O_RDONLY)
-    try:
-        with made as directory:
-            yield directory
-    finally:
-        os.close(in_use)
 
 
 def chain(seed: int) -> str:

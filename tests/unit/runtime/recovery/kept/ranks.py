@@ -12,7 +12,6 @@ import hashlib
 import os
 import random
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +30,7 @@ from runtime.recovery.kept import ddp_order
 from runtime.recovery.kept.choice import RoundNumber, newest_whole
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace
+from tests.memory_directory import memory_directory
 from tests.unit.runtime.recovery.kept.worlds import fork
 
 warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
@@ -95,7 +95,7 @@ def begin(rank: int, name: str, until: int, home: Path, place: KeptPlace) -> Non
 
 
 def run(name: str) -> str:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-ranks-") as directory:
+    with memory_directory() as directory:
         home = Path(directory)
         for number, until in enumerate((STEPS,) if name == "quiet" else (FIRST, STEPS), 1):
             source = newest_whole(KeptHere(directory, cast(Any, None)).check(0, 1))

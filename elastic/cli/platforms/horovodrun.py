@@ -1,0 +1,219 @@
+"""`elastic horovodrun`: Horovod's command line, for scripts with elastic.horovod."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from elastic.cli.options import EXIT_CODES
+from elastic.errors import ConfigError, ExitCode
+from elastic.platforms.horovod import option_mapping
+from elastic.platforms.horovod.option_mapping import NOT_USED, WantedWorkers
+
+EXAMPLES = """\
+examples:
+  elastic horovodrun -np 4 python train.py                         4 ranks, in place and exact
+  elastic horovodrun -np 4 --min-np 2 python train_elastic.py      workers that come and go
+  elastic horovodrun -np 8 -H gpu-1:4,gpu-2:4 python train.py      two machines, by ssh
+  elastic horovodrun -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh python train_elastic.py
+"""
+PYTHONS = ("python", "python3")
+MAPPED = {
+    "num_proc": int,
+    "min_np": int,
+    "max_np": int,
+    "ranks": int,
+    "slots_per_host": int,
+    "start_timeout": float,
+    "elastic_timeout": float,
+}
+"""What of a --config-file is a number."""
+
+
+def add(verbs: Any) -> None:
+    """The verb."""
+    verb = verbs.add_parser(
+        "horovodrun",
+        help="Horovod's command line, for scripts that import elastic.horovod",
+        usage="elastic horovodrun -np N [options] python SCRIPT [ARGS...]",
+        description="Run a script that imports elastic.horovod.torch. Options are those of horovodrun.",
+        epilog=EXAMPLES + EXIT_CODES,
+    )
+    verb.add_argument("-np", "--num-proc", type=int, metavar="N", help="workers to begin with")
+    verb.add_argument("--min-np", "--min-num-proc", type=int, metavar="N", help="go on with so many at least")
+    verb.add_argument("--max-np", "--max-num-proc", type=int, metavar="N", help="take so many at most (default: -np)")
+    verb.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="default: this machine")
+    verb.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines such as `gpu-1 slots=4`")
+    verb.add_argument("--host-discovery-script", metavar="SCRIPT", help="prints host:slots lines; asked once a second")
+    verb.add_argument("--slots-per-host", "--slots", type=int, metavar="N", help="of a host that it prints alone")
+    verb.add_argument("--start-timeout", type=float, default=30.0, metavar="S", help="to begin (default %(default)g)")
+    verb.add_argument(
+        "--elastic-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="with fewer than --min-np workers the job waits so long for others (default %(default)g)",
+    )
+    verb.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh to other hosts")
+    verb.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the same")
+    verb.add_argument("--timeline-filename", type=Path, metavar="FILE", help="`elastic trace` of the job, at its end")
+    verb.add_argument("--config-file", type=Path, metavar="FILE", help="these options, as YAML")
+    verb.add_argument("--ranks", type=int, metavar="N", help="exact mode with N ranks (default: -np, unless elastic)")
+    verb.add_argument("--restart", action="store_true", help="start the script again for each change of the workers")
+    verb.add_argument("--job-dir", type=Path, metavar="DIR", help="of a job on this machine, as `elastic run`")
+    verb.add_argument(
+        "--checkpoint-dir", default="~/elastic-jobs", metavar="DIR", help="of a job on hosts (default %(default)s)"
+    )
+    verb.add_argument("--check-build", action="store_true", help="say what this program can do, and end")
+    for option in NOT_USED:
+        verb.add_argument(*option.names, nargs=option.values, action=_Said, because=option.because)
+    verb.add_argument("command", nargs=argparse.REMAINDER, metavar="python SCRIPT")
+    verb.set_defaults(verb=_run)
+
+
+class _Said(argparse.Action):
+    """An option that is not used: it is said what became of it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, because: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, help=argparse.SUPPRESS, **kwargs)
+        self._because = because
+
+    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
+        _say(f"{option_string} is not used: {self._because}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from elastic.platforms.horovod import discovery, hosts
+
+    if options.check_build:
+        print("Available Frameworks:\n    [X] PyTorch\nAvailable Controllers and Tensor Operations:\n    [X] TCP ring")
+        return ExitCode.DONE
+    _take_in_config(options)
+    if sum(value is not None for value in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
+        raise ConfigError("-H, --hostfile and --host-discovery-script: give one of them")
+    script = options.host_discovery_script
+    wanted = option_mapping.wanted(
+        options.num_proc, options.min_np, options.max_np, options.ranks, discovers=bool(script), restart=options.restart
+    )
+    words = _script_of(options.command)
+    listed = hosts.of_option(options.hosts) if options.hosts else {"localhost": wanted.workers}
+    if options.hostfile is not None:
+        listed = hosts.of_file(_read(options.hostfile, "--hostfile"), str(options.hostfile))
+    if script:
+        discovery.check_script(script)
+    else:
+        hosts.check_enough(listed, wanted.workers)
+        if set(listed) == {"localhost"}:
+            return _here(options, wanted, words)
+    return _on_hosts(options, wanted, words, listed)
+
+
+def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str]) -> int:
+    """As `elastic run`."""
+    from elastic import cli
+    from elastic.records import job_directory
+
+    program = words[1] if words[0] == "-m" else words[0]
+    job_dir = options.job_dir or job_directory.next_free(
+        Path.cwd() / job_directory.DEFAULT_PARENT, job_directory.default_name(program)
+    )
+    given = ["run", "--workers", str(wanted.most), "--min-workers", str(wanted.least), "--job-dir", str(job_dir)]
+    if wanted.ranks is not None:
+        given += ["--ranks", str(wanted.ranks)]
+    if wanted.restart:
+        given += ["--restart"]
+    code = cli.main([*given, *words])
+    if options.timeline_filename is not None and code in (ExitCode.DONE, ExitCode.SCRIPT_FAILED):
+        cli.main(["trace", "--job-dir", str(job_dir), "--output", str(options.timeline_filename)])
+    return code
+
+
+def _on_hosts(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str], listed: dict[str, int]) -> int:
+    from elastic.platforms.common.job_request import JobRequest
+    from elastic.platforms.horovod import launcher
+    from elastic.platforms.horovod.discovery import HostWatch
+
+    if options.timeline_filename is not None:
+        _say("--timeline-filename is not used: a job on hosts leaves its journals on them, see `elastic trace`")
+    root = options.checkpoint_dir
+    request = JobRequest(
+        what=words,
+        workers=(wanted.least, wanted.most),
+        checkpoint_dir=root if "://" in root else str(Path(root).expanduser().absolute()),
+        options={
+            **({"ranks": wanted.ranks} if wanted.ranks is not None else {}),
+            **({"restart": True} if wanted.restart else {}),
+            "timing": {"pause_limit_s": options.elastic_timeout},
+        },
+    )
+    ssh = ["ssh"]
+    if options.ssh_port is not None:
+        ssh += ["-p", str(options.ssh_port)]
+    if options.ssh_identity_file is not None:
+        ssh += ["-i", options.ssh_identity_file]
+    script = options.host_discovery_script
+    found = closing(HostWatch(script, options.slots_per_host)) if script else nullcontext(listed)
+    with found as source:
+        launch = launcher.HostsLaunch(request=request, hosts=source, start_timeout_s=options.start_timeout, ssh=ssh)
+        result = launcher.run(launch)
+    _say(f"{result.job}: {result.steps} steps, digest {result.digest}")
+    return ExitCode.DONE
+
+
+def _script_of(command: Sequence[str]) -> list[str]:
+    """The script and its arguments, of `python SCRIPT ...`. Raises ConfigError."""
+    words = list(command[1:] if command[:1] == ["--"] else command)
+    if not words or (Path(words[0]).name not in PYTHONS and words[0] != sys.executable) or len(words) < 2:
+        raise ConfigError(
+            f"{' '.join(words) or 'no command'}: write `python SCRIPT`, or `python -m MODULE`, behind the options"
+        )
+    return words[1:]
+
+
+def _take_in_config(options: argparse.Namespace) -> None:
+    """What the command line does not say. Raises ConfigError."""
+    if options.config_file is None:
+        return
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError("--config-file needs PyYAML: pip install pyyaml; or write its options here") from None
+    path = str(options.config_file)
+    try:
+        document = yaml.safe_load(_read(options.config_file, "--config-file"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config-file {path} is no YAML: {' '.join(str(error).split())}") from error
+    unused = {name: option for option in NOT_USED for name in option.names}
+    for name, value in option_mapping.of_config(document, path).items():
+        field = {"np": "num_proc"}.get(name, name.replace("-", "_"))
+        if f"--{name}" in unused:
+            _say(f"--{name} of {path} is not used: {unused[f'--{name}'].because}")
+        elif field in MAPPED or field in ("hosts", "host_discovery_script", "restart"):
+            if getattr(options, field) in (None, False):
+                setattr(options, field, _number(name, value, MAPPED[field]) if field in MAPPED else value)
+        elif field in ("timeline_filename", "hostfile"):
+            setattr(options, field, getattr(options, field) or Path(str(value)))
+        else:
+            raise ConfigError(f"--config-file {path}: there is no option {name}")
+
+
+def _number(name: str, value: object, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"--config-file: {name}: {value!r} must be a number")
+    return kind(value)
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error}") from error
+
+
+def _say(text: str) -> None:
+    print(f"elastic: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,88 @@
+"""Lists of hosts and their slots: those of -H and --hostfile, and those that a discovery script prints. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic.errors import ConfigError
+
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names of this machine, besides its own."""
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_HOST_LINE = re.compile(r"(?P<host>\S+?)(?:\s+slots\s*=\s*|:)(?P<slots>\S+)|(?P<alone>\S+)")
+
+
+def of_option(text: str) -> dict[str, int]:
+    """ "host1:2,host2:4" -> host -> slots. Raises ConfigError."""
+    return _checked(text.split(","), f"-H {text}", default=None)
+
+
+def of_file(text: str, path: str) -> dict[str, int]:
+    """A hostfile: lines "host slots=2" or "host:2"; empty lines and those that begin with # are left out."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    return _checked([line for line in lines if line], f"--hostfile {path}", default=None)
+
+
+def of_script(text: str, script: str, slots: int | None) -> dict[str, int]:
+    """What a discovery script prints: lines "host:2", or "host" for the default, `--slots-per-host`. No line: there is
+    no host. Raises ConfigError for anything else, and for a host twice."""
+    return _checked([line.strip() for line in text.splitlines() if line.strip()], script, default=slots)
+
+
+def _checked(entries: Sequence[str], source: str, default: int | None) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in entries:
+        host, slots = _entry(entry.strip(), source, default)
+        if host in found:
+            raise ConfigError(f"{source}: {host} is there twice; name each host once, with all its slots")
+        found[host] = slots
+    return found
+
+
+def _entry(entry: str, source: str, default: int | None) -> tuple[str, int]:
+    match = _HOST_LINE.fullmatch(entry)
+    host = "" if match is None else match["host"] or match["alone"]
+    count = None if match is None else match["slots"]
+    if not _NAME.fullmatch(host):
+        raise ConfigError(f"{source}: {entry!r} is no host; write host:slots, as in gpu-1:4")
+    if count is None:
+        if default is None:
+            raise ConfigError(f"{source}: {host} has no number of slots; write {host}:4, or give --slots-per-host")
+        return host, default
+    if not count.isdecimal() or not 1 <= int(count) <= 1024:
+        raise ConfigError(f"{source}: {entry!r} must have a number of slots from 1 to 1024; write {host}:4")
+    return host, int(count)
+
+
+def check_enough(hosts: Mapping[str, int], workers: int) -> None:
+    """Raises ConfigError if the hosts have fewer slots than there are to be workers."""
+    if (slots := sum(hosts.values())) < workers:
+        raise ConfigError(f"-np {workers}, and the hosts have {slots} slots: give more hosts, or -np {slots}")
+
+
+def limited(hosts: Mapping[str, int], workers: int) -> dict[str, int]:
+    """The first hosts, with as many slots as there are to be workers at most."""
+    found: dict[str, int] = {}
+    for host, slots in hosts.items():
+        if (left := workers - sum(found.values())) > 0:
+            found[host] = min(slots, left)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """From one list of hosts to the next. A host whose number of slots has changed is in both."""
+
+    ends: tuple[str, ...]
+    begins: tuple[str, ...]
+
+
+def changes(before: Mapping[str, int], now: Mapping[str, int]) -> Changes:
+    """What ends and what begins. Hosts that are in both lists, with the same slots, are left as they are."""
+    return Changes(
+        tuple(host for host, slots in before.items() if now.get(host) != slots),
+        tuple(host for host, slots in now.items() if before.get(host) != slots),
+    )

@@ -1,0 +1,187 @@
+"""A job on hosts that -H, a hostfile or a discovery script lists, from its start to its end.
+
+Each host is a node of the job: a program that is started here for a name of this machine, and by ssh for another host,
+which has this program and the script in the same places. A host that is no longer listed is left between two steps; a
+new one takes part as soon as its workers have copied the state.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic.errors import ConfigError, ElasticError
+from elastic.platforms.common.job_driver import GRACE_S, JobDriver, JobResult, NodeTask
+from elastic.platforms.common.job_request import JobRequest
+from elastic.platforms.horovod import hosts as lists
+from elastic.platforms.horovod.discovery import HostWatch
+from elastic.platforms.horovod.host_task import outcome_of, to_line
+from elastic.process import children
+
+POLL_S = 0.2
+END_S = 30.0
+"""From the end of the job until what serves it is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsLaunch:
+    """What to run, and where. hosts: host -> slots, or the script that lists them. start_timeout_s: from the start of
+    this call until the job trains."""
+
+    request: JobRequest
+    hosts: Mapping[str, int] | HostWatch
+    start_timeout_s: float
+    ssh: Sequence[str] = ("ssh",)
+
+
+@dataclass(slots=True)
+class _Host:
+    """A host that is listed, or that is still being left. slots: of its newest process."""
+
+    task: NodeTask
+    slots: int
+    process: subprocess.Popen[bytes] | None = None
+    leaves: bool = False
+    attempts: list[str] = field(default_factory=list)
+
+
+class HostTasks:
+    """The processes that are hosts of one job."""
+
+    def __init__(self, driver: JobDriver, launch: HostsLaunch) -> None:
+        self._driver, self._launch = driver, launch
+        self._hosts: dict[str, _Host] = {}
+        """Those that are listed."""
+        self._left: list[_Host] = []
+        """Those that are not any more, and whose process has not ended."""
+        self._numbers = 0
+
+    def step(self, listed: Mapping[str, int]) -> None:
+        """Take in what has ended, begin and end hosts as the list says. Raises ElasticError if none can be started."""
+        difference = lists.changes({name: host.slots for name, host in self._hosts.items()}, listed)
+        for name in difference.ends:
+            host = self._hosts.pop(name)
+            self._leave(host)
+            self._left.append(host)
+        for name in difference.begins:
+            self._hosts[name] = _Host(NodeTask(self._numbers), listed[name])
+            self._numbers += 1
+        for host in [*self._hosts.values(), *self._left]:
+            if host.process is not None and host.process.poll() is not None:
+                self._take_in(host)
+        self._left = [host for host in self._left if host.process is not None]
+        for name, host in self._hosts.items():
+            if host.process is None and host.task.due_s <= time.monotonic():
+                self._start(name, host)
+
+    def finish(self) -> None:
+        """The job is over: the processes end by themselves. Those that do not are killed."""
+        deadline_s = time.monotonic() + END_S
+        for host in self._all():
+            assert host.process is not None
+            children.wait_or_kill(host.process, max(0.0, deadline_s - time.monotonic()))
+            self._take_in(host)
+
+    def cancel(self) -> None:
+        """End them now."""
+        for host in self._all():
+            self._leave(host)
+        for host in self._all():
+            assert host.process is not None
+            children.wait_or_kill(host.process, 5.0)
+
+    def _all(self) -> list[_Host]:
+        return [host for host in [*self._hosts.values(), *self._left] if host.process is not None]
+
+    def _start(self, name: str, host: _Host) -> None:
+        task = host.task
+        task.attempts += 1
+        task.node = f"host-{task.number}-{task.attempts}"
+        ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, None)
+        host.process = process = children.start(
+            command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        print(f"elastic: {name} with {host.slots} slots is {task.node}", file=sys.stderr, flush=True)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(to_line(ticket))
+            process.stdin.flush()
+        except BrokenPipeError:  # it has ended already, which `step` finds
+            return
+
+    def _leave(self, host: _Host) -> None:
+        host.leaves = True
+        if host.process is not None and host.process.stdin is not None and not host.process.stdin.closed:
+            host.process.stdin.close()
+
+    def _take_in(self, host: _Host) -> None:
+        process, host.process = host.process, None
+        assert process is not None and process.stdout is not None
+        said = process.stdout.read().splitlines()[-1:]
+        process.stdout.close()
+        if process.stdin is not None and not process.stdin.closed:
+            process.stdin.close()
+        outcome: Any = ElasticError(f"its process has ended with {process.returncode}")
+        if process.returncode == 0 and said:
+            outcome = outcome_of(said[0])
+        self._driver.ended(host.task, outcome)
+
+
+def command_of(host: str, ssh: Sequence[str]) -> list[str]:
+    """The program that is this host: here, or by ssh in the same directory with the same Python."""
+    own = children.python("elastic.platforms.horovod.host_task")
+    if host in lists.LOCAL or host in (socket.gethostname(), socket.getfqdn()):
+        return children.dying_with_this(*own)
+    if shutil.which(ssh[0]) is None:
+        raise ConfigError(f"{host} is another machine, and there is no {ssh[0]} to start its workers: install it")
+    path = os.environ.get("PYTHONPATH", "")
+    there = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={shlex.quote(path)} exec {shlex.join(own)}"
+    return children.dying_with_this(str(shutil.which(ssh[0])), *ssh[1:], "-o", "BatchMode=yes", host, there)
+
+
+def address(listed: Mapping[str, int]) -> str:
+    """The address of this machine that the hosts reach."""
+    if all(host in lists.LOCAL for host in listed):
+        return "127.0.0.1"
+    other = next(host for host in listed if host not in lists.LOCAL)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((other, 9))  # sends nothing
+        except OSError as error:
+            raise ConfigError(f"{other} cannot be reached from here: {error}") from None
+        return str(probe.getsockname()[0])
+
+
+def run(launch: HostsLaunch) -> JobResult:
+    """The result of the job. Raises ConfigError; ElasticError if it has not begun in time; LaunchFailed if it ends in
+    another way than by its end."""
+    listed = launch.hosts.now() if isinstance(launch.hosts, HostWatch) else launch.hosts
+    deadline_s = time.monotonic() + launch.start_timeout_s
+    begun = False
+    with JobDriver(launch.request, address(listed), "horovod") as driver:
+        tasks = HostTasks(driver, launch)
+        try:
+            while not driver.poll():
+                listed = launch.hosts.now() if isinstance(launch.hosts, HostWatch) else launch.hosts
+                tasks.step(lists.limited(listed, launch.request.world[1]))
+                begun = begun or driver.state not in ("", "waits")
+                if not begun and time.monotonic() > deadline_s:
+                    slots, least = sum(listed.values()), launch.request.world[0]
+                    raise ElasticError(
+                        f"the job has not begun within {launch.start_timeout_s:g} s (--start-timeout): it needs "
+                        f"{least} workers, and the hosts have {slots} slots ({', '.join(listed) or 'there is none'})"
+                    )
+                time.sleep(POLL_S)  # another process decides: there is nothing to wait on
+            tasks.finish()
+        except BaseException:
+            tasks.cancel()
+            raise
+        return driver.result()

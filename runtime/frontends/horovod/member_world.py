@@ -1,0 +1,303 @@
+"""The members of an elastic job: `elastic run --workers N` with hvd.elastic.run, where size() is the number of workers.
+
+The job is one of job.steps(), whose step is what lies between two commits. Its first pass has no gradients: it is where
+newcomers copy the state, and where workers leave as planned. All collectives of the script are operations of the job
+behind that pass, so one that a loss interrupts is repeated among the survivors, and what it has given is kept for those
+who were late. Each worker brings its own value to an operation, once: what was to come from a lost worker is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from elastic.errors import ConfigError
+from elastic.protocol.worker_id import node_of
+from runtime.data.random_state import randomness_kept
+from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
+from runtime.frontends.horovod.trained_modules import modules_of, of_none
+from runtime.frontends.horovod.world import Call, RankStanding, World
+from runtime.guards.checks import OPTIONAL
+from runtime.loop.job import Job, begin
+from runtime.loop.loops import Extent, Steps
+from runtime.loop.passes import Pass, PassWork
+from runtime.loop.training import empty_leaf
+from runtime.loop.training.gathering import content_of, from_bytes, to_bytes, vector_of
+from runtime.session import OpKind
+
+SMALL_MAX = 4096
+"""Bytes that travel with what the workers tell each other about a gather; more need an operation of their own."""
+
+
+class NoTrials:
+    """The first pass of a step has nothing that could be tried."""
+
+    keeps_fingerprint = False
+
+    def rehearsals(self) -> int:
+        return 0
+
+    def untried(self, skipped: object) -> int | None:
+        return None
+
+    def told(self, why: Any, before: object) -> Any:
+        return why
+
+
+class MemberWorld(World):
+    """Used by the thread of the script only."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._training = job._training
+        self._roster = self._members()
+        self._steps: Steps | None = None
+        self._modules: list[nn.Module] = []
+        """Those that broadcast_parameters() has named before the loop."""
+        self._calls = 0
+        """Collectives before the loop."""
+
+    @classmethod
+    def of_this_process(cls) -> MemberWorld:
+        """Join the job of this process, which ends with the script."""
+        held: list[MemberWorld] = []
+        job = begin(close=lambda: held[0].close())
+        held.append(cls(job))
+        return held[0]
+
+    def _members(self) -> list[str]:
+        """Worker ids by rank. A newcomer counts itself: it will be one of them."""
+        place = self._training.session.place()
+        own = self._training.session.worker_id
+        return [*place.members, *([] if own in place.members else [own])]
+
+    @property
+    def standing(self) -> RankStanding:
+        roster, own = self._roster, self._training.session.worker_id
+        if own not in roster:  # a newcomer that is late goes with the others' results, whatever it computes
+            own = roster[-1]
+        nodes = list(dict.fromkeys(map(node_of, roster)))
+        there = [worker for worker in roster if node_of(worker) == node_of(own)]
+        return RankStanding(
+            roster.index(own),
+            len(roster),
+            self._training.session.local_rank,  # its slot, and its CUDA device, for its whole life
+            len(there),
+            nodes.index(node_of(own)),
+            len(nodes),
+        )
+
+    # Steps
+
+    @property
+    def running(self) -> bool:
+        """Whether hvd.elastic.run has begun."""
+        return self._steps is not None
+
+    def start(self, named: Mapping[str, object]) -> bool:
+        """Begin the loop, with this state, or enter that of the others. Returns whether this worker has got the state
+        of others, or of an earlier run, or the workers are other ones than when the script began."""
+        job, training = self._job, self._training
+        modules = [thing for thing in named.values() if isinstance(thing, nn.Module)]
+        parts = {id(part) for module in modules for part in module.modules()}
+        besides = [module for module in self._modules if id(module) not in parts]
+        # A job trains something; a script may keep plain values only.
+        if not modules and not besides:
+            besides = [nothing := nn.Linear(1, 1, bias=False)]
+            nn.init.zeros_(nothing.weight)
+        things = {**named, **{f"besides{number}": module for number, module in enumerate(besides)}}
+        job.register(buffers=None, **things)
+        training.agreement.alike_buffers = False
+        training.agreement.claim_shards(1)
+        training.agreement.plan_steps(None, 1)
+        first = training.begin_steps(None)
+        elsewhere = training.at.joining or training.at.step > first
+        work = PassWork(1, None, "mean", OPTIONAL)
+        self._steps = Steps(training, work, Extent(first, 0, None, None, None))
+        changed = self.next_step()
+        if not elsewhere:
+            job.print(
+                "elastic: Horovod's elastic mode: a lost worker's batch is missing from one mean, and no step is done "
+                "again; the bits of the result depend on when workers come and go"
+            )
+        return changed or elsewhere
+
+    def next_step(self) -> bool:
+        """A commit: newcomers copy the state of this moment. Returns whether the workers are other ones since the step
+        before, or this worker has got the state of another step, as it was late."""
+        assert self._steps is not None
+        parameters = [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
+        with randomness_kept():  # each worker has its own; what is seeded for a step is alike
+            try:
+                next(self._steps)
+            except StopIteration:
+                raise SystemExit(0) from None  # the job is stopped
+            running = self._steps.running
+            assert running is not None
+            wanted = running.place.index
+            own_pass = Pass(self._training, running, NoTrials())
+            while (shard := own_pass.next_shard()) is not None:
+                own_pass.begin_shard(shard)
+                running.contribution.skipped = True
+        for parameter, gradient in parameters:
+            parameter.grad = gradient
+        before, self._roster = self._roster, _by_rank(self._exchange("roster", self._training.session.place().rank))
+        return before != self._roster or running.place.index != wanted
+
+    def close(self) -> None:
+        """The script has ended."""
+        training = self._training
+        if self._steps is not None and not training.at.is_over:
+            training.end_loop()
+        self._job.close()
+
+    # What the workers bring
+
+    def _exchange(self, label: str, own: Any) -> dict[str, Any]:
+        """Worker id -> JSON that it brings. Before the loop, newcomers and later runs are told what the first had."""
+        calls = self._training.calls
+
+        def brought(result: Any) -> Any:
+            return result.note
+
+        if self._steps is None:
+            name, self._calls = f"{self._calls} {label}", self._calls + 1
+            note = calls.shared(name, empty_leaf, brought, OpKind.ALLREDUCE, own)
+        else:
+            note = calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, brought, own)
+        return cast(dict[str, Any], note)
+
+    def check_steps(self) -> None:
+        self._check_running("DistributedOptimizer.step()")
+
+    def _check_running(self, call: str) -> None:
+        if self._steps is None:
+            raise ConfigError(
+                f"hvd.{call} came outside of a function with @hvd.elastic.run, in an elastic job. Call it there; or "
+                "start a script without such a function with `elastic run --ranks N`, where all ranks are kept, or "
+                "with --restart"
+            )
+
+    def _sums(self, label: str, own: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], int]:
+        """dtype group -> vector that each worker brings: (their sums, how many workers have brought theirs)."""
+        group = next(iter(own))
+        mine = {key: vector.to(self._training.session.sums_on) for key, vector in own.items()}
+        mine[group] = torch.cat([mine[group], mine[group].new_ones(1)])
+        done: list[int] = []
+
+        def leaf(unit: int) -> Any:
+            """The first unit that this worker is given carries its vectors. Others are those of lost workers."""
+            first = not done or done[0] == unit
+            done[:] = done or [unit]
+            found = empty_leaf(unit)
+            found.flats = {key: vector.clone() if first else torch.zeros_like(vector) for key, vector in mine.items()}
+            return found
+
+        sizes = {key: vector.numel() for key, vector in mine.items()}
+        found = self._training.calls.vectors(label, len(self._roster), leaf, sizes)
+        present = round(float(found[group][-1]))
+        return {**found, group: found[group][:-1]}, present
+
+    def _bytes(self, label: str, own: bytes) -> list[bytes]:
+        """What each worker brings, by rank."""
+        short = base64.b64encode(own).decode() if len(own) <= SMALL_MAX else ""
+        said = self._exchange(label, [self._training.session.place().rank, len(own), short])
+        order = _by_rank({worker: rank for worker, (rank, _, _) in said.items()})
+        if all(said[worker][1] <= SMALL_MAX for worker in order):
+            return [base64.b64decode(said[worker][2]) for worker in order]
+        self._check_running(f"{label} of {len(own)} bytes")
+        sizes = [1 + _numbers(said[worker][1]) for worker in order]
+        vector = torch.zeros(sum(sizes))
+        begin_at = sum(sizes[: order.index(self._training.session.worker_id)])
+        vector[begin_at] = 1.0  # it is there: a worker may be lost since it has said how much it has
+        vector[begin_at + 1 : begin_at + 1 + _numbers(len(own))] = vector_of(own)
+        whole, _ = self._sums(f"{label}: values", {"float32": vector})
+        parts = whole["float32"].cpu().split(sizes)
+        return [
+            content_of(part[1:])[: said[worker][1]]
+            for worker, part in zip(order, parts, strict=True)
+            if float(part[0]) == 1.0
+        ]
+
+    # Collectives
+
+    def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
+        floats = all(
+            tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) for tensor in tensors
+        )
+        if self._steps is None or not floats or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            rows = [from_bytes(one) for one in self._bytes(call.text, to_bytes([*map(_on_cpu, tensors)], call.text))]
+            return [
+                reduce_rows([row[number] for row in rows], op).to(tensor.device)
+                for number, tensor in enumerate(tensors)
+            ]
+        wide: dict[str, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            group = "float64" if tensor.dtype is torch.float64 else "float32"
+            wide.setdefault(group, []).append(tensor.detach().reshape(-1).to(getattr(torch, group)))
+        if not wide:
+            return []
+        sums, present = self._sums(call.text, {group: torch.cat(parts) for group, parts in wide.items()})
+        places = {group: iter(sums[group].split([part.numel() for part in parts])) for group, parts in wide.items()}
+        found = []
+        for tensor in tensors:
+            total = next(places["float64" if tensor.dtype is torch.float64 else "float32"])
+            value = mean_of(total, present) if op is ReduceOp.AVERAGE else total
+            found.append(value.reshape(tensor.shape).to(tensor.device, tensor.dtype))
+        return found
+
+    def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
+        rows = self._bytes(call.text, to_bytes(_on_cpu(tensor), call.text))
+        return [from_bytes(row).to(tensor.device) for row in rows]
+
+    def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> torch.Tensor:
+        found: torch.Tensor = self._from(root, call, lambda: _on_cpu(tensor))
+        return found.to(tensor.device)
+
+    def gather_objects(self, call: Call, thing: object) -> list[Any]:
+        return [from_bytes(one) for one in self._bytes(call.text, to_bytes(thing, call.text))]
+
+    def broadcast_object(self, call: Call, thing: object, root: int) -> Any:
+        return self._from(root, call, lambda: thing)
+
+    def _from(self, root: int, call: Call, thing: Callable[[], object]) -> Any:
+        """The root alone brings something; if it is lost in this very call, it is what the next one has."""
+        rows = self._bytes(call.text, to_bytes(thing(), call.text))
+        return from_bytes(rows[min(root, len(rows) - 1)])
+
+    def join(self) -> int:
+        """Raises ConfigError."""
+        raise ConfigError(
+            "hvd.join() in an elastic job: workers that have no more data would have to know what the others do, which "
+            "may be other ones by then. Give all workers equally many batches, as ElasticSampler does"
+        )
+
+    @property
+    def alike_at_start(self) -> bool:
+        return self._steps is None
+
+    def will_be_alike(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Before the loop: the workers begin it with rank 0's, and newcomers copy them."""
+        if self._steps is not None:
+            return tensors
+        modules = modules_of(tensors)
+        self._modules += [module for module in modules if not any(module is known for known in self._modules)]
+        return of_none(tensors, modules)
+
+
+def _by_rank(ranks: Mapping[str, int]) -> list[str]:
+    """Worker ids by rank, as each worker has said it: two may have said it in different generations."""
+    return sorted(ranks, key=lambda worker: (ranks[worker], worker))
+
+
+def _numbers(length: int) -> int:
+    """How many numbers carry so many bytes, see vector_of."""
+    return -(-length // 3)
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu()

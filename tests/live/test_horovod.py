@@ -1,0 +1,147 @@
+"""The page "from Horovod": its two examples survive deaths, exactly and with workers that come and go."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.jobs import ROOT, Job
+from tests.live.test_ddp import digest
+
+EXAMPLES = ROOT / "docs" / "examples"
+EXACT, ELASTIC = (EXAMPLES / name for name in ("train_horovod.py", "train_horovod_elastic.py"))
+STEPS = 24
+
+
+def exact(workers: int, pause: float = 0.0) -> tuple[str, ...]:
+    options = ("--epochs", "3", "--images", "1024", "--pause", str(pause))
+    return ("--workers", str(workers), "--ranks", "4", str(EXACT), *options)
+
+
+def kill_leader(job: Job, step: int) -> None:
+    job.await_steps(step)
+    job.send(str(job.status()["members"][0]["worker_id"]))
+    job.until("full world", lambda: len(job.status()["members"]) == 3)
+
+
+@pytest.mark.long
+def test_the_example_ends_with_the_digest_of_the_quiet_run(tmp_path: Path) -> None:
+    with Job(tmp_path, *exact(1), name="quiet") as job:
+        assert job.wait() == 0, job.output
+        wanted = digest(job)
+    with Job(tmp_path, *exact(3, 0.2)) as job:
+        for step in (3, 11):
+            kill_leader(job, step)
+        assert job.wait() == 0, job.output
+        assert digest(job) == wanted
+        assert [line["step"] for line in job.steps()] == list(range(STEPS))
+
+
+@pytest.mark.long
+def test_workers_come_and_go_and_nothing_goes_back(tmp_path: Path) -> None:
+    options = ("--epochs", "2", "--points", "1536", "--pause", "0.1")
+    with Job(tmp_path, "--workers", "3", str(ELASTIC), *options) as job:
+        for step in (6, 20):
+            kill_leader(job, step)
+        assert job.wait() == 0, job.output
+        numbers = [line["step"] for line in job.steps()]
+        assert numbers == list(range(len(numbers)))
+        assert "workers 2 lr 0.020" in job.output and "workers 3 lr 0.030" in job.output
+        # Batches of an epoch are counted without a gap, and none a second time.
+        batches = [int(found) for found in re.findall(r"Train Epoch: 1 batch (\d+) workers", job.output)]
+        assert batches == sorted(set(batches)) and batches
+
+
+@pytest.mark.long
+def test_a_host_is_added_and_another_one_removed_by_the_discovery_script(tmp_path: Path) -> None:
+    listed = tmp_path / "hosts.txt"
+    listed.write_text("localhost:1\n")
+    words = (
+        "horovodrun",
+        "-np",
+        "1",
+        "--min-np",
+        "1",
+        "--max-np",
+        "3",
+        "--checkpoint-dir",
+        str(tmp_path / "checkpoints"),
+    )
+    script = ("--host-discovery-script", f"cat {shlex.quote(str(listed))}")
+    command = ("python", str(ELASTIC), "--epochs", "100", "--pause", "0.1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elastic.cli", *words, *script, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    output = []
+
+    def until(said: str) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            output.append(line)
+            if said in line:
+                return
+        raise AssertionError(f"{said!r} never came: {''.join(output)}")
+
+    try:
+        until("workers 1 lr")
+        listed.write_text("localhost:1\n127.0.0.1:1\n")
+        until("workers 2 lr")
+        listed.write_text("127.0.0.1:1\n")
+        until("has left the job")
+        until("workers 1 lr")
+        assert not any("Epoch: 0 batch 5 " in line for line in output[-3:]), "it goes on where it was"
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
+
+
+PROGRAM = """
+import torch
+import elastic.horovod
+
+
+def train(epochs, size=8):
+    import elastic.horovod.torch as hvd
+
+    hvd.init()
+    model = torch.nn.Linear(size, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @hvd.elastic.run
+    def body(state):
+        while state.epoch < epochs:
+            optimizer.zero_grad()
+            model(torch.ones(4, size)).pow(2).mean().backward()
+            optimizer.step()
+            state.epoch += 1
+            state.commit()
+        return hvd.size(), state.epoch
+
+    return body(hvd.elastic.TorchState(model, optimizer, epoch=0))
+
+
+print(elastic.horovod.run(train, (5,), {"size": 6}, np=2))
+"""
+
+
+@pytest.mark.long
+def test_a_function_is_called_in_several_workers(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.splitlines()[-1:] == ["(2, 5)"], done.stderr

@@ -1,0 +1,179 @@
+"""elastic horovodrun: lists of hosts, options, and discovery scripts, also those that misbehave."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic.cli import main
+from elastic.errors import ConfigError, ExitCode
+from elastic.platforms.common.node_task import Ticket
+from elastic.platforms.horovod import discovery, host_task, hosts, launcher, option_mapping
+from elastic.platforms.horovod.discovery import DiscoveryFailed, HostWatch
+from elastic.platforms.horovod.hosts import Changes
+
+
+def test_lists_of_hosts_are_read_in_their_three_spellings() -> None:
+    assert hosts.of_option("gpu-1:2,gpu-2:4") == {"gpu-1": 2, "gpu-2": 4}
+    assert hosts.of_file("# mine\ngpu-1 slots=2\n\ngpu-2:4 # new\n", "hosts") == {"gpu-1": 2, "gpu-2": 4}
+    assert hosts.of_script("gpu-1:2\ngpu-2\n", "hosts.sh", 4) == {"gpu-1": 2, "gpu-2": 4}
+    assert hosts.of_script("", "hosts.sh", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gpu-1:2\ngpu-1:2\n", "gpu-1 is there twice"),
+        ("gpu-1\n", "no number of slots"),
+        ("gpu-1:none\n", "number of slots from 1"),
+        ("gpu-1:0\n", "number of slots from 1"),
+        ("-oProxyCommand=evil:1\n", "is no host"),
+        ("Traceback (most recent call last):\n", "is no host"),
+        ("\x00\x01\n", "is no host"),
+        ("gpu-1;rm:1\n", "is no host"),
+    ],
+)
+def test_a_script_that_prints_something_else_is_told_what(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        hosts.of_script(text, "hosts.sh", None)
+
+
+def test_no_more_workers_than_slots() -> None:
+    hosts.check_enough({"a": 2}, 2)
+    with pytest.raises(ConfigError, match=r"-np 3, and the hosts have 2 slots"):
+        hosts.check_enough({"a": 2}, 3)
+    assert hosts.limited({"a": 2, "b": 2, "c": 1}, 3) == {"a": 2, "b": 1}
+
+
+def test_a_new_list_leaves_the_hosts_that_are_in_both() -> None:
+    assert hosts.changes({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 1}) == Changes(ends=("b",), begins=("b", "c"))
+    assert hosts.changes({"a": 1}, {"a": 1}) == Changes((), ())
+
+
+def test_options_say_which_mode_is_meant() -> None:
+    def asked(*numbers: int | None, discovers: bool = False, restart: bool = False) -> tuple[int, int, int | None]:
+        found = option_mapping.wanted(*numbers, discovers=discovers, restart=restart)
+        return found.least, found.most, found.ranks
+
+    assert asked(4, None, None, None) == (1, 4, 4)
+    assert asked(4, 2, 8, None) == (2, 8, None)
+    assert asked(4, None, None, None, discovers=True) == (1, 4, None)
+    assert asked(4, None, None, None, restart=True) == (4, 4, None)
+    assert asked(3, 2, None, 8) == (2, 3, 8)
+    wrongs: dict[str, tuple[int | None, ...]] = {
+        "-np": (None,) * 4,
+        "ascending": (4, 5, None, None),
+        "at least 1": (0,),
+    }
+    for said, wrong in wrongs.items():
+        with pytest.raises(ConfigError, match=said):
+            asked(*(*wrong, None, None, None)[:4])
+    with pytest.raises(ConfigError, match="one of them"):
+        asked(4, None, None, 4, restart=True)
+
+
+def test_a_file_of_options_is_flattened() -> None:
+    document = {
+        "params": {"fusion_threshold_mb": 32},
+        "timeline": {"filename": "t.json"},
+        "autotune": {"enabled": True},
+    }
+    found = option_mapping.of_config(document, "c.yaml")
+    assert found == {"fusion-threshold-mb": 32, "timeline-filename": "t.json", "autotune": True}
+    with pytest.raises(ConfigError, match="no options"):
+        option_mapping.of_config("x", "c.yaml")
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return shlex.quote(str(path))
+
+
+def test_a_script_that_fails_or_hangs_is_named(tmp_path: Path) -> None:
+    assert discovery.ask(script(tmp_path / "good", "echo gpu-1:2"), None) == {"gpu-1": 2}
+    with pytest.raises(DiscoveryFailed, match="ended with 3: no cloud"):
+        discovery.ask(script(tmp_path / "bad", "echo no cloud >&2; exit 3"), None)
+    with pytest.raises(DiscoveryFailed, match=r"within 0.2 s, and was killed"):
+        discovery.ask(script(tmp_path / "slow", "exec sleep 60"), None, timeout_s=0.2)
+    with pytest.raises(DiscoveryFailed, match="ended with 127"):
+        discovery.ask(str(tmp_path / "none"), None)
+    with pytest.raises(ConfigError, match="no such file"):
+        discovery.check_script(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="twice"):
+        discovery.ask(script(tmp_path / "twice", "echo a:1; echo a:1"), None)
+
+
+def test_the_last_list_holds_while_a_script_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "EVERY_S", 0.01)
+    answer = tmp_path / "answer"
+    answer.write_text("echo a:1")
+    watch = HostWatch(f"sh {shlex.quote(str(answer))}", None)
+
+    def until(reached: object) -> None:
+        assert callable(reached)
+        for _ in range(3000):
+            if reached():
+                return
+            watch._over.wait(0.01)
+        raise AssertionError("not in time")
+
+    try:
+        answer.write_text("echo nonsense; exit 1")
+        until(lambda: watch._failure is not None)
+        assert watch.now() == {"a": 1}
+        answer.write_text("echo b:2")
+        until(lambda: watch.now() == {"b": 2})
+        monkeypatch.setattr(discovery, "PATIENCE_S", 0.0)
+        answer.write_text("exit 1")
+        with pytest.raises(DiscoveryFailed, match="no list of hosts"):
+            until(lambda: watch.now() == {})
+    finally:
+        watch.close()
+
+
+def test_a_ticket_goes_over_the_input_and_an_outcome_comes_back() -> None:
+    ticket = Ticket("h:1", "job-1", "host-0-1", 2, 30.0, {"key": b"\x00\xff"}, None)
+    assert host_task.of_line(host_task.to_line(ticket)) == ticket
+    for wrong in (b"", b"{}", b"[]", b'{"certificates": {}}'):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            host_task.of_line(wrong)
+    assert host_task.outcome_of(b'{"over": true, "last": {"step": 3}}').last == {"step": 3}
+
+
+def test_another_host_is_reached_by_ssh_in_the_same_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    command = launcher.command_of("gpu-2", ["ssh", "-p", "2222"])
+    assert command[4:9] == ["/usr/bin/ssh", "-p", "2222", "-o", "BatchMode=yes"]
+    assert command[9] == "gpu-2" and sys.executable in command[10] and command[10].startswith("cd /")
+    assert "host_task" in launcher.command_of("localhost", ["ssh"])[-1]
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ssh" else f"/usr/bin/{name}")
+    with pytest.raises(ConfigError, match="there is no ssh"):
+        launcher.command_of("gpu-2", ["ssh"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-np", "3", "-H", "localhost:2", "python", "x.py"], "-np 3, and the hosts have 2 slots"),
+        (["-np", "2", "-H", "a:1,a:1", "python", "x.py"], "a is there twice"),
+        (["-np", "2", "ls"], "write `python SCRIPT`"),
+        (["python", "x.py"], "give -np"),
+        (["-np", "2", "-H", "a:2", "--hostfile", "b", "python", "x.py"], "give one of them"),
+        (["-np", "2", "--host-discovery-script", "/none", "python", "x.py"], "there is no such file"),
+        (["-np", "2", "--config-file", "/none", "python", "x.py"], "--config-file"),
+    ],
+)
+def test_the_command_refuses_bad_input(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["horovodrun", *words]) == ExitCode.BAD_INPUT
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_that_mean_nothing_here_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["horovodrun", "--check-build", "--autotune", "--cycle-time-ms", "3.5", "--reset-limit", "3"]) == 0
+    said = capsys.readouterr().err
+    assert [said.count(name) for name in ("--autotune is", "--cycle-time-ms is", "--reset-limit is")] == [1, 1, 1]
