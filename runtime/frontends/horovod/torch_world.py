@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,12 @@ _GLOO_ADDS = {
 """Tensors of other dtypes are gathered, and reduced by each rank."""
 
 
+def _close() -> None:
+    """Gloo's threads have to end before the interpreter does: else it ends by SIGABRT at times."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def standing_of(environment: Mapping[str, str], rank: int, size: int) -> RankStanding:
     """environment: with the variables of torchrun; those that are missing mean one node."""
 
@@ -56,6 +63,7 @@ class TorchWorld(World):
         behind hvd.shutdown(), as torchrun's store cannot be met in twice."""
         if not dist.is_initialized():
             dist.init_process_group("gloo")
+            atexit.register(_close)
         self._last_joined = -1
 
     @property
