@@ -105,6 +105,11 @@ class Launcher:
         readable = program.is_module or (program.target.endswith(".py") and Path(program.target).is_file())
         return [self._command[0], "-c", COLD, *self._command] if readable and self._is_ours() else self._command
 
+    @property
+    def restarts(self) -> bool:
+        """Whether a worker has its script in another process, which is started again in each generation."""
+        return self._spec.restart
+
     def _is_ours(self) -> bool:
         return is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH")))
 

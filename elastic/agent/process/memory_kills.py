@@ -47,14 +47,12 @@ class MemoryKills:
         return self._said(self._noted.pop(0)[1]) if self._noted else ""
 
     def _said(self, name: str) -> str:
-        if name == MACHINE:
-            with contextlib.suppress(OSError):
-                total = (self._proc / "meminfo").read_text().split("MemTotal:", 1)[1].split()[0]
-                return f"the memory of the machine, {_gigabytes(int(total) * 1024)}, is used up"
-            return "the memory of the machine is used up"
-        limit = _first_word(Path(name) / "memory.max") or _first_word(Path(name) / "memory.limit_in_bytes")
-        of = f", {_gigabytes(int(limit))}," if limit.isdigit() and int(limit) < HUGE_BYTES else ""
-        return f"the limit of its memory cgroup{of} is reached"
+        if name == MACHINE:  # other containers and other agents of this machine count the same
+            return "a process of this machine was ended for want of memory just then, probably this one"
+        limits = [limit for one in (Path(name), *Path(name).parents) if (limit := _limit(one)) is not None]
+        if limits:
+            return f"no memory was left within the limit of its cgroup, {min(limits) / 1e9:.1f} GB"
+        return "no memory was left on the machine"
 
     def _counted(self) -> Iterator[tuple[str, int]]:
         """The counters: of this process's cgroups from the inside out, then of the machine."""
@@ -94,12 +92,10 @@ def _field(path: Path) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def _first_word(path: Path) -> str:
-    try:
-        return path.read_text().split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+def _limit(cgroup: Path) -> int | None:
+    """In bytes; None: it has none of its own."""
+    for file in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError):
+            word = (cgroup / file).read_text().strip()
+            return int(word) if word.isdigit() and int(word) < HUGE_BYTES else None
+    return None

@@ -167,9 +167,9 @@ class WorkerProcesses:
         del self._numbers[worker_id]
         pid, because = self._announced.pop(worker_id, worker.pid), describe(status)
         if status == -signal.SIGKILL and worker_id not in self._ended_by_us and (want := self._memory.take()):
-            self._journal.write(
-                "worker_out_of_memory", worker_id=worker_id, pid=pid, because=want, peak_bytes=worker.peak_bytes
-            )
+            # With --restart it was a script: what that had is not known here.
+            peak = {} if self._starter.restarts else {"peak_bytes": worker.peak_bytes}
+            self._journal.write("worker_out_of_memory", worker_id=worker_id, pid=pid, because=want, **peak)
         self._ended_by_us.discard(worker_id)
         self._dead.discard(worker_id)
         self._journal.write("worker_exited", worker_id=worker_id, pid=pid, because=because)

@@ -61,9 +61,10 @@ def _worker_failed(line: Line) -> str:
 
 
 def _worker_out_of_memory(line: Line) -> str:
+    had = f" It had {line['peak_bytes'] / 1e9:.1f} GB." if "peak_bytes" in line else ""
     return (
-        f"the kernel has ended {line['worker_id']}, which had {line['peak_bytes'] / 1e9:.1f} GB: {line['because']}. "
-        "Smaller micro-batches or fewer workers on the machine need less"
+        f"{line['worker_id']} was killed: {line['because']}.{had} Smaller micro-batches or fewer workers on the "
+        "machine need less"
     )
 
 
@@ -217,7 +218,7 @@ ROWS = (
     _agent("worker_dying", "because", "the main thread of {worker_id} has ended", feeds=_LOSS),
     _agent("worker_exited", "because", "the process of {worker_id} is gone", "", WARN, instant=True,
         feeds=(*_LOSS, "elastic_workers_ended_total")),
-    _agent("worker_out_of_memory", "because peak_bytes", "the kernel has ended {worker_id}: {because}",
+    _agent("worker_out_of_memory", "because peak_bytes?", "{worker_id} was killed by the kernel: {because}",
         "It had at most that many bytes at a time, with those that workers share. Smaller micro-batches (more shards) "
         "or fewer workers on the machine need less; so does --snapshot-every off", BAD, instant=True,
         console=_worker_out_of_memory),

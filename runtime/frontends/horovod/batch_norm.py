@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 
 from runtime.frontends.horovod.arithmetic import ReduceOp
 from runtime.frontends.horovod.collectives import allreduce
 from runtime.frontends.horovod.current import here
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(nn.BatchNorm1d):
     """Input of shape (N, C, ...). Its mean and variance in training are those of the batches of all ranks together.
 
     It calls a collective in forward(), which logical ranks refuse (MidShardCollective): their BatchNorm has merged

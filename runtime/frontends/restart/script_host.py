@@ -100,6 +100,9 @@ def _make_hosts(worker: socket.socket, run: Callable[[], None], silence_s: float
         message, channels, _, _ = socket.recv_fds(worker, MESSAGE_BYTES, 1)
         if not message:
             os._exit(0)
+        if not channels:  # so the worker finds its host lost
+            print("elastic: a process for the script cannot be made: too many open files", file=sys.stderr, flush=True)
+            continue
         os.set_inheritable(channels[0], False)
         channel = socket.socket(fileno=channels[0])
         try:
@@ -151,9 +154,10 @@ class ScriptHost:
     def heard(self) -> None:
         """The worker is alive."""
         try:
-            self._channel.send(b"{}")
+            # A host that is stopped reads nothing; the others have to hear all the same.
+            self._channel.send(b"{}", socket.MSG_DONTWAIT)
         except OSError:
-            return  # the host was killed: the main thread finds that, and ends the worker
+            return  # that, or the host was killed: the main thread finds it, and ends the worker
 
     def ended(self) -> ScriptExit:
         """Block until the script has ended."""
