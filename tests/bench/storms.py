@@ -84,7 +84,7 @@ def judge(told: Mapping[str, Sequence[Stamp]], begun_ns: int, ended_ns: int, *, 
         steps=steps,
         samples=max(0, counted) * work.MICRO_BATCH,
         dropped=max(0, every - counted) * work.MICRO_BATCH,
-        again=_again(within),
+        again=0 if own_parts else _again(within),
         stop_s=max((later - earlier) / 1e9 for earlier, later in pairwise(times)),
         loss=within[-1].loss if within else float("nan"),
     )
