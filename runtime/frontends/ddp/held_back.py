@@ -9,6 +9,7 @@ import builtins
 import logging
 import os
 import shutil
+import sys
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def install(seams: Seams) -> None:
     seams.wrap(torch, "save", _saved)
     seams.wrap(torch, "load", _loaded)
     seams.wrap(builtins, "print", _unless_mute)
-    seams.wrap(logging.Logger, "handle", _unless_mute)
+    seams.wrap(logging.Logger, "handle", _logged)
     for module, names in _OF_FILES:
         for name in names:
             seams.wrap(module, name, _handled)
@@ -84,9 +85,18 @@ def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, 
 
 
 def _unless_mute(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
-    """A line comes once for each step, and not once for each rank of this worker."""
-    if not script.mute:
+    """A line comes once for each step, and not once for each rank of this worker. But an exception that the script
+    handles may be why it ends, and then no other turn says so."""
+    if not script.mute or sys.exception() is not None:
         original(*args, **kwargs)
+
+
+def _logged(script: RankScript, original: Any, self: logging.Logger, record: logging.LogRecord) -> None:
+    """An error may be of one rank's batch only, and be logged when its exception is over."""
+    if record.levelno >= logging.ERROR:
+        original(self, record)
+    else:
+        _unless_mute(script, original, self, record)
 
 
 def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
