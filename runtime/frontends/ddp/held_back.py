@@ -26,6 +26,9 @@ _OF_FILES = (
 )
 """Functions whose first argument is a file that was saved before."""
 
+_ENDING = {"move", "remove", "rename", "replace", "unlink"}
+"""Those of them behind which there is no file of that name."""
+
 
 def install(seams: Seams) -> None:
     """For what is made from now on."""
@@ -107,7 +110,7 @@ def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> N
     the next epoch's beginning: the newest one must not be older than the snapshot.
     """
     file = args[1] if len(args) > 1 else kwargs.get("f")
-    path = os.path.abspath(file) if isinstance(file, str | os.PathLike) else None
+    path = _path_of(file)
     if script.silent or script.passing or (path is not None and script.training.examiner is not None):
         script.objects.unsaved.add(path)
         return
@@ -116,15 +119,28 @@ def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> N
     script.training.checkpoints.wish()
 
 
-def _handled(script: RankScript, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+def _handled(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
     """What a script does next with a file that it has saved: it makes a copy of the best one, or gives it its name. It
     is not there if it was not saved, and neither is the copy."""
     unsaved = script.objects.unsaved
-    if not isinstance(source, str | os.PathLike) or os.path.abspath(source) not in unsaved:
-        return original(source, *args, **kwargs)
-    if isinstance(copy := next(iter((*args, *kwargs.values())), None), str | os.PathLike):
-        unsaved.add(os.path.abspath(copy))
+    file = args[0] if args else kwargs.get("src", kwargs.get("path"))
+    copy = args[1] if len(args) > 1 else kwargs.get("dst")
+    source, made = _path_of(file), _path_of(copy)
+    if source is not None and made is not None and os.path.isdir(made) and original.__module__ == shutil.__name__:
+        made = os.path.join(made, os.path.basename(source))
+    if source is None or source not in unsaved:
+        result = original(*args, **kwargs)
+        unsaved.discard(made)
+        return result
+    if original.__name__ in _ENDING:
+        unsaved.discard(source)
+    if made is not None:
+        unsaved.add(made)
     return copy
+
+
+def _path_of(file: object) -> str | None:
+    return os.path.abspath(file) if isinstance(file, str | os.PathLike) else None
 
 
 def _loaded(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
