@@ -67,17 +67,27 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
 
 
 def _calls_backward(script: RankScript) -> bool:
-    """Whether the `for` loop that begins now calls backward(), by its text. Then it trains, also if the model is in
-    eval(), as where a layer is trained on what frozen layers give."""
+    """Whether the `for` loop that begins now calls backward() in any case, by its text. Then it trains, also if the
+    model is in eval(), as where a layer is trained on what frozen layers give. In a loop that trains or evaluates, as a
+    condition says, eval() decides."""
     for frame in script.frames.standing()[::-1]:
         loop = loop_around([frame])
         if loop is None or not asked_by_head([frame]):
             return False
-        if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(loop[1])):
+        if any(map(_calls_in_any_case, loop[1].body)):
             return True
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # one that gives the batches of a loop around it
             return False
     return False
+
+
+def _calls_in_any_case(node: ast.AST) -> bool:
+    """Whether backward is called here, not only in one branch of an `if`."""
+    if isinstance(node, ast.If):
+        return all(any(map(_calls_in_any_case, branch)) for branch in (node.body, node.orelse))
+    if isinstance(node, ast.Attribute) and node.attr == "backward":
+        return True
+    return any(map(_calls_in_any_case, ast.iter_child_nodes(node)))
 
 
 class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type checker only

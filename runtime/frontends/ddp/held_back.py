@@ -9,6 +9,7 @@ import builtins
 import logging
 import os
 import shutil
+import sys
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ _OF_FILES = (
     (shutil, ("copy", "copy2", "copyfile", "move")),
 )
 """Functions whose first argument is a file that was saved before."""
+
+_ENDING = {"move", "remove", "rename", "replace", "unlink"}
+"""Those of them behind which there is no file of that name."""
 
 
 def install(seams: Seams) -> None:
@@ -41,7 +45,7 @@ def install(seams: Seams) -> None:
     seams.wrap(torch, "save", _saved)
     seams.wrap(torch, "load", _loaded)
     seams.wrap(builtins, "print", _unless_mute)
-    seams.wrap(logging.Logger, "handle", _unless_mute)
+    seams.wrap(logging.Logger, "handle", _logged)
     for module, names in _OF_FILES:
         for name in names:
             seams.wrap(module, name, _handled)
@@ -84,9 +88,18 @@ def _unless_silent(script: RankScript, original: Any, self: Any, /, *args: Any, 
 
 
 def _unless_mute(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
-    """A line comes once for each step, and not once for each rank of this worker."""
-    if not script.mute:
+    """A line comes once for each step, and not once for each rank of this worker. But an exception that the script
+    handles may be why it ends, and then no other turn says so."""
+    if not script.mute or sys.exception() is not None:
         original(*args, **kwargs)
+
+
+def _logged(script: RankScript, original: Any, self: logging.Logger, record: logging.LogRecord) -> None:
+    """An error may be of one rank's batch only, and be logged when its exception is over."""
+    if record.levelno >= logging.ERROR:
+        original(self, record)
+    else:
+        _unless_mute(script, original, self, record)
 
 
 def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -97,7 +110,7 @@ def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> N
     the next epoch's beginning: the newest one must not be older than the snapshot.
     """
     file = args[1] if len(args) > 1 else kwargs.get("f")
-    path = os.path.abspath(file) if isinstance(file, str | os.PathLike) else None
+    path = _path_of(file)
     if script.silent or script.passing or (path is not None and script.training.examiner is not None):
         script.objects.unsaved.add(path)
         return
@@ -106,15 +119,28 @@ def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> N
     script.training.checkpoints.wish()
 
 
-def _handled(script: RankScript, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+def _handled(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
     """What a script does next with a file that it has saved: it makes a copy of the best one, or gives it its name. It
     is not there if it was not saved, and neither is the copy."""
     unsaved = script.objects.unsaved
-    if not isinstance(source, str | os.PathLike) or os.path.abspath(source) not in unsaved:
-        return original(source, *args, **kwargs)
-    if isinstance(copy := next(iter((*args, *kwargs.values())), None), str | os.PathLike):
-        unsaved.add(os.path.abspath(copy))
+    file = args[0] if args else kwargs.get("src", kwargs.get("path"))
+    copy = args[1] if len(args) > 1 else kwargs.get("dst")
+    source, made = _path_of(file), _path_of(copy)
+    if source is not None and made is not None and os.path.isdir(made) and original.__module__ == shutil.__name__:
+        made = os.path.join(made, os.path.basename(source))
+    if source is None or source not in unsaved:
+        result = original(*args, **kwargs)
+        unsaved.discard(made)
+        return result
+    if original.__name__ in _ENDING:
+        unsaved.discard(source)
+    if made is not None:
+        unsaved.add(made)
     return copy
+
+
+def _path_of(file: object) -> str | None:
+    return os.path.abspath(file) if isinstance(file, str | os.PathLike) else None
 
 
 def _loaded(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:

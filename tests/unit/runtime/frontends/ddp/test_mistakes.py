@@ -1287,6 +1287,55 @@ def test_an_evaluation_without_eval_does_not_stand_between_two_steps() -> None:
         threads.alone(two_loops_at_once)
 
 
+def one_function_trains_and_evaluates() -> None:
+    """With gradients in the evaluation, too, which nothing asks for."""
+    setup = Setup()
+
+    def run(loader: DataLoader[Any], train: bool) -> float:
+        setup.model.train(train)
+        total = 0.0
+        for x, y in loader:
+            loss = setup.loss(x, y)
+            if train:
+                setup.optimizer.zero_grad()
+                loss.backward()
+                setup.optimizer.step()
+            total += loss.item()
+        return total
+
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        run(setup.loader, train=True)
+        tell("loss", round(run(setup.test_loader, train=False), 3))
+
+
+def a_probe_with_two_kinds_of_backward() -> None:
+    """It trains in eval(): one of the two comes in any case."""
+    setup = Setup(batch_size=2)
+    setup.model.eval()
+    scaler = None
+    for i, (x, y) in enumerate(setup.loader):
+        loss = setup.loss(x, y)
+        if scaler is not None:
+            scaler.scale(loss).backward()
+        elif i % 2 == 0:
+            with setup.model.no_sync():
+                loss.backward()
+            continue
+        else:
+            loss.backward()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+
+
+def test_a_function_that_trains_and_evaluates_may_keep_gradients_in_the_evaluation() -> None:
+    trains(one_function_trains_and_evaluates, 2 * BATCHES)
+
+
+def test_a_backward_in_each_branch_of_a_condition_trains_in_eval() -> None:
+    trains(a_probe_with_two_kinds_of_backward)
+
+
 def test_an_evaluation_may_count_in_a_tensor_that_was_a_number() -> None:
     trains(evaluated_as_tensor)
 
