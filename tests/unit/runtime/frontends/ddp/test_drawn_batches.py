@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import random
 from collections import UserList
@@ -18,12 +19,11 @@ from elastic.agent.worker.environment import AGENT_SOCKET, RANKS, RESTART
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.drawn_batches import batches
 from runtime.frontends.ddp.rank_script import RankScript
-from tests.ddp_scripts import drawn
 from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.test_mistakes import Setup
 
 STEPS = 5
-MAIN = functools.partial(drawn.main, seed_of_the_rank=False)
+MAIN = functools.partial(importlib.import_module("tests.ddp_scripts.drawn").main, seed_of_the_rank=False)
 """The world of threads does not copy the first weights from rank 0, as real workers do."""
 
 

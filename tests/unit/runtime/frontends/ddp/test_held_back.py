@@ -28,19 +28,17 @@ def seams() -> Iterator[None]:
 
 
 def steps() -> Iterator[int]:
-    """Trains; gives the number of the step behind optimizer.step() in each turn. With one worker and 4 ranks, three turns
-    of four are silent."""
+    """Trains; gives the number of the step behind optimizer.step() in each turn. With one worker and 4 ranks, three
+    turns of four are silent."""
     dist.init_process_group("gloo")
     data = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
     model = DDP(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = 0
-    for x, y in DataLoader(data, batch_size=2, sampler=DistributedSampler(data)):
+    for step, (x, y) in enumerate(DataLoader(data, batch_size=2, sampler=DistributedSampler(data))):
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
         optimizer.step()
         yield step
-        step += 1
 
 
 def test_an_error_that_the_script_handles_in_a_silent_turn_is_heard(
