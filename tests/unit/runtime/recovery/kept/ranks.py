@@ -2,7 +2,9 @@
 
 Prints for each run a line `NAME DIGEST...`, one digest for each rank. The arguments are names of runs: `quiet` has one
 round, `two` has two. In `order` and `random` the second round is not given the order of gradients, or the random
-numbers. In `drift` the weights of one rank leave those of the others behind the first step.
+numbers. In `drift` the weights of one rank leave those of the others behind the first step. In `late` and `late-quiet`
+what each rank trains for itself differs from the beginning and is trained from the second step on, in `zero` and
+`zero-quiet` its first gradients are zero; in `lost` it is trained late, and is not given to elastic.keep.
 """
 
 from __future__ import annotations
@@ -53,16 +55,22 @@ class Model(nn.Module):
 def train(rank: int, name: str, until: int) -> str:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(), broadcast_buffers=False)
+    if name.startswith(("late", "zero")):
+        torch.manual_seed(rank)
     own = nn.Linear(3, 2)  # each rank trains one for itself
     optimizer = torch.optim.SGD([*model.parameters(), *own.parameters()], lr=0.1, momentum=0.9)
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(rank)
-    kept = elastic.keep(model, optimizer, own=own)
+    kept = elastic.keep(model, optimizer, own=None if name == "lost" else own)
     while kept.step < until:
         optimizer.zero_grad()
         x = torch.randn(5, 8) * random.random() + torch.tensor(np.random.normal(size=8), dtype=torch.float32)
         out = model(x)
-        (out.square().sum() + own(out.detach()).square().sum()).backward()
+        loss = out.square().sum()
+        if kept.step or not name.startswith(("late", "lost")):
+            factor = 0.0 if name.startswith("zero") and kept.step == 0 else 1.0
+            loss = loss + own(out.detach()).square().sum() * factor
+        loss.backward()
         optimizer.step()
         if name == "drift" and kept.step == 1 and rank == 1:
             with torch.no_grad():
@@ -97,7 +105,7 @@ def begin(rank: int, name: str, until: int, home: Path, place: KeptPlace) -> Non
 def run(name: str) -> str:
     with memory_directory() as directory:
         home = Path(directory)
-        for number, until in enumerate((STEPS,) if name == "quiet" else (FIRST, STEPS), 1):
+        for number, until in enumerate((STEPS,) if name.endswith("quiet") else (FIRST, STEPS), 1):
             source = newest_whole(KeptHere(directory, cast(Any, None)).check(0, 1))
             place = KeptPlace(directory, RoundNumber(0, number), source, own=True)
             assert (source.step if source else 0) == (0 if number == 1 else FIRST), "the newest step is whole"
