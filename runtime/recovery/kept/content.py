@@ -156,8 +156,8 @@ SAMPLED = 4
 @torch.no_grad()
 def sample(pieces: Iterable[Piece]) -> int:
     """A checksum of a few elements of each of these tensors, at both ends. It takes microseconds for each, and tells
-    processes apart whose weights have gone different ways: a step changes nearly all elements. Each device is waited for
-    once: the state of an optimizer on a GPU has counts on the CPU."""
+    processes apart whose weights have gone different ways: a step changes nearly all elements. Each device is waited
+    for once: the state of an optimizer on a GPU has counts on the CPU."""
     found: dict[torch.device, list[torch.Tensor]] = {}
     for piece in pieces:
         tensor = piece.tensor.detach()

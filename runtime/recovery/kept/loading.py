@@ -80,11 +80,11 @@ class SavedState:
     @classmethod
     def of_rank(cls, first: Segment | RemoteSegment, mine: Segment | RemoteSegment) -> SavedState:
         """What one rank had. mine: its own segment. first: that of rank 0, which has what all ranks have. Raises
-        CheckpointCorrupt, and Disagree if they had not the same weights, or states of optimizers, where they had behind the first step."""
+        CheckpointCorrupt, and Disagree if they have not the same weights and states of optimizers any more."""
         ours, table = first.table(), mine.table()
         if ours["sample"] != table["sample"]:
             raise Disagree(
-                f"elastic.keep: the weights of rank {mine.header.part}, or the state of its optimizers, are not those of "
+                f"elastic.keep: the weights of rank {mine.header.part}, or what its optimizers have, are not those of "
                 "rank 0 any more, as they were behind the first step: what all ranks have is kept once. Average the "
                 "weights in each step, and give elastic.keep the models of all parameters"
             )
