@@ -4,7 +4,8 @@ Prints for each run a line `NAME DIGEST...`, one digest for each rank. The argum
 round, `two` has two. In `order` and `random` the second round is not given the order of gradients, or the random
 numbers. In `drift` the weights of one rank leave those of the others behind the first step. In `late` and `late-quiet`
 what each rank trains for itself differs from the beginning and is trained from the second step on, in `zero` and
-`zero-quiet` its first gradients are zero; in `lost` it is trained late, and is not given to elastic.keep.
+`zero-quiet` its first gradients are zero; in `lost` it is trained late, and is not given to elastic.keep. `hook` has
+two rounds, and tells how many gradients DDP has given to a communication hook of each rank.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic
@@ -52,6 +54,23 @@ class Model(nn.Module):
         return self.last(nn.functional.dropout(self.norm(self.first(x)), 0.2))
 
 
+class Hook:
+    """A communication hook of DDP with a state."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def sums(self, bucket: Any) -> Any:
+        self.calls += len(bucket.gradients())
+        return allreduce_hook(cast(Any, None), bucket)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
 def train(rank: int, name: str, until: int) -> str:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(), broadcast_buffers=False)
@@ -61,7 +80,10 @@ def train(rank: int, name: str, until: int) -> str:
     optimizer = torch.optim.SGD([*model.parameters(), *own.parameters()], lr=0.1, momentum=0.9)
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(rank)
-    kept = elastic.keep(model, optimizer, own=None if name == "lost" else own)
+    hook = Hook()
+    if name == "hook":
+        model.register_comm_hook(None, lambda state, bucket: hook.sums(bucket))
+    kept = elastic.keep(model, optimizer, own=None if name == "lost" else own, hook=hook)
     while kept.step < until:
         optimizer.zero_grad()
         x = torch.randn(5, 8) * random.random() + torch.tensor(np.random.normal(size=8), dtype=torch.float32)
@@ -78,6 +100,8 @@ def train(rank: int, name: str, until: int) -> str:
                     parameter.add_(0.01)
         kept.done()
     kept.wait()
+    if name == "hook":
+        return str(hook.calls)
     found = hashlib.sha256(repr((torch.rand(2).tolist(), np.random.random(), random.random())).encode())
     moments = [state["momentum_buffer"] for state in optimizer.state.values()]
     for one in (*model.state_dict().values(), *own.parameters(), *moments):

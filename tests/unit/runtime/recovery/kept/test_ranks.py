@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.runtime.recovery.kept.ranks import STEPS, WORLD, Model
 from tests.unit.runtime.recovery.kept.test_chains import lines
 
 
@@ -29,3 +30,8 @@ def test_a_state_of_one_rank_alone_is_kept_though_the_first_step_does_not_show_i
 def test_a_state_that_begins_late_for_a_parameter_that_is_not_known_is_named_where_it_differs() -> None:
     ((_, *digests),) = lines("ranks", "lost")
     assert digests[1] == "Disagree"
+
+
+def test_a_communication_hook_sees_the_gradients_of_each_step_once() -> None:
+    ((_, *calls),) = lines("ranks", "hook")
+    assert calls == [str(STEPS * len(list(Model().parameters())))] * WORLD
