@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class KeptTrainer:
         self._step = -1
         """The global step behind which Trainer has logged, evaluated and saved."""
         self._over = False
+        self._state = _StateJson()
         for name in REPLACED:
             setattr(trainer, name, getattr(self, name, self._load_nothing))
 
@@ -88,7 +90,7 @@ class KeptTrainer:
             return {}  # keep() asks before it fills it
         callbacks = [[type(one).__name__, plain_attributes(one)] for one in trainer.callback_handler.callbacks]
         return {
-            "state": json.dumps(dataclasses.asdict(trainer.state)),
+            "state": self._state.json,
             "at": [self._epoch, self._in_epoch, self._over],
             "loss": trainer._tr_loss.item(),
             "attributes": plain_attributes(trainer, without=APART),
@@ -118,6 +120,7 @@ class KeptTrainer:
             self._epoch, self._in_epoch, self._over = before["at"]
             self._step = json.loads(before["state"])["global_step"]
             self._trainer.args.eval_on_start = False  # it was done before the first step
+            self._trainer.args.ignore_data_skip = False  # a wish for snapshots: the epoch goes on where it was
             self._own |= dict.fromkeys(LOADERS, self._load_nothing)
         return self._own["train"](resume_from_checkpoint, *args, **kwargs)
 
@@ -204,4 +207,38 @@ class KeptTrainer:
         else:
             return
         assert self._kept is not None, "the loop has begun"
+        try:
+            self._state.update(trainer.state)
+        except TypeError as error:  # the same in all ranks, each of which has the whole log
+            self._kept.turn_off(f"what Trainer's state or log has cannot be written as JSON: {error}")
         self._kept.done()
+
+
+class _StateJson:
+    """The JSON of a TrainerState. Its log only grows, and is not written anew in each step: an entry that has another
+    one behind it is not read again."""
+
+    def __init__(self) -> None:
+        self.json = ""
+        self._seen: list[Any] = []
+        """The entries of the log that are written."""
+        self._log = ""
+        """Each of them, with a comma behind it."""
+
+    def update(self, state: Any) -> None:
+        """Raises TypeError for a value that JSON has no word for. Scalars of numpy and torch become plain numbers."""
+        settled = state.log_history[:-1]
+        if len(settled) < len(self._seen) or not all(map(operator.is_, self._seen, settled)):
+            self._seen, self._log = [], ""
+        self._log += "".join(f"{json.dumps(entry, default=_plain)}, " for entry in settled[len(self._seen) :])
+        self._seen = settled
+        newest = "".join(json.dumps(entry, default=_plain) for entry in state.log_history[-1:])
+        names = (each.name for each in dataclasses.fields(state) if each.name != "log_history")
+        rest = json.dumps({name: getattr(state, name) for name in names}, default=_plain)
+        self.json = f'{rest[:-1]}, "log_history": [{self._log}{newest}]}}'
+
+
+def _plain(value: Any) -> Any:
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(f"{type(value).__name__} {value!r:.80}")

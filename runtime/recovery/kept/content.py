@@ -145,21 +145,28 @@ def state_of(objects: Mapping[str, Any]) -> CurrentState:
     return CurrentState(plain, tuple(_piece(path, tensor, shards, path in steady) for path, tensor in tensors))
 
 
+def parameters_of(one: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """By the number that they have in the state_dict()."""
+    return [parameter for group in one.param_groups for parameter in group["params"]]
+
+
 SAMPLED = 4
 
 
 @torch.no_grad()
 def sample(pieces: Iterable[Piece]) -> int:
     """A checksum of a few elements of each of these tensors, at both ends. It takes microseconds for each, and tells
-    processes apart whose weights have gone different ways: a step changes nearly all elements."""
-    found = []
+    processes apart whose weights have gone different ways: a step changes nearly all elements. Each device is waited
+    for once: the state of an optimizer on a GPU has counts on the CPU."""
+    found: dict[torch.device, list[torch.Tensor]] = {}
     for piece in pieces:
         tensor = piece.tensor.detach()
         if tensor.numel():
             first, last = ((end,) * (tensor.dim() - 1) for end in (0, -1))
             ends = (tensor[first][:SAMPLED], tensor[last][-SAMPLED:]) if tensor.dim() else (tensor.reshape(1),)
-            found += [(torch.view_as_real(end) if end.is_complex() else end).double().reshape(-1) for end in ends]
-    return zlib.crc32(torch.cat(found).cpu().numpy().tobytes()) if found else 0
+            of_device = found.setdefault(tensor.device, [])
+            of_device += [(torch.view_as_real(end) if end.is_complex() else end).double().reshape(-1) for end in ends]
+    return zlib.crc32(b"".join(torch.cat(ends).cpu().numpy().tobytes() for ends in found.values()))
 
 
 def _piece(path: str, tensor: torch.Tensor, shards: Mapping[str, _Shard], steady: bool) -> Piece:

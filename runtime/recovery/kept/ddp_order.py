@@ -86,9 +86,11 @@ class _Gradients(torch.autograd.Function):
 def rehearse(model: DistributedDataParallel, order: Sequence[int]) -> None:
     """Show DDP in which order gradients come, in all processes alike. Nothing is done where DDP makes no second
     buckets, or makes them in another way: with find_unused_parameters, static_graph, sparse gradients and
-    mixed_precision."""
+    mixed_precision. Nor with a communication hook: it would be called, and may change a state of its own."""
     parameters, sparse = model._build_params_for_reducer()
     if model.find_unused_parameters or model.static_graph or any(sparse) or model.mixed_precision is not None:
+        return
+    if model._get_ddp_logging_data().get("comm_hook"):
         return
     if sorted(order) != list(range(len(parameters))):
         return

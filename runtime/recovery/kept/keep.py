@@ -24,7 +24,7 @@ from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.choice import HeldSegment, KeptStep
-from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, sample, state_of
+from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, parameters_of, sample, state_of
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load
@@ -149,7 +149,8 @@ class KeptScript:
         self._at = _Rank.of(os.environ) if place is not None else None
         self._begun = False
         self._apart: frozenset[str] = frozenset()
-        """Paths of weights and optimizers' tensors that are not the same in all processes, where they need not be."""
+        """Paths of weights and optimizers' tensors that are not the same in all processes, where they need not be; and
+        NAME.state.NUMBER for each parameter with such a path, of whose state tensors may appear in a later step."""
         self._writer: SegmentWriter | None = None
         """None: nothing is kept yet, or another process keeps the same."""
         self._copy: _Copy | None = None
@@ -234,7 +235,8 @@ class KeptScript:
         """Before the first step of the round is kept: all processes have the same state, and there is memory."""
         assert self._place is not None and self._at is not None
         directory = self._place.directory()
-        self._apart = _apart(state, own=self._place.own)
+        apart = _apart(state, own=self._place.own)
+        self._apart = apart | _apart_states(self._objects, apart)
         for one in self._objects.values():
             if isinstance(one, GradientOrder):
                 one.close()
@@ -268,25 +270,24 @@ class KeptScript:
     def _written(self, state: CurrentState) -> tuple[list[PlacedPiece], int]:
         """The pieces that this process keeps, and the size of their body."""
         assert self._place is not None
-        first, own, apart = self._is_first(state), self._place.own, self._apart
-        return state.placed(lambda piece: piece.sharded or first or (own and (not piece.steady or piece.path in apart)))
+        first, own = self._is_first(state), self._place.own
+        return state.placed(lambda piece: piece.sharded or first or (own and not self._is_alike(piece)))
 
     def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
         assert self._place is not None and self._at is not None
         placed, size = self._written(state)
-        alike = sample(self._alike(state)) if self._place.own else 0
+        alike = sample(filter(self._is_alike, state.pieces)) if self._place.own else 0
         plain = self._place.own or self._is_first(state)
         table = json.dumps(state.table(placed, plain=plain, sample=alike), separators=(",", ":")).encode()
         buffer = writer.oldest()
         segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
         self._copy = _Copy(segment, placed, self._mirror, at_once=self._at_once)
 
-    def _alike(self, state: CurrentState) -> Iterator[Piece]:
-        """The weights that all processes have alike."""
-        for piece in state.pieces:
-            model = isinstance(self._objects[piece.path.partition(".")[0]], torch.nn.Module)
-            if model and piece.steady and not piece.sharded and piece.path not in self._apart:
-                yield piece
+    def _is_alike(self, piece: Piece) -> bool:
+        """Whether all processes have this tensor alike, as far as the first step of the round could tell. The sample
+        tells when they have not: that of another parameter's state may differ from a later step on."""
+        known = piece.path in self._apart or _parameter_state(piece.path) in self._apart
+        return piece.steady and not piece.sharded and not known
 
     def _held(self, state: CurrentState) -> HeldSegment:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
@@ -404,6 +405,31 @@ def _apart(state: CurrentState, *, own: bool) -> frozenset[str]:
         "shards of a DTensor may differ, and a loader's position is that of the whole job; or start the script with "
         "--restart --ranks N, where each rank keeps its own"
     )
+
+
+def _apart_states(objects: Mapping[str, Any], apart: Collection[str]) -> frozenset[str]:
+    """NAME.state.NUMBER for each parameter of an optimizer of which a path in `apart` tells that it differs between the
+    processes, or a part of its state: what the optimizer adds to that state later differs, too."""
+    differing = {
+        id(parameter)
+        for name, one in objects.items()
+        if isinstance(one, torch.nn.Module)
+        for key, parameter in one.named_parameters(remove_duplicate=False)
+        if f"{name}.{key}" in apart
+    }
+    states = {_parameter_state(path) for path in apart}
+    return frozenset(
+        state
+        for name, one in objects.items()
+        if isinstance(one, torch.optim.Optimizer)
+        for number, parameter in enumerate(parameters_of(one))
+        if (state := f"{name}.state.{number}") in states or id(parameter) in differing
+    )
+
+
+def _parameter_state(path: str) -> str:
+    """NAME.state.NUMBER of NAME.state.NUMBER.KEY, the path of a tensor in the state of an optimizer."""
+    return ".".join(path.split(".")[:3])
 
 
 def _digest(state: CurrentState, *, own: bool) -> int:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import CheckpointCorrupt, Disagree, OtherState
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.boxes import Box, missing
-from runtime.recovery.kept.content import Piece, box_of, is_distributed, state_of
+from runtime.recovery.kept.content import Piece, box_of, is_distributed, parameters_of, state_of
 from runtime.recovery.kept.remote import RemoteSegment
 from runtime.recovery.kept.segment import Segment
 from runtime.recovery.state.encoding import decode, from_blob
@@ -80,12 +80,13 @@ class SavedState:
     @classmethod
     def of_rank(cls, first: Segment | RemoteSegment, mine: Segment | RemoteSegment) -> SavedState:
         """What one rank had. mine: its own segment. first: that of rank 0, which has what all ranks have. Raises
-        CheckpointCorrupt, and Disagree if they had not the same weights."""
+        CheckpointCorrupt, and Disagree if they have not the same weights and states of optimizers any more."""
         ours, table = first.table(), mine.table()
         if ours["sample"] != table["sample"]:
             raise Disagree(
-                f"elastic.keep: the weights of rank {mine.header.part} are not those of rank 0 any more, as they were "
-                "behind the first step: what all ranks have is kept once. Average the weights in each step"
+                f"elastic.keep: the weights of rank {mine.header.part}, or what its optimizers have, are not those of "
+                "rank 0 any more, as they were behind the first step: what all ranks have is kept once. Average the "
+                "weights in each step, and give elastic.keep the models of all parameters"
             )
         shared = {entry[0]: entry for entry in ours["tensors"]}
         tensors = []
@@ -192,7 +193,7 @@ def _of_optimizer(name: str, one: torch.optim.Optimizer, plain: Json, saved: Sav
         return
     if (keys := list(map(_keys, groups))) != (kept := list(map(_keys, were))):
         yield f"the parameter groups of {name} have {keys}, and had {kept}"
-    parameters = _parameters(one)
+    parameters = parameters_of(one)
     for tensor in saved.tensors:
         if _owner(tensor.path) == name and tensor.distributed:
             found = _parameter_of(tensor, parameters)
@@ -209,11 +210,6 @@ def _keys(plain: Json) -> list[str]:
     return sorted(plain) if isinstance(plain, dict) else []
 
 
-def _parameters(one: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """By the number that they have in the state_dict()."""
-    return [parameter for group in one.param_groups for parameter in group["params"]]
-
-
 def _parameter_of(tensor: SavedTensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The parameter to which a tensor of an optimizer's state belongs: NAME.state.NUMBER.KEY."""
     words = tensor.path.split(".")
@@ -226,7 +222,7 @@ def _target(saved: SavedTensor, one: Any, piece: Piece | None) -> _Target:
     """Where a saved tensor goes: into the tensor of a module, or into a new one that load_state_dict() is given."""
     if isinstance(one, nn.Module) and piece is not None:
         return _Target(saved, piece.tensor, piece.box, piece.tensor)
-    like = _parameter_of(saved, _parameters(one)) if isinstance(one, torch.optim.Optimizer) else None
+    like = _parameter_of(saved, parameters_of(one)) if isinstance(one, torch.optim.Optimizer) else None
     device = torch.device("cpu")
     if like is not None and saved.device != "cpu":
         device = like.device

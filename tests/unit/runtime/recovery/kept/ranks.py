@@ -2,7 +2,10 @@
 
 Prints for each run a line `NAME DIGEST...`, one digest for each rank. The arguments are names of runs: `quiet` has one
 round, `two` has two. In `order` and `random` the second round is not given the order of gradients, or the random
-numbers. In `drift` the weights of one rank leave those of the others behind the first step.
+numbers. In `drift` the weights of one rank leave those of the others behind the first step. In `late` and `late-quiet`
+what each rank trains for itself differs from the beginning and is trained from the second step on, in `zero` and
+`zero-quiet` its first gradients are zero; in `lost` it is trained late, and is not given to elastic.keep. `hook` has
+two rounds, and tells how many gradients DDP has given to a communication hook of each rank.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic
@@ -50,19 +54,45 @@ class Model(nn.Module):
         return self.last(nn.functional.dropout(self.norm(self.first(x)), 0.2))
 
 
+class Hook:
+    """A communication hook of DDP with a state."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def sums(self, bucket: Any) -> Any:
+        self.calls += len(bucket.gradients())
+        return allreduce_hook(cast(Any, None), bucket)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
 def train(rank: int, name: str, until: int) -> str:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(), broadcast_buffers=False)
+    if name.startswith(("late", "zero")):
+        torch.manual_seed(rank)
     own = nn.Linear(3, 2)  # each rank trains one for itself
     optimizer = torch.optim.SGD([*model.parameters(), *own.parameters()], lr=0.1, momentum=0.9)
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(rank)
-    kept = elastic.keep(model, optimizer, own=own)
+    hook = Hook()
+    if name == "hook":
+        model.register_comm_hook(None, lambda state, bucket: hook.sums(bucket))
+    kept = elastic.keep(model, optimizer, own=None if name == "lost" else own, hook=hook)
     while kept.step < until:
         optimizer.zero_grad()
         x = torch.randn(5, 8) * random.random() + torch.tensor(np.random.normal(size=8), dtype=torch.float32)
         out = model(x)
-        (out.square().sum() + own(out.detach()).square().sum()).backward()
+        loss = out.square().sum()
+        if kept.step or not name.startswith(("late", "lost")):
+            factor = 0.0 if name.startswith("zero") and kept.step == 0 else 1.0
+            loss = loss + own(out.detach()).square().sum() * factor
+        loss.backward()
         optimizer.step()
         if name == "drift" and kept.step == 1 and rank == 1:
             with torch.no_grad():
@@ -70,6 +100,8 @@ def train(rank: int, name: str, until: int) -> str:
                     parameter.add_(0.01)
         kept.done()
     kept.wait()
+    if name == "hook":
+        return str(hook.calls)
     found = hashlib.sha256(repr((torch.rand(2).tolist(), np.random.random(), random.random())).encode())
     moments = [state["momentum_buffer"] for state in optimizer.state.values()]
     for one in (*model.state_dict().values(), *own.parameters(), *moments):
@@ -97,7 +129,7 @@ def begin(rank: int, name: str, until: int, home: Path, place: KeptPlace) -> Non
 def run(name: str) -> str:
     with memory_directory() as directory:
         home = Path(directory)
-        for number, until in enumerate((STEPS,) if name == "quiet" else (FIRST, STEPS), 1):
+        for number, until in enumerate((STEPS,) if name.endswith("quiet") else (FIRST, STEPS), 1):
             source = newest_whole(KeptHere(directory, cast(Any, None)).check(0, 1))
             place = KeptPlace(directory, RoundNumber(0, number), source, own=True)
             assert (source.step if source else 0) == (0 if number == 1 else FIRST), "the newest step is whole"

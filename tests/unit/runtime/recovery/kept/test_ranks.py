@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.runtime.recovery.kept.ranks import STEPS, WORLD, Model
 from tests.unit.runtime.recovery.kept.test_chains import lines
 
 
@@ -18,3 +19,21 @@ def test_the_bits_need_the_order_of_gradients_and_random_numbers_and_ranks_that_
     quiet, order, random, drift = (digests for _, *digests in lines("ranks", "quiet", "order", "random", "drift"))
     assert order != quiet and random != quiet
     assert drift[1] == "Disagree"
+
+
+@pytest.mark.parametrize("name", ["late", pytest.param("zero", marks=pytest.mark.long)])
+def test_a_state_of_one_rank_alone_is_kept_though_the_first_step_does_not_show_it(name: str) -> None:
+    quiet, two = lines("ranks", f"{name}-quiet", name)
+    assert two[1:] == quiet[1:] and len(set(quiet[1:])) == 3
+
+
+@pytest.mark.long
+def test_a_state_that_begins_late_for_a_parameter_that_is_not_known_is_named_where_it_differs() -> None:
+    ((_, *digests),) = lines("ranks", "lost")
+    assert digests[1] == "Disagree"
+
+
+@pytest.mark.long
+def test_a_communication_hook_sees_the_gradients_of_each_step_once() -> None:
+    ((_, *calls),) = lines("ranks", "hook")
+    assert calls == [str(STEPS * len(list(Model().parameters())))] * WORLD
