@@ -30,9 +30,11 @@ TESTED = ("5.24",)
 LOADERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
 REPLACED = (
     *("train", "_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate"),
-    *("_load_rng_state", *LOADERS),
+    "_load_rng_state",
 )
 """Methods that are replaced on the instance, so subclasses are called as they were written."""
+SKIPPED = ("eval_on_start", "ignore_data_skip")
+"""Arguments that are False in a run which goes on: the first evaluation is over, and the epoch goes on where it was."""
 APART = frozenset({"train_dataset", "eval_dataset", "_tr_loss"})
 """Attributes of a trainer that may be long lists, or are on its device."""
 NAME = "trainer"
@@ -40,7 +42,7 @@ NAME = "trainer"
 
 def install(trainers: Any) -> None:
     """trainers: the module transformers.trainer. Each Trainer that is made from now on is kept. Raises ConfigError."""
-    if missing := [name for name in REPLACED if not hasattr(trainers.Trainer, name)]:
+    if missing := [name for name in (*REPLACED, *LOADERS) if not hasattr(trainers.Trainer, name)]:
         raise ConfigError(
             f"transformers.Trainer has no {', '.join(missing)}: the state of this version is not kept in memory, that "
             f"of {', '.join(TESTED)} is; start the script without --ranks"
@@ -66,7 +68,8 @@ class KeptTrainer:
 
     def __init__(self, trainer: Any, place: KeptPlace) -> None:
         self._trainer = trainer
-        self._own = {name: getattr(trainer, name) for name in REPLACED}
+        self._own = {name: getattr(trainer, name) for name in (*REPLACED, *LOADERS)}
+        self._arguments = {name: getattr(trainer.args, name) for name in SKIPPED}
         self._memory = Path(place.memory)
         self._kept: KeptScript | None = None
         self._found: dict[str, Any] | None = None
@@ -80,7 +83,7 @@ class KeptTrainer:
         self._over = False
         self._state = _StateJson()
         for name in REPLACED:
-            setattr(trainer, name, getattr(self, name, self._load_nothing))
+            setattr(trainer, name, getattr(self, name))
 
     # ------------------------------------------------------------------------------------------------ what is kept
 
@@ -110,6 +113,8 @@ class KeptTrainer:
                 first._kept.turn_off("the script calls train() a second time")
             for name, own in self._own.items():
                 setattr(self._trainer, name, own)
+            for name, value in self._arguments.items():
+                setattr(self._trainer.args, name, value)
             return self._own["train"](resume_from_checkpoint, *args, **kwargs)
         KeptTrainer.first = self
         if (before := kept_before(NAME)) is not None:
@@ -119,32 +124,22 @@ class KeptTrainer:
             resume_from_checkpoint = str(directory)
             self._epoch, self._in_epoch, self._over = before["at"]
             self._step = json.loads(before["state"])["global_step"]
-            self._trainer.args.eval_on_start = False  # it was done before the first step
-            self._trainer.args.ignore_data_skip = False  # a wish for snapshots: the epoch goes on where it was
-            self._own |= dict.fromkeys(LOADERS, self._load_nothing)
+            for name in SKIPPED:
+                setattr(self._trainer.args, name, False)
+            for name in LOADERS:
+                setattr(self._trainer, name, self._load_nothing)
         return self._own["train"](resume_from_checkpoint, *args, **kwargs)
 
     def _load_nothing(self, *args: Any, **kwargs: Any) -> None:
         """keep() has filled it."""
 
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        return self._own["_load_from_checkpoint"](*args, **kwargs)
-
-    def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        return self._own["_load_optimizer_and_scheduler"](*args, **kwargs)
-
-    def _load_scaler(self, *args: Any, **kwargs: Any) -> Any:
-        return self._own["_load_scaler"](*args, **kwargs)
-
     def _init_training_state(self, max_steps: int, updates: int, epochs: int, *rest: Any) -> tuple[int, int]:
         found: tuple[int, int] = self._own["_init_training_state"](max_steps, updates, epochs, *rest)
         if self._step < 0:
             return found
-        return (
-            (epochs, 0)
-            if self._over
-            else (self._epoch, self._in_epoch * self._trainer.args.gradient_accumulation_steps)
-        )
+        if self._over:
+            return epochs, 0
+        return self._epoch, self._in_epoch * self._trainer.args.gradient_accumulation_steps
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         trainer = self._trainer

@@ -1,16 +1,20 @@
-"""The state of transformers.Trainer as JSON; with Trainer itself it is tried in tests/frameworks."""
+"""The state of transformers.Trainer as JSON, and what a Trainer gets back; with Trainer itself: tests/frameworks."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from runtime.frontends.restart.kept_trainer import _StateJson
+from runtime.frontends.restart import kept_trainer
+from runtime.frontends.restart.kept_trainer import LOADERS, REPLACED, SKIPPED, KeptTrainer, _StateJson
 
 
 @dataclasses.dataclass
@@ -71,3 +75,28 @@ def test_scalars_become_numbers_and_other_values_are_named() -> None:
     state.log_history.append({"a": torch.ones(2)})
     with pytest.raises(TypeError, match="Tensor tensor"):
         kept.update(state)
+
+
+BEFORE = {"state": '{"global_step": 3}', "at": [0, 3, False]}
+
+
+def test_a_second_training_of_the_same_trainer_has_all_that_was_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "RANK", "0")
+    monkeypatch.setattr(KeptTrainer, "first", None)
+    monkeypatch.setattr(kept_trainer, "kept_before", lambda name: BEFORE)
+    resumed: list[object] = []
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(**dict.fromkeys(SKIPPED, True)))
+    own = {name: lambda *given: resumed.append(given[0]) for name in (*REPLACED, *LOADERS)}
+    vars(trainer).update(own)
+    place: Any = SimpleNamespace(memory=str(tmp_path))
+    KeptTrainer(trainer, place)
+    trainer.train("the script's own snapshot")
+    assert resumed == [str(tmp_path / "trainer.0")]
+    assert not any(getattr(trainer.args, name) for name in SKIPPED)
+    assert all(getattr(trainer, name) is not own[name] for name in LOADERS), "keep() has filled it"
+    trainer.train("another snapshot")
+    assert resumed[1:] == ["another snapshot"]
+    assert {name: getattr(trainer, name) for name in own} == own
+    assert all(getattr(trainer.args, name) for name in SKIPPED)
