@@ -23,6 +23,8 @@ examples:
   elastic horovodrun -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh python train_elastic.py
 """
 PYTHONS = ("python", "python3")
+START_S, ELASTIC_S = 30.0, 600.0
+"""Defaults of --start-timeout and --elastic-timeout, those of horovodrun."""
 MAPPED = {
     "num_proc": int,
     "min_np": int,
@@ -51,13 +53,12 @@ def add(verbs: Any) -> None:
     verb.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines such as `gpu-1 slots=4`")
     verb.add_argument("--host-discovery-script", metavar="SCRIPT", help="prints host:slots lines; asked once a second")
     verb.add_argument("--slots-per-host", "--slots", type=int, metavar="N", help="of a host that it prints alone")
-    verb.add_argument("--start-timeout", type=float, default=30.0, metavar="S", help="to begin (default %(default)g)")
+    verb.add_argument("--start-timeout", type=float, metavar="S", help=f"of hosts, to begin (default {START_S:g})")
     verb.add_argument(
         "--elastic-timeout",
         type=float,
-        default=600.0,
         metavar="S",
-        help="with fewer than --min-np workers the job waits so long for others (default %(default)g)",
+        help=f"with fewer than --min-np workers the job waits so long for others (default {ELASTIC_S:g})",
     )
     verb.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh to other hosts")
     verb.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the same")
@@ -94,6 +95,8 @@ def _run(options: argparse.Namespace) -> int:
         print("Available Frameworks:\n    [X] PyTorch\nAvailable Controllers and Tensor Operations:\n    [X] TCP ring")
         return ExitCode.DONE
     _take_in_config(options)
+    options.start_timeout = START_S if options.start_timeout is None else options.start_timeout
+    options.elastic_timeout = ELASTIC_S if options.elastic_timeout is None else options.elastic_timeout
     if sum(value is not None for value in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
         raise ConfigError("-H, --hostfile and --host-discovery-script: give one of them")
     script = options.host_discovery_script
@@ -123,6 +126,7 @@ def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[st
         Path.cwd() / job_directory.DEFAULT_PARENT, job_directory.default_name(program)
     )
     given = ["run", "--workers", str(wanted.most), "--min-workers", str(wanted.least), "--job-dir", str(job_dir)]
+    given += ["--pause-limit", f"{options.elastic_timeout:g}"]
     if wanted.ranks is not None:
         given += ["--ranks", str(wanted.ranks)]
     if wanted.restart:
