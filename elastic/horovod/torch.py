@@ -6,10 +6,7 @@ They are resolved at first use, so that this module imports no torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 _MODULES = {
     "batch_norm": "SyncBatchNorm",
@@ -58,7 +55,7 @@ def _of_runtime(name: str) -> Any:
     torch_names.check({**torch_names.OF_WORKERS, **torch_names.OF_RANKS})
     package = "runtime.frontends.horovod"
     if name == "elastic":
-        return importlib.import_module("runtime.frontends.horovod.elastic_mode")
+        return importlib.import_module(f"{package}.elastic_mode")
     if name in _OPS:
         from runtime.frontends.horovod.arithmetic import ReduceOp
 

@@ -83,7 +83,7 @@ def _run_as_asked(program: Program) -> None:
 
 
 def _run_in_round(program: Program) -> None:
-    """One run of a script that is started again."""
+    """Run the script for one round of --restart. With --ranks, its transformers.Trainer is kept in memory."""
     if os.environ.get(RANKS, "0") != "0":
         from runtime.frontends.frameworks.imports import AfterImport
         from runtime.frontends.restart import kept_trainer

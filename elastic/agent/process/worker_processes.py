@@ -140,7 +140,7 @@ class WorkerProcesses:
             await self._exits.wait()
 
     def _look_at_memory(self) -> None:
-        """So that a worker which somebody kills is not taken for one that the kernel has ended long before."""
+        """Read the kernel's counters every SOON_S seconds: a count of long ago must not explain a kill of now."""
         self._memory.note()
         self._look = asyncio.get_running_loop().call_later(SOON_S, self._look_at_memory)
 

@@ -112,7 +112,7 @@ class JobDriver:
 
     @property
     def state(self) -> str:
-        """Of the job, as `elastic jobs` has it; "" before the first answer."""
+        """The state of the job, a word of `elastic jobs`; "" before the fleet has answered for the first time."""
         return str(self._entry["state"])
 
     # ---------------------------------------------------------------------------------------------------- tasks

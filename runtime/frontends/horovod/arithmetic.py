@@ -51,9 +51,9 @@ _FOLDS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def reduce_rows(rows: Sequence[torch.Tensor], op: ReduceOp) -> torch.Tensor:
-    """One tensor of each rank, in rank order, all of one shape and dtype -> the reduced one; 16-bit floats are added in
-    float32. The mean of integers is rounded towards zero. Raises BadArgument for Adasum of a number of ranks that is no
-    power of two, as Horovod, or of integers."""
+    """Reduce one tensor of each rank to one tensor. rows: in rank order, all of one shape and dtype; 16-bit floats are
+    added in float32. The mean of integers is rounded towards zero. Raises BadArgument for Adasum of integers, or of a
+    number of ranks that is no power of two, as Horovod does."""
     dtype = rows[0].dtype
     if op is ReduceOp.ADASUM:
         return adasum(rows)

@@ -110,12 +110,7 @@ def grouped_allreduce(
     )
 
 
-def allreduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """As grouped_allreduce, of one tensor."""
-    return _one_of_all(tensor, *args, **kwargs)
-
-
-def _one_of_all(
+def allreduce(
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
@@ -125,6 +120,7 @@ def _one_of_all(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
+    """As grouped_allreduce, of one tensor."""
     scales = (prescale_factor, postscale_factor)
     return _all("allreduce", [tensor], average, name, compression, op, scales, process_set)[0]
 
@@ -205,7 +201,8 @@ def grouped_allreduce_async_(tensors: Tensors, *args: Any, **kwargs: Any) -> Asy
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Of a sparse tensor: the values of all ranks, whose equal indices are added. The result is called for."""
+    """Sum or average a sparse tensor over all ranks: values at equal indices are added. Returns a function that
+    returns the sparse result. Raises BadArgument for another op."""
     values, indices = tensor._values(), tensor._indices().t().contiguous()
     rows = allgather(values, f"{name}.values", process_set)
     places = allgather(indices, f"{name}.indices", process_set)

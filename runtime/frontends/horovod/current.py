@@ -22,7 +22,7 @@ global_process_set = ProcessSet([])
 
 
 class _Here(threading.local):
-    """Of one thread, as a script's: its loop is."""
+    """The world of one thread: a script's loop belongs to the thread that called init()."""
 
     world: World | None = None
     sets: ProcessSets | None = None

@@ -20,7 +20,7 @@ class ProcessSet:
     """The process group of torch.distributed; None: all ranks."""
 
     standing: Callable[[], RankStanding] | None = None
-    """Who this process is; None: the set was not added."""
+    """Returns the ranks and sizes of this process; None: the set was not added."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = sorted(int(rank) for rank in ranks)

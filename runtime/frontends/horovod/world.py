@@ -44,8 +44,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RankStanding:
-    """Who this process is: the number of this process, and how many there are, among all ranks, among those of its
-    node, and among the nodes."""
+    """The rank of this process and the number of ranks: in the whole world, and on its node (local). The number of its
+    node and the number of nodes (cross)."""
 
     rank: int = 0
     size: int = 1

@@ -111,8 +111,7 @@ def _answered(script: RankScript, first: FirstBatch, source: ListedSource, rank:
     script.evaluations.loop = first
     script.evaluations.batches += 1
     try:
-        yield source.fetch(
-            0, rank
-        )  # also of nobody: so that names are bound which the loop binds, and a count is not 0
+        # Also where it counts for nobody: so that names are bound which the loop binds, and a count is not 0.
+        yield source.fetch(0, rank)
     finally:
         script.evaluations.loop = None
