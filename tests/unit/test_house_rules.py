@@ -56,6 +56,7 @@ RUNTIME_MAY_USE = (
     "elastic.records",
     "elastic.security",
     "elastic.process.children",
+    "elastic.process.memory_cgroups",
     "elastic.process.stop_signals",
     "elastic.version",
     "elastic.agent.worker",

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+from elastic.process.memory_cgroups import CGROUPS, PROC, own_memory_cgroups
+
 SOON_S = 10.0
 """A count says nothing about a worker that ends later than that. It is looked at as often."""
 MACHINE = "the machine"
@@ -56,31 +57,12 @@ class MemoryKills:
 
     def _counted(self) -> Iterator[tuple[str, int]]:
         """The counters: of this process's cgroups from the inside out, then of the machine."""
-        for directory in self._own_cgroups():
+        for directory, _ in own_memory_cgroups(self._proc, self._cgroups):
             for file in ("memory.events", "memory.oom_control"):
                 if (count := _field(directory / file)) is not None:
                     yield str(directory), count
         if (count := _field(self._proc / "vmstat")) is not None:
             yield MACHINE, count
-
-    def _own_cgroups(self) -> Iterator[Path]:
-        try:
-            lines = (self._proc / "self" / "cgroup").read_text().splitlines()
-        except OSError:
-            return
-        for line in lines:
-            number, controllers, path = line.split(":", 2)
-            if number == "0" and not controllers:
-                mount = self._cgroups
-            elif "memory" in controllers.split(","):
-                mount = self._cgroups / "memory"
-            else:
-                continue
-            # In a container the path may be the host's, while its own cgroup is mounted: then the mount has the files.
-            inside = mount / path.lstrip("/")
-            while inside.is_relative_to(mount):
-                yield inside
-                inside = inside.parent
 
 
 def _field(path: Path) -> int | None:

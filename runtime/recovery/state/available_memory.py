@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.process.memory_cgroups import CGROUPS, PROC, own_memory_cgroups
+
 
 @dataclass(frozen=True, slots=True)
 class _Files:
@@ -21,7 +23,7 @@ _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
-def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Bytes that this process can still get: from the machine, and from every memory cgroup that it is in."""
     return min([_of_machine(proc), *_of_cgroups(proc, cgroups)])
 
@@ -32,26 +34,14 @@ def _of_machine(proc: Path) -> int:
 
 
 def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Bytes left in each cgroup, of both versions: on a machine with both, one of them controls memory."""
-    for line in (proc / "self" / "cgroup").read_text().splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            yield from _of_hierarchy(cgroups, path, _V2)
-        elif "memory" in controllers.split(","):
-            yield from _of_hierarchy(cgroups / "memory", path, _V1)
-
-
-def _of_hierarchy(mount: Path, path: str, files: _Files) -> Iterator[int]:
-    """Bytes left in a cgroup and its parents. In a container the path may be the host's, while its own cgroup is
-    mounted: then the directory does not exist, and the mount itself has the limit."""
-    group = mount / path.lstrip("/")
-    while group.is_relative_to(mount):
+    """Bytes left in each cgroup with a limit, and in those around it."""
+    for group, version in own_memory_cgroups(proc, cgroups):
+        files = _V2 if version == 2 else _V1
         limit = _first_word(group / files.limit)
         if limit.isdigit():  # version 2 may say "max"; without a limit, version 1 has a huge number
             statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             cached = int(statistics.get(files.cached, 0))
             yield max(0, int(limit) - int(_first_word(group / files.used)) + cached)
-        group = group.parent
 
 
 def _first_word(path: Path) -> str:
