@@ -149,6 +149,7 @@ SMALL = {
     "elastic.agent.worker.stack_dump": "both ends of one signal: the agent asks, and the worker shows",
     "elastic.checkpoints.partition": "one pure rule, which members apply alike",
     "elastic.ddp": "two public names of the runtime, which are imported at first use",
+    "elastic.process.memory_cgroups": "one walk, for agents and for workers, which import nothing of each other",
     "elastic.platforms.k8s.manifest": "the order of all objects, which none of the modules with a part of them knows",
     "elastic.metrics.option": "every command imports it, and those without --metrics nothing else of the package",
     "elastic.preemption.provider": "what each provider implements, and none of them imports another",
