@@ -214,7 +214,7 @@ class Harvest:
 
     def _loosen(self, name: str, group: FlatGroup, shard: int, weight: float) -> Loose:
         gradients = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
-        if weight != 1:
+        if weight != 1 and gradients:  # a group of buffers alone has none
             torch._foreach_mul_(gradients, weight)
         rest = torch.empty(group.elements - group.gradients, dtype=group.dtype)
         self._fill_buffers(group, rest, shard, weight)

@@ -91,6 +91,13 @@ def _lightning(module: ModuleType) -> None:
     lightning.install(Seams(), module)
 
 
+def _keras(module: ModuleType) -> None:
+    from runtime.frontends.frameworks.keras import fit
+
+    _note_version("keras", sys.modules["keras.src.version"].__version__, fit.TESTED)
+    fit.install(Seams(), module)
+
+
 def _torchdata(module: ModuleType) -> None:
     """Its loader of batches that knows its position, which the job knows here."""
 
@@ -133,6 +140,7 @@ FRAMEWORKS: dict[str, Adapt] = {
     "accelerate": _accelerate,
     "evaluate": _metrics,
     "torchmetrics": _metrics,
+    "keras.src.backend.torch.trainer": _keras,
     "transformers.trainer": _transformers,
     "lightning.fabric": _fabric,
     "lightning_fabric": _fabric,

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
 from runtime.frontends.frameworks.plain_state import Kept
-from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.loop.loops import Extent, Steps
-from runtime.loop.passes import PassWork, Place
+from runtime.loop.passes import PassWork, Place, ShardSource
 from runtime.loop.step import Step
+
+
+class StepSource(ShardSource, Protocol):
+    """The data of the steps, and all that decides which samples a step has; None if that is not known."""
+
+    def about(self) -> dict[str, Any] | None: ...
 
 
 class EpochPlace:
@@ -106,8 +111,11 @@ class StepLoop:
                 "start the script with --restart"
             )
 
-    def begin(self, source: RankBatches, kept: Kept, objects: Mapping[str, Any]) -> None:
+    def begin(
+        self, source: StepSource, kept: Kept, objects: Mapping[str, Any], buffers: Mapping[str, str] | None = None
+    ) -> None:
         """Enter the job's loop, with the state of the others if this worker comes later. objects: what is trained.
+        buffers: see Job.register.
 
         Raises ConfigError for a second loop, what Job.register raises.
         """
@@ -115,7 +123,7 @@ class StepLoop:
         self.check_first()
         script.hand_over()
         self._kept = AtHandOut(kept)
-        script.job.register(**objects, framework=self._kept, epoch=self._epoch)
+        script.job.register(buffers=buffers, **objects, framework=self._kept, epoch=self._epoch)
         training.carrier.leave_undigested("framework")
         training.agreement.claim_shards(script.ranks)
         training.agreement.plan_steps(None, script.ranks)

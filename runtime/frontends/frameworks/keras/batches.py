@@ -1,0 +1,144 @@
+"""The batches of Keras's own data adapters, by epoch and step, and the part of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from runtime.data.prefetcher import Wanted
+from runtime.data.random_state import randomness_kept, seed_all
+
+
+class Part(NamedTuple):
+    """What one rank has of a batch. data: as train_step() gets it; None if the batch has fewer samples than ranks."""
+
+    data: Any
+    samples: int
+
+
+class WholeBatches:
+    """The data of a pass, see passes.ShardSource. A shard is a rank's part of the batch, in order of the samples.
+
+    Each worker reads every batch: data adapters give batches one after the other, and random numbers that they draw
+    depend on the place of a batch only. A newcomer reads what comes before its first batch in the pass over the data.
+    """
+
+    def __init__(self, epochs: Any, ranks: int, seed: int, steps_per_epoch: int | None, tree: Any) -> None:
+        """epochs: an EpochIterator of Keras. steps_per_epoch: as fit() got it: if given, an epoch may begin in the
+        middle of the data. tree: the module keras.tree."""
+        self._adapter = epochs.data_adapter
+        self._open_pass: Callable[[], Any] = epochs._get_iterator
+        self._ranks = ranks
+        self._seed = seed
+        self._steps = steps_per_epoch
+        self._tree = tree
+        self._pass = -1
+        self._next = 0
+        """Number, in the pass over the data, of the batch that comes next."""
+        self._batches: Iterator[Any] = iter(())
+        self._last: Any = None
+
+    @property
+    def limit(self) -> int | None:
+        """Steps of an epoch; None: until the data end."""
+        return self._steps or self._adapter.num_batches
+
+    def at(self, epoch: int, step: int) -> Any:
+        """The batch of a step; None if the data have ended."""
+        number, place = self._place(epoch, step)
+        if number != self._pass or place < self._next - 1:
+            self._begin(number)
+        while self._next <= place:
+            with randomness_kept():
+                seed_all(self._seed, "keras batches", number, self._next)
+                self._last = next(self._batches, None)
+            if self._last is None:
+                return None
+            self._next += 1
+        return self._last
+
+    def _place(self, epoch: int, step: int) -> tuple[int, int]:
+        """(number of the pass over the data, number of the batch in it)"""
+        if self._steps is None:
+            return epoch, step
+        total = epoch * self._steps + step
+        return divmod(total, self._adapter.num_batches) if self._adapter.num_batches else (0, total)
+
+    def _begin(self, number: int) -> None:
+        """Begin a pass over the data. A data set of Keras may shuffle itself when an epoch begins or ends."""
+        with randomness_kept():
+            for passed in range(max(self._pass, 0), number):
+                seed_all(self._seed, "keras epoch", passed)
+                if passed > self._pass:
+                    self._adapter.on_epoch_begin()
+                self._adapter.on_epoch_end()
+            seed_all(self._seed, "keras batches", number)
+            if number > self._pass:
+                self._adapter.on_epoch_begin()
+            self._pass, self._next, self._last = number, 0, None
+            self._batches = iter(self._open_pass())
+
+    def samples_at(self, epoch: int, step: int) -> int:
+        """How many samples the batch of a step has."""
+        return self._size(self.at(epoch, step))
+
+    def _size(self, batch: Any) -> int:
+        return next(int(leaf.shape[0]) for leaf in self._tree.flatten(batch) if leaf is not None)
+
+    # What a pass asks
+
+    def about(self) -> None:
+        """The script draws the samples: no plan says which ones a step has."""
+
+    def weight(self, shard: int) -> float:
+        """A rank says how many samples it has."""
+        return 1.0
+
+    def samples(self, epoch: int, step: int) -> list[Any]:
+        """Adapters do not say which samples a batch has."""
+        return []
+
+    def begin_step(self, epoch: int, step: int) -> None:
+        """Nothing is open between two steps."""
+
+    def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Part:
+        whole = self.at(wanted.epoch, wanted.step)
+        size = self._size(whole)
+        first, end = size * wanted.shard // self._ranks, size * (wanted.shard + 1) // self._ranks
+        if first == end:
+            return Part(None, 0)
+        return Part(self._tree.map_structure(lambda leaf: None if leaf is None else leaf[first:end], whole), end - first)
+
+    def ends(self, shard: int) -> bool:
+        """The iterator that Keras asks knows how many steps an epoch has."""
+        return False
+
+    def release(self) -> None:
+        """Nothing is open between two steps."""
+
+
+class StepPlaces:
+    """In the place of the iterator that fit() makes over its training data: it gives places instead of batches."""
+
+    def __init__(self, own: Any, made: Callable[[Any], None], places: Callable[[], Iterator[int]]) -> None:
+        """made: called with `own` when everything that is trained was built. places: the steps of this epoch."""
+        self._own = own
+        self._made = made
+        self._places = places
+        self._begun = False
+
+    @property
+    def num_batches(self) -> int | None:
+        found: int | None = self._own.num_batches
+        return found
+
+    def reset(self) -> None:
+        """fit() calls it once, behind the building of the model."""
+        self._own.reset()
+        self._begun = True
+        self._made(self._own)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._begun:  # the first batch, by which the model is built
+            return iter(self._own)
+        return ((step, step, [step]) for step in self._places())
