@@ -23,15 +23,25 @@ class WholeBatches:
     depend on the place of a batch only. A newcomer reads what comes before its first batch in the pass over the data.
     """
 
-    def __init__(self, epochs: Any, ranks: int, seed: int, steps_per_epoch: int | None, tree: Any) -> None:
+    def __init__(
+        self,
+        epochs: Any,
+        ranks: int,
+        seed: int,
+        steps_per_epoch: int | None,
+        tree: Any,
+        placed: Callable[[], bool],
+    ) -> None:
         """epochs: an EpochIterator of Keras. steps_per_epoch: as fit() got it: if given, an epoch may begin in the
-        middle of the data. tree: the module keras.tree."""
+        middle of the data. tree: the module keras.tree. placed: whether this worker knows which epoch the job is in;
+        what it computes before that is thrown away."""
         self._adapter = epochs.data_adapter
         self._open_pass: Callable[[], Any] = epochs._get_iterator
         self._ranks = ranks
         self._seed = seed
         self._steps = steps_per_epoch
         self._tree = tree
+        self._placed = placed
         self._pass = -1
         self._next = 0
         """Number, in the pass over the data, of the batch that comes next."""
@@ -102,7 +112,7 @@ class WholeBatches:
         """Nothing is open between two steps."""
 
     def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Part:
-        whole = self.at(wanted.epoch, wanted.step)
+        whole = self.at(wanted.epoch, wanted.step) if self._placed() else self.at(0, 0)
         size = self._size(whole)
         first, end = size * wanted.shard // self._ranks, size * (wanted.shard + 1) // self._ranks
         if first == end:

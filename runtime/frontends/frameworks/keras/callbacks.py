@@ -8,9 +8,11 @@ leader goes on with it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -106,7 +108,8 @@ class OwnCallback:
     # What is kept
 
     def state_dict(self) -> dict[str, Any]:
-        """Its plain attributes; the weights that EarlyStopping keeps, by reference, as nobody writes into them."""
+        """Its plain attributes; the weights that EarlyStopping keeps, by reference, as nobody writes into them; and, by
+        name, functions of Keras, such as the comparison that it chooses at the end of the first epoch."""
         if self._writes:
             return {}
         arrays = {
@@ -114,8 +117,14 @@ class OwnCallback:
             for name, value in vars(self.callback).items()
             if type(value) is list and value and all(isinstance(array, np.ndarray) for array in value)
         }
+        functions = {
+            name: [value.__module__, value.__name__]
+            for name, value in vars(self.callback).items()
+            if isinstance(value, FunctionType) and _of_keras(value.__module__, value.__name__) is value
+        }
         text = self.callback.csv_file.text if self._csv and self.callback.csv_file else None
-        return {"plain": plain_attributes(self.callback, without=OF_PROCESS), "arrays": arrays, "text": text}
+        plain = plain_attributes(self.callback, without=OF_PROCESS)
+        return {"plain": plain, "arrays": arrays, "functions": functions, "text": text}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not state:
@@ -123,9 +132,16 @@ class OwnCallback:
         set_attributes(self.callback, state["plain"])
         for name, tensors in state["arrays"].items():
             setattr(self.callback, name, [tensor.numpy() for tensor in tensors])
+        for name, (module, function) in state["functions"].items():
+            setattr(self.callback, name, _of_keras(module, function))
         if self._csv and state["text"] is not None:
             self.callback.csv_file.text = state["text"]
             self.callback.append_header = not state["text"]
+
+
+def _of_keras(module: str, name: str) -> Any:
+    """The function of Keras with this name; None if there is none, or it is not Keras's."""
+    return getattr(sys.modules.get(module), name, None) if module.startswith("keras.") else None
 
 
 class RankCallbacks:

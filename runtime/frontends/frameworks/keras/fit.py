@@ -216,7 +216,12 @@ class Fit:
         generator = sys.modules["keras.src.random.seed_generator"].global_seed_generator()
         self._variables = ModelVariables(model, generator.state)
         self._batches = WholeBatches(
-            iterator, loop.ranks, script.training.seed, self._arguments["steps_per_epoch"], self._tree
+            iterator,
+            loop.ranks,
+            script.training.seed,
+            self._arguments["steps_per_epoch"],
+            self._tree,
+            placed=lambda: self._found is not None or not script.training.at.joining,
         )
         self._callbacks.set_params({**self._callbacks.params, "steps": iterator.num_batches})
         objects = {"model": self._variables, "optimizer": OptimizerVariables(model.optimizer)}
@@ -281,7 +286,7 @@ class Fit:
                 "batch; call it once"
             )
         variables.end_rank(part.samples)
-        metrics = model.get_metrics_result()
+        metrics = {*model.get_metrics_result(), *(metric.name for metric in model.metrics)}
         step.log(mean={LOGGED + name: float(value) for name, value in logs.items() if name not in metrics})
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
