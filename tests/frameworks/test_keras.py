@@ -79,7 +79,7 @@ def same(run: Run, wanted: Run) -> None:
     assert run.digest == wanted.digest
     assert ledger.compare(run.steps, wanted.steps) is None
     assert run.files == wanted.files
-    assert set(run.printed) == set(wanted.printed)  # an epoch's end may be told by the leader that died, and by the next
+    assert set(run.printed) == set(wanted.printed)  # the next leader may say again what the one before it has said
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def test_a_run_goes_on_when_everything_was_killed(kind: str, home: Path, tmp_pat
 
 
 def test_losses_and_metrics_are_those_of_one_process(tmp_path: Path) -> None:
-    """Without Keras's data parallelism, which torch has none of, fit() in one process is what a job is compared with."""
+    """Keras has no data parallelism on torch: fit() in one process is what a job is compared with."""
     script = SCRIPTS / "keras_one_process.py"
     with Job(tmp_path, "--workers", "2", "--ranks", "4", str(script), environment=environment(tmp_path)) as job:
         assert job.wait() == 0, job.output

@@ -25,6 +25,6 @@ losses = []
 steps = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
 # 8 of 10 steps an epoch have 51 samples, which 4 ranks do not divide
 history = model.fit(x, y, batch_size=51, epochs=5, shuffle=False, verbose=0, callbacks=[steps], validation_data=(x, y))
-figures = {name: values[-1] for name, values in history.history.items() if not name.endswith("_loss") and name != "loss"}
+figures = {name: values[-1] for name, values in history.history.items() if not name.endswith("loss")}
 said = {**{f"step{number}": loss for number, loss in enumerate(losses)}, **figures}
 print("history", *(f"{name}={value:.9f}" for name, value in said.items()))

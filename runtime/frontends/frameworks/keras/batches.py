@@ -117,7 +117,8 @@ class WholeBatches:
         first, end = size * wanted.shard // self._ranks, size * (wanted.shard + 1) // self._ranks
         if first == end:
             return Part(None, 0)
-        return Part(self._tree.map_structure(lambda leaf: None if leaf is None else leaf[first:end], whole), end - first)
+        part = self._tree.map_structure(lambda leaf: None if leaf is None else leaf[first:end], whole)
+        return Part(part, end - first)
 
     def ends(self, shard: int) -> bool:
         """The iterator that Keras asks knows how many steps an epoch has."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -52,10 +52,17 @@ class KeptText:
 class OwnCallback:
     """A callback of the script's or of Keras's, called where it has to be. Other names are the callback's own."""
 
-    def __init__(self, callback: Any, leads: Callable[[], bool], behind: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        callback: Any,
+        leads: Callable[[], bool],
+        behind: Callable[[], bool],
+        by_itself: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         """leads: whether this worker leads now. behind: whether it has still to get the state of others, or of an
-        earlier run."""
+        earlier run. by_itself: around what this worker alone does."""
         self.callback = callback
+        self._by_itself = by_itself
         self._leads = leads
         self._behind = behind
         kinds = {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
@@ -74,7 +81,8 @@ class OwnCallback:
     def _if_leading(self, own: Callable[..., None]) -> Callable[..., None]:
         def event(*args: Any, **kwargs: Any) -> None:
             if self._led and self._leads():
-                own(*args, **kwargs)
+                with self._by_itself():
+                    own(*args, **kwargs)
 
         return event
 
@@ -93,10 +101,11 @@ class OwnCallback:
             self.callback.csv_file.flush()
         if self._writes and not self._led:
             self._led = True
-            if not self._restores:
-                self.callback.on_train_begin()
-            if epoch is not None:
-                self.callback.on_epoch_begin(epoch)
+            with self._by_itself():
+                if not self._restores:
+                    self.callback.on_train_begin()
+                if epoch is not None:
+                    self.callback.on_epoch_begin(epoch)
 
     def _begin_csv(self) -> None:
         callback, path = self.callback, Path(self.callback.filename)
@@ -153,10 +162,13 @@ class RankCallbacks:
     epoch: int | None = None
     """In progress."""
 
-    def wrap(self, leads: Callable[[], bool], behind: Callable[[], bool], passes_by: Callable[[str], bool]) -> None:
-        """passes_by: whether this worker leaves out the event with this name, which others have had."""
-        self.leads, self.passes_by = leads, passes_by
-        self.callbacks = [OwnCallback(callback, leads, behind) for callback in self.callbacks]
+    def wrap(
+        self, make: Callable[[Any], OwnCallback], leads: Callable[[], bool], passes: Callable[[str], bool]
+    ) -> None:
+        """make: makes an OwnCallback of a callback. passes: whether this worker leaves out the event with this name,
+        which others have had."""
+        self.leads, self.passes_by = leads, passes
+        self.callbacks = [make(callback) for callback in self.callbacks]
 
     def lead(self) -> None:
         """This worker is the leader from now on."""

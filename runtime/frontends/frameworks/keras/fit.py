@@ -21,7 +21,7 @@ from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.keras.batches import Part, StepPlaces, WholeBatches
-from runtime.frontends.frameworks.keras.callbacks import callback_list
+from runtime.frontends.frameworks.keras.callbacks import OwnCallback, callback_list
 from runtime.frontends.frameworks.keras.variables import ModelVariables, OptimizerVariables
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.loop.step import Step
@@ -124,7 +124,7 @@ class Fit:
             epochs=epochs,
             steps=None,
         )
-        self._callbacks.wrap(self._leads, lambda: self._behind, self._passes_by)
+        self._callbacks.wrap(self._own_callback, self._leads, self._passes_by)
 
     def run(self, own: Callable[..., Any]) -> Any:
         """own: fit() of the model. Raises ConfigError for what cannot be trained in place."""
@@ -162,9 +162,11 @@ class Fit:
         script = self._script
         return not self._behind and script.training.session.world_size > 0 and script.rank_now == 0
 
+    def _own_callback(self, callback: Any) -> OwnCallback:
+        return OwnCallback(callback, self._leads, lambda: self._behind, self._by_itself)
+
     def _lead(self) -> None:
-        with self._by_itself():
-            self._callbacks.lead()
+        self._callbacks.lead()
 
     def _passes_by(self, event: str) -> bool:
         """A worker that comes in the middle of an epoch: the others have had the events before its first step."""

@@ -413,12 +413,13 @@ class Queue(nn.Module):
         self.weight = nn.Parameter(torch.ones(2))
         self.register_buffer("features", torch.zeros(2))
         self.register_buffer("average", torch.zeros(2))
+        self.register_buffer("wide", torch.zeros(1, dtype=torch.float64))  # of a dtype that no parameter has
         self.register_buffer("at", torch.zeros(1, dtype=torch.int64))
 
 
 def test_declared_buffers_are_merged_by_their_rule() -> None:
     model = Queue()
-    rules = {"model.features": "first", "model.average": "mean", "model.at": "first"}
+    rules = {"model.features": "first", "model.average": "mean", "model.wide": "mean", "model.at": "first"}
     harvest = harvest_of(carried(rules, model=model))
     harvest.begin_pass(0, 0, 0)
     leaves: list[Partial] = []
@@ -430,6 +431,7 @@ def test_declared_buffers_are_merged_by_their_rule() -> None:
     harvest.install(fold(leaves[0], leaves[1]), "mean")
     assert model.features.tolist() == [0.5, 0.5]
     assert model.average.tolist() == [1.0, 1.0]
+    assert model.get_buffer("wide").tolist() == [1.0]
     assert model.at.tolist() == [1]
 
 
