@@ -29,7 +29,11 @@ from runtime.loop.step import Step
 TESTED = ("3.15",)
 """Versions with which the tests ran."""
 PRIVATE = {
-    "keras.src.backend.torch.trainer": ("TorchTrainer.fit", "TorchEpochIterator._get_iterator"),
+    "keras.src.backend.torch.trainer": (
+        "TorchTrainer.fit",
+        "TorchTrainer.train_on_batch",
+        "TorchEpochIterator._get_iterator",
+    ),
     "keras.src.trainers.trainer": ("Trainer._symbolic_build",),
     "keras.src.random.seed_generator": ("global_seed_generator",),
 }
@@ -80,7 +84,14 @@ def install(seams: Seams, module: Any) -> None:
         given.arguments.pop("self")
         return Fit(self, script, given.arguments).run(functools.partial(original, self))
 
+    def train_on_batch(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+        raise ConfigError(
+            "train_on_batch() cannot train in place: no other worker would know of its batch. Use fit(), or write a loop "
+            "of torch with DistributedDataParallel(model)"
+        )
+
     seams.replace(module, "TorchEpochIterator", iterator)
+    seams.wrap(module.TorchTrainer, "train_on_batch", train_on_batch)
     seams.wrap(module.TorchTrainer, "fit", fit)
 
 
