@@ -86,8 +86,8 @@ def install(seams: Seams, module: Any) -> None:
 
     def train_on_batch(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(
-            "train_on_batch() cannot train in place: no other worker would know of its batch. Use fit(), or write a loop "
-            "of torch with DistributedDataParallel(model)"
+            "train_on_batch() cannot train in place: no other worker would know of its batch. Use fit(), or write a "
+            "loop of torch with DistributedDataParallel(model)"
         )
 
     seams.replace(module, "TorchEpochIterator", iterator)
