@@ -32,7 +32,12 @@ MARKERS = ("<!-- bench-frameworks:begin -->", "<!-- bench-frameworks:end -->")
 JSON_FILE = contenders.ROOT / "build" / "bench" / "frameworks.json"
 WORKERS = 2
 TORCHRUN, AGAIN, IN_PLACE = "torchrun", "torchrun again", "in place"
-FRAMEWORKS = {"hf": "train_trainer.py", "accelerate": "train_accelerate.py", "lightning": "train_lightning.py"}
+FRAMEWORKS = {
+    "hf": "train_trainer.py",
+    "accelerate": "train_accelerate.py",
+    "lightning": "train_lightning.py",
+    "keras": "train_keras.py",
+}
 """Name in the last line -> script."""
 RATIO_MAX = 1.05
 """Of the lower end of the interval of in place / torchrun."""
@@ -112,7 +117,8 @@ def notes() -> list[str]:
     return [
         "GPT-2 with 3.5 M parameters, 4 sequences of 64 words a rank, 2 ranks, 2 workers or 2 processes; no logging, "
         "no snapshots. hf: by `transformers.Trainer`; accelerate: by a loop of its own; lightning: by Lightning's "
-        "`Trainer`.",
+        "`Trainer`; keras: by `fit()`, and under torchrun, as `fit()` has no data parallelism on torch, by a loop with "
+        "`DistributedDataParallel` over the same model.",
     ]
 
 
