@@ -1,5 +1,5 @@
-"""A language model by Keras on torch, plus stamps: by fit() under `elastic run --ranks`; under torchrun, as fit() has no
-data parallelism there, by the loop with DistributedDataParallel of Keras's guide. Model, optimizer and the number
+"""A language model by Keras on torch, plus stamps: by fit() under `elastic run --ranks`; under torchrun, as fit() has
+no data parallelism there, by the loop with DistributedDataParallel of Keras's guide. Model, optimizer and the number
 of samples a rank are the same."""
 
 import os
