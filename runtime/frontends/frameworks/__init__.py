@@ -18,5 +18,6 @@ framework keeps between steps is registered, for newcomers and for runs that go 
     lightning_evaluation.py     validate, test and predict
     lightning_parts.py          what a part logs and adds up, had on every worker
     lightning_state.py          what is kept of it between steps
+    keras/                      fit() of Keras on torch
     imports.py                  adapts a framework when the script imports it
 """

@@ -128,7 +128,7 @@ class WholeBatches:
         """Nothing is open between two steps."""
 
 
-class StepPlaces:
+class PlaceIterator:
     """In the place of the iterator that fit() makes over its training data: it gives places instead of batches."""
 
     def __init__(self, own: Any, made: Callable[[Any], None], places: Callable[[], Iterator[int]]) -> None:

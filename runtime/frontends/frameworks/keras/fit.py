@@ -20,7 +20,7 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
-from runtime.frontends.frameworks.keras.batches import Part, StepPlaces, WholeBatches
+from runtime.frontends.frameworks.keras.batches import Part, PlaceIterator, WholeBatches
 from runtime.frontends.frameworks.keras.callbacks import OwnCallback, callback_list
 from runtime.frontends.frameworks.keras.variables import ModelVariables, OptimizerVariables
 from runtime.frontends.frameworks.step_loop import StepLoop
@@ -76,7 +76,7 @@ def install(seams: Seams, module: Any) -> None:
         if fit is None:
             return made
         _here.fit = None  # all others are over the data of an evaluation
-        return StepPlaces(made, fit.begin, fit.places)
+        return PlaceIterator(made, fit.begin, fit.places)
 
     def fit(script: RankScript, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(original).bind(self, *args, **kwargs)
@@ -145,7 +145,8 @@ class Fit:
         script.job.on_lead(self._lead)
         model.make_train_function = self.make_train_function
         for name in SAVES:
-            setattr(model, name, functools.partial(self._save, name, getattr(model, name)))
+            if hasattr(model, name):  # a layer with a fit() of its own has none
+                setattr(model, name, functools.partial(self._save, name, getattr(model, name)))
         _here.fit = self
         try:
             own(**{**self._arguments, "callbacks": self._callbacks})
