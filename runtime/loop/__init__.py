@@ -5,6 +5,7 @@ job.py              the Job
 loops.py            job.epochs and job.steps
 step.py             a step: one optimizer update of the whole job
 passes.py           a pass over the shards of a step, until the gradients of the whole step are in place
+outer_pass.py       a pass of rounds: inner steps of replicas, then one outer step
 training/           shared by the objects of one job: its loop, what is registered, calls of all workers
 call_replies.py     what collective calls gave, for newcomers and for runs that go on from a checkpoint
 collectives.py      calls that all workers make between passes: once, agree, allreduce, shared

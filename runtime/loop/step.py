@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from elastic.errors import ConfigError, UsageError
 from runtime.loop.control_scalars import RESERVED
+from runtime.loop.outer_pass import OuterPass
 from runtime.loop.passes import Pass, Place, RunningPass, Shard
 from runtime.loop.training import Training
 from runtime.recovery.state.small_values import Number, as_number
@@ -88,6 +89,7 @@ class Step:
         With gradients="sum" n weighs the metrics only. Raises ConfigError unless n is positive and finite.
         """
         self._check_in_pass("weigh()")
+        self._check_one_shard("weigh()")
         weight = as_number(n, "step.weigh(n)")
         if not (weight > 0 and math.isfinite(weight)):
             raise ConfigError(f"step.weigh({weight}) must be positive and finite; step.skip() leaves a shard out")
@@ -96,6 +98,7 @@ class Step:
     def skip(self) -> None:
         """Leave this shard out: its gradient, metrics and buffers do not count."""
         self._check_in_pass("skip()")
+        self._check_one_shard("skip()")
         self._running.contribution.skipped = True
 
     def cached(self, fn: Callable[[], T]) -> T:
@@ -125,8 +128,15 @@ class Step:
                 "into `for batch in step`"
             )
 
+    def _check_one_shard(self, call: str) -> None:
+        if self._running.work.rounds:
+            raise UsageError(
+                f"step.{call} in a step with outer=: replicas count by their samples. To leave a batch out, go on to "
+                "the next one without optimizer.step()"
+            )
+
     def __iter__(self) -> Pass:
-        return Pass(self._training, self._running)
+        return OuterPass(self._training, self._running) if self._running.work.rounds else Pass(self._training, self._running)
 
     @property
     def record(self) -> StepRecord:

@@ -25,7 +25,7 @@ LAYERS = (
     "elastic.spark",
     *("runtime.script_files", "runtime.torch_names", "runtime.script_end", "runtime.data"),
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
-    *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
+    *("runtime.recovery.state", "runtime.outer", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
     *("runtime.recovery.transfer", "runtime.recovery.kept", "runtime.worker", "runtime.loop"),
     *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
     *("runtime.frontends.restart", "runtime.frontends.preemption_info", "runtime.frontends.torchft"),

@@ -1,0 +1,13 @@
+"""Training that averages seldom: LocalSGD, DiLoCo, and DiLoCo by fragments. One step of the job is one round.
+
+schedule.py      when which fragment is synchronised. Pure
+fragments.py     the parameters of each fragment
+replica_rows.py  what belongs to one replica and lives longer than a round
+diloco.py        what a script says: elastic.DiLoCo, elastic.LocalSGD
+round.py         a round on one worker
+"""
+
+from runtime.outer.diloco import DiLoCo, LocalSGD
+from runtime.outer.round import Round
+
+__all__ = ["DiLoCo", "LocalSGD", "Round"]
