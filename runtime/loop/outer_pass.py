@@ -60,6 +60,8 @@ class OuterPass(Pass):
     def _end_rehearsal(self) -> None:
         self._round.abandon()
         super()._end_rehearsal()
+        if not self._is(ScriptStage.COLLECTING):  # a newcomer that has come to the result of a round
+            self._round.begin(self._running.place.index)
 
     def _harvest_here(self) -> Harvest:
         self._training.registered.choose(self._round.due(self._running.place.index))
@@ -68,6 +70,10 @@ class OuterPass(Pass):
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
         self._round.begin(place.index)
         super()._collect(place, fingerprint)
+
+    def _repeated(self, result: Partial) -> bool:
+        self._round.drop()
+        return super()._repeated(result)
 
     def begin_shard(self, shard: int) -> Any:
         self._training.calls.running = shard

@@ -52,10 +52,9 @@ class Round:
 
     def abandon(self) -> None:
         """Back to the state of the round's beginning, if one has begun: nothing of it counts."""
-        if self._start:
-            self.drop()
-            self._start = []
-            self._carrier.release()
+        self.drop()
+        self._start = []
+        self._carrier.release()
 
     def begin_replica(self, replica: int) -> None:
         """Become this replica, as it was when the round began."""
@@ -87,7 +86,10 @@ class Round:
         return _square([parameter.grad for parameter in self._due if parameter.grad is not None])
 
     def drop(self) -> None:
-        """Back to the outer parameters, without a state of the inner optimizer: nobody computes here now."""
+        """Back to the outer parameters, without a state of the inner optimizer: nobody computes here now. Outside a
+        round nothing happens."""
+        if not self._start:
+            return
         with torch.no_grad():
             for parameter, start in zip(self.outer.parameters, self._start, strict=True):
                 parameter.copy_(start)
