@@ -250,7 +250,7 @@ class Job(Collectives):
         if nonfinite not in get_args(Nonfinite):
             raise ConfigError(f'nonfinite={nonfinite!r} must be "pass", "skip" or "stop"')
         data = training.registered.rounds_of(data, shards, gradients, outer)
-        work = PassWork(shards, data, gradients, checks.check_allow(allow), nonfinite, outer is not None)
+        work = PassWork(shards, data, gradients, checks.check_allow(allow), nonfinite, training.registered.inner_steps)
         inside = training.at.in_epochs
         per_epoch, count = steps_of(data, total, epochs, inside)
         if inside and training.examiner is not None:

@@ -91,7 +91,7 @@ class OuterPass(Pass):
             except StopIteration as error:  # it would end the inner loop as if all replicas were done
                 raise RuntimeError(f"the data raised StopIteration for replica {replica} in {self.where}") from error
         seed = seed_shard(self._training.seed, place.index, self.number, replica, self._inner)
-        running.shard = Shard(seed, replica)
+        running.shard = Shard(seed, replica, self._inner)
         running.contribution = Contribution()
         running.cached.clear()
         running.cached.begin_shard()

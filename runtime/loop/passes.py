@@ -70,15 +70,15 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class PassWork:
     """What a loop does in each of its steps. loader: the data; None: the script draws it. gradients: how gradients are
-    reduced. allow: guards that are off. nonfinite: what happens to gradients that are not finite. rounds: whether a
-    shard is a replica that makes the inner steps of a round; see outer_pass.py."""
+    reduced. allow: guards that are off. nonfinite: what happens to gradients that are not finite. inner_steps:
+    of a round, which each shard makes as a replica, see outer_pass.py; 0: a shard is a shard."""
 
     shards: int
     loader: ShardSource | None
     gradients: Gradients
     allow: frozenset[str]
     nonfinite: Nonfinite = "pass"
-    rounds: bool = False
+    inner_steps: int = 0
 
     def weight(self, shard: int) -> float:
         """The weight of a shard that was not weighed: its number of samples, or 1 if equal for all or not known."""
@@ -98,6 +98,8 @@ class Shard(ShardRandom):
     """
 
     index: int
+    inner: int = 0
+    """With outer=, the number of the inner step in its round, from 0."""
 
 
 @dataclass(slots=True)

@@ -121,6 +121,12 @@ class Step:
         finally:
             running.shard = shard
 
+    @property
+    def inner_index(self) -> int:
+        """With outer=: the number of the inner step in the job, from 0, for each replica. Raises UsageError outside the
+        inner loop."""
+        return self.index * self._running.work.inner_steps + self.shard.inner
+
     def _check_in_pass(self, call: str) -> None:
         if self._running.shard is None:
             raise UsageError(
@@ -129,14 +135,14 @@ class Step:
             )
 
     def _check_one_shard(self, call: str) -> None:
-        if self._running.work.rounds:
+        if self._running.work.inner_steps:
             raise UsageError(
                 f"step.{call} in a step with outer=: replicas count by their samples. To leave a batch out, go on to "
                 "the next one without optimizer.step()"
             )
 
     def __iter__(self) -> Pass:
-        return OuterPass(self._training, self._running) if self._running.work.rounds else Pass(self._training, self._running)
+        return OuterPass(self._training, self._running) if self._running.work.inner_steps else Pass(self._training, self._running)
 
     @property
     def record(self) -> StepRecord:

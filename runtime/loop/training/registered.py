@@ -112,6 +112,11 @@ class Registered:
             raise ConfigError("job.steps(stream, outer=...): outer= needs a job.loader, or no data")
         return None if data is None else data.in_rounds(outer.schedule.inner_steps)
 
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of a round; 0: a step has none."""
+        return 0 if self.outer is None else self.outer.schedule.inner_steps
+
     def choose(self, parameters: Sequence[nn.Parameter]) -> None:
         """Only these parameters get gradients, from the next Harvest on."""
         self._chosen = set(map(id, parameters))
