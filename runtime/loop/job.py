@@ -33,7 +33,7 @@ from runtime.guards import checks
 from runtime.loop import process_start
 from runtime.loop.collectives import Collectives
 from runtime.loop.control_scalars import RESERVED
-from runtime.loop.leader_hooks import Sink
+from runtime.loop.hooks.leader_hooks import Sink
 from runtime.loop.loops import Epochs, Extent, Steps, shards_of, steps_of
 from runtime.loop.passes import Gradients, Nonfinite, PassWork, Source
 from runtime.loop.training import Training, empty_leaf
@@ -241,7 +241,8 @@ class Job(Collectives):
         needs it; "skip" it, so that parameters have no gradient and buffers stay; or "stop" the job with NonFinite. All
         workers decide alike, and the step's metrics count it as "elastic.nonfinite". allow: names of guards to turn
         off. outer: a step is a round of inner steps of each replica and one outer step (see DiLoCo); the inner loop
-        hands out the batch of one inner step of one replica, and its body calls optimizer.step(). Raises ConfigError for arguments that do not go together, SecondLoop for a second loop.
+        hands out the batch of one inner step of one replica, and its body calls optimizer.step().
+        Raises ConfigError for arguments that do not go together, SecondLoop for a second loop.
         """
         training = self._training
         shards = shards_of(data, shards)
@@ -249,7 +250,7 @@ class Job(Collectives):
             raise ConfigError(f'gradients={gradients!r} must be "mean" or "sum"')
         if nonfinite not in get_args(Nonfinite):
             raise ConfigError(f'nonfinite={nonfinite!r} must be "pass", "skip" or "stop"')
-        data = training.registered.rounds_of(data, shards, gradients, outer)
+        data = training.registered.rounds_of(data, gradients, outer)
         work = PassWork(shards, data, gradients, checks.check_allow(allow), nonfinite, training.registered.inner_steps)
         inside = training.at.in_epochs
         per_epoch, count = steps_of(data, total, epochs, inside)
@@ -318,7 +319,8 @@ class Job(Collectives):
 
     def log_to(self, sink: Sink) -> None:
         """Give the record of every applied step to a sink, once and in order: `elastic.JsonLines(path)`,
-        `elastic.TensorBoard(directory)`, or an object with the three methods of Sink in runtime/loop/leader_hooks.py.
+        `elastic.TensorBoard(directory)`, or an object with the three methods of Sink of
+        runtime/loop/hooks/leader_hooks.py.
 
         All workers call it, before the loop; the leader writes. When the leader dies, the next one goes on where the
         sink ended, and takes missing steps from the ledger. Raises ConfigError if the sink holds another run.

@@ -142,7 +142,11 @@ class Step:
             )
 
     def __iter__(self) -> Pass:
-        return OuterPass(self._training, self._running) if self._running.work.inner_steps else Pass(self._training, self._running)
+        return (
+            OuterPass(self._training, self._running)
+            if self._running.work.inner_steps
+            else Pass(self._training, self._running)
+        )
 
     @property
     def record(self) -> StepRecord:

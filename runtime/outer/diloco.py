@@ -11,7 +11,7 @@ from torch import nn
 from elastic.errors import ConfigError, UsageError
 from runtime.outer import fragments as cutting
 from runtime.outer.replica_rows import ReplicaRows
-from runtime.outer.schedule import Schedule
+from runtime.outer.schedule import RoundSchedule
 
 Moments: TypeAlias = Literal["own", "reset"]
 
@@ -31,7 +31,6 @@ class DiLoCo:
         inner_optimizer: torch.optim.Optimizer,
         outer_optimizer: torch.optim.Optimizer | None = None,
         *,
-        replicas: int,
         every: int,
         fragments: int | Sequence[nn.Module] = 1,
         delay: int = 0,
@@ -42,7 +41,7 @@ class DiLoCo:
         the same parameters; None: SGD with learning rate 0.7 and Nesterov momentum 0.9, as in the paper. The job makes
         its steps and registers it.
 
-        replicas: how many there are, on however many workers: the shards of the loader. every: H. fragments: modules of
+        every: H. A replica is a shard of the loader, on whichever worker. fragments: modules of
         the model, each of its parameters in one of them, or a number. delay: inner steps between the moment at which a
         difference is taken and the outer step that uses it (tau). alpha: how much of its own parameters a replica keeps
         at a synchronisation, 0 to 1: alpha times its own and 1 - alpha times the outer ones. moments: "own": each
@@ -50,18 +49,16 @@ class DiLoCo:
 
         Raises ConfigError for arguments that do not go together.
         """
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-            raise ConfigError(f"replicas={replicas!r} must be an integer of at least 1")
         if not 0.0 <= alpha <= 1.0:
             raise ConfigError(f"alpha={alpha!r} must be from 0 (outer parameters only) to 1 (none of them)")
         if moments not in get_args(Moments):
             raise ConfigError(f'moments={moments!r} must be "own" or "reset"')
-        self.model, self.inner_optimizer, self.replicas = model, inner_optimizer, replicas
+        self.model, self.inner_optimizer = model, inner_optimizer
+        self.replicas = 0
+        """How many there are, from the loop's begin on."""
         self.alpha, self.moments = float(alpha), moments
         self.parameters = cutting.trained(model)
-        self.outer_optimizer = outer_optimizer or torch.optim.SGD(
-            self.parameters, lr=0.7, momentum=0.9, nesterov=True
-        )
+        self.outer_optimizer = outer_optimizer or torch.optim.SGD(self.parameters, lr=0.7, momentum=0.9, nesterov=True)
         known = set(map(id, self.parameters))
         for what, one in (("inner_optimizer", inner_optimizer), ("outer_optimizer", self.outer_optimizer)):
             if not known.issuperset(id(parameter) for group in one.param_groups for parameter in group["params"]):
@@ -69,7 +66,7 @@ class DiLoCo:
         if inner_optimizer is self.outer_optimizer:
             raise ConfigError("inner_optimizer and outer_optimizer are the same object; make one for each")
         self.fragments = cutting.cut(self.parameters, fragments)
-        self.schedule = Schedule(every, len(self.fragments), delay)
+        self.schedule = RoundSchedule(every, len(self.fragments), delay)
         self._rows: ReplicaRows | None = None
 
     @property
@@ -81,22 +78,24 @@ class DiLoCo:
     def rows(self) -> ReplicaRows:
         """What belongs to each replica. Raises UsageError before the loop."""
         if self._rows is None:
-            raise UsageError("job.steps(outer=...) was given a DiLoCo that is not registered; job.register(outer=outer)")
+            raise UsageError(
+                "job.steps(outer=...) was given a DiLoCo that is not registered; job.register(outer=outer)"
+            )
         return self._rows
 
-    def begin(self) -> None:
+    def begin(self, replicas: int) -> None:
         """The loop begins: each replica starts with the parameters and the inner optimizer's state of this moment. From
         here on the inner optimizer has a state in the inner loop only. Raises NotCarried."""
         kept = self.inner_optimizer if self.moments == "own" else None
-        self._rows = ReplicaRows(self.replicas, self.parameters, kept, own_parameters=self.diverges)
+        self.replicas = replicas
+        self._rows = ReplicaRows(replicas, self.parameters, kept, own_parameters=self.diverges)
         self.inner_optimizer.state.clear()
 
 
-def LocalSGD(  # noqa: N802  a constructor by another name
+def LocalSGD(
     model: nn.Module,
     inner_optimizer: torch.optim.Optimizer,
     *,
-    replicas: int,
     every: int,
     moments: Moments = "own",
 ) -> DiLoCo:
@@ -104,4 +103,4 @@ def LocalSGD(  # noqa: N802  a constructor by another name
     communicates little", 2019): DiLoCo whose outer optimizer is SGD with learning rate 1. Arguments are those of
     DiLoCo. Raises ConfigError."""
     outer = torch.optim.SGD(cutting.trained(model), lr=1.0)
-    return DiLoCo(model, inner_optimizer, outer, replicas=replicas, every=every, moments=moments)
+    return DiLoCo(model, inner_optimizer, outer, every=every, moments=moments)

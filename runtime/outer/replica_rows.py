@@ -78,8 +78,7 @@ class ReplicaRows(nn.Module):
             elif value is None or isinstance(value, bool):
                 self._constants[place][key] = value
             elif isinstance(value, int | float):
-                kind = type(value)
-                self._add(place, key, torch.float64, torch.Size(()), lambda part, kind=kind: kind(part.item()))
+                self._add(place, key, torch.float64, torch.Size(()), _as_number(type(value)))
             else:
                 raise NotCarried(
                     f"the inner optimizer keeps a {type(value).__name__} as {key!r}; only tensors and numbers are "
@@ -170,6 +169,10 @@ class ReplicaRows(nn.Module):
         return found
 
 
+def _as_number(kind: type[int | float]) -> Callable[[Tensor], int | float]:
+    return lambda part: kind(part.item())
+
+
 def _as_tensor(like: Tensor, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
     """Makes tensors of the dtype and on the device of this one; strided as its parameter, if it has its shape."""
     dtype, device = like.dtype, like.device
@@ -182,9 +185,7 @@ def _as_tensor(like: Tensor, parameter: nn.Parameter) -> Callable[[Tensor], Tens
     return restored
 
 
-def _state_after_a_step(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
-) -> list[dict[str, Any]]:
+def _state_after_a_step(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """What the optimizer keeps for each of these parameters, as a twin of it has it after a step on zeros."""
     twin = copy.deepcopy(optimizer)
     twin.state.clear()

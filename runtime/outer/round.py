@@ -117,8 +117,8 @@ class Round:
         return square
 
     def _mix(self) -> None:
-        """theta_replica = alpha theta_replica + (1 - alpha) theta_outer, for the fragment that was due (Streaming DiLoCo,
-        equation 2)."""
+        """theta_replica = alpha theta_replica + (1 - alpha) theta_outer, for the fragment that was due (Streaming
+        DiLoCo, section 2.3)."""
         due, alpha = set(map(id, self._due)), self.outer.alpha
         with torch.no_grad():
             for replica in range(self.outer.replicas):
@@ -129,8 +129,8 @@ class Round:
                         own.copy_(torch.lerp(wide, own, alpha) if alpha else wide)
 
     def plain(self) -> Json:
-        """What is the same for all replicas and changes in the inner loop, as JSON: the options of the inner optimizer's
-        groups, schedulers, and other registered objects. Raises NotCarried for a tensor in it."""
+        """What is the same for all replicas and changes in the inner loop, as JSON: the options of the inner
+        optimizer's groups, schedulers, and other registered objects. Raises NotCarried for a tensor in it."""
         found: list[encoding.NamedTensor] = []
         encoded = encoding.encode(self._plain_now(), "inner", found)
         if found:

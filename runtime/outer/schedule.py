@@ -15,7 +15,7 @@ from elastic.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RoundSchedule:
     """every: H, the inner steps between two synchronisations of a fragment. fragments: P. delay: how many inner steps
     before the end of a round the difference is taken that is sent (tau of Streaming DiLoCo).
 
@@ -27,7 +27,11 @@ class Schedule:
     delay: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (("every", self.every, 1), ("fragments", self.fragments, 1), ("delay", self.delay, 0)):
+        for name, value, least in (
+            ("every", self.every, 1),
+            ("fragments", self.fragments, 1),
+            ("delay", self.delay, 0),
+        ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
         if self.every % self.fragments:

@@ -42,6 +42,8 @@ class Registered:
         self.exponents = _exponents(session.reduction)
         if self.exponents is not None:
             self.carrier.register(None, **{_EXPONENTS: self.exponents})
+        self.shards: int | None = None
+        """Of each step, as soon as the script has said it."""
         self.outer: DiLoCo | None = None
         """Said by the script; its parts are registered when the loop begins."""
         self.round: Round | None = None
@@ -85,7 +87,12 @@ class Registered:
             raise ConfigError(
                 f"{', '.join(optimizers.values())}: with DiLoCo the job has one inner and one outer optimizer"
             )
-        outer.begin()
+        if self.shards is None:
+            raise ConfigError(
+                "the loop of a job with DiLoCo begins, and the number of shards, each of which is a replica, is not "
+                "known: make the job.loader() before job.epochs(), or write job.steps(shards=...) without epochs"
+            )
+        outer.begin(self.shards)
         name, rows = f"{self._outer_name} rows", outer.rows
         parts: dict[str, object] = {name: rows} if rows.elements else {}
         if not has_outer:
@@ -93,19 +100,15 @@ class Registered:
         self.carrier.register({f"{name}.{group}": "rows" for group in rows.elements}, **parts)
         self.round = Round(outer, self.carrier)
 
-    def rounds_of(
-        self, data: Loader | Stream | None, shards: int, gradients: str, outer: DiLoCo | None
-    ) -> Loader | Stream | None:
+    def rounds_of(self, data: Loader | Stream | None, gradients: str, outer: DiLoCo | None) -> Loader | Stream | None:
         """The data of a loop with `outer`, cut into rounds; without, as it is. Raises ConfigError for what does not go
         together."""
         if outer is not self.outer:
             raise ConfigError(
-                "job.steps(outer=...) and job.register(...) must have the same DiLoCo: all loops of a job have it or none"
+                "job.steps(outer=...) and job.register(...) need the same DiLoCo: all loops of a job have it, or none"
             )
         if outer is None:
             return data
-        if shards != outer.replicas:
-            raise ConfigError(f"there are {shards} shards and DiLoCo has replicas={outer.replicas}; a replica is a shard")
         if gradients != "mean":
             raise ConfigError(f"job.steps(gradients={gradients!r}): outer= takes the mean of the replicas' differences")
         if isinstance(data, Stream):

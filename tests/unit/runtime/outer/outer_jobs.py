@@ -24,7 +24,7 @@ MakeOuter = Callable[[nn.Module, torch.optim.Optimizer], DiLoCo]
 
 def diloco(**options: Any) -> MakeOuter:
     """Makes a DiLoCo with these options, by default of 3 inner steps."""
-    chosen = {"replicas": REPLICAS, "every": 3} | options
+    chosen = {"every": 3} | options
     return lambda model, optimizer: DiLoCo(model, optimizer, **chosen)
 
 

@@ -108,9 +108,7 @@ def test_rounded_sums_have_the_same_bits_in_any_world(kind: str, options: dict[s
 
 
 @pytest.mark.parametrize("kind", ["DiLoCo", "reset moments", "streaming, delayed and mixed"])
-def test_a_resume_in_the_middle_of_an_epoch_has_the_same_bits(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_resume_in_the_middle_of_an_epoch_has_the_same_bits(kind: str, tmp_path: Path) -> None:
     saving, seen = Recorded(), Seen()
     taking = Settings(root=str(tmp_path), every="5 steps", keep="last 100")
     digest = job(kind).train(make_job(saving, checkpoints=taking), seen)
@@ -120,5 +118,3 @@ def test_a_resume_in_the_middle_of_an_epoch_has_the_same_bits(
     again = job(kind).train(make_job(resumed, checkpoints=Settings(root=str(tmp_path), resume=str(entry))), seen)
     assert again == digest
     assert resumed.records == saving.records[5:] and resumed.records
-
-

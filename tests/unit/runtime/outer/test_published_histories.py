@@ -53,7 +53,6 @@ class Seen:
             model,
             inner,
             torch.optim.SGD(model.parameters(), lr=2.0),
-            replicas=REPLICAS,
             every=EVERY,
             fragments=list(model),
             delay=self.history["delay"],
