@@ -1,0 +1,47 @@
+"""job.steps(outer=...): kills in the middle of a round, newcomers, and a job that goes on from its checkpoint leave the
+bits of one worker."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from elastic.records import exactly_once, ledger
+from tests.live.jobs import DEADLINE_S, SCRIPTS, Job
+
+pytestmark = pytest.mark.long
+REPLICAS = SCRIPTS / "replicas.py"
+KINDS = ("diloco", "streaming")
+PACE_S = 0.05
+"""Of an inner step: a kill comes in the middle of a replica's round."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kills_newcomers_and_a_resume_leave_the_bits_of_one_worker(kind: str, tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "1", "--quiet", str(REPLICAS), kind, name="alone") as job:
+        assert job.wait() == 0, job.story()
+        digest, steps = job.result["digest"], job.steps()
+
+    options = ("--checkpoint-every", "4 steps", "--quiet", str(REPLICAS), kind)
+    with Job(tmp_path, "--workers", "3", *options) as job:
+        job.pace(PACE_S)
+        job.shut("end")
+        members = job.await_world(3)
+        job.await_steps(5)
+        time.sleep(2.5 * PACE_S)
+        job.send(members[0])
+        job.until("a newcomer is a member", lambda: set(job.await_world(3)) - set(members))
+        job.await_steps(12)
+        job.command.process.kill()
+        job.wait()
+        job.pace(0)
+        job.open("end")
+    with Job(tmp_path, "--workers", "2", *options) as job:
+        assert job.wait(2 * DEADLINE_S) == 0, job.story()
+        assert (job.dir / "resumes.jsonl").exists()
+        assert json.loads((job.dir / "result.json").read_bytes())["digest"] == digest
+        assert ledger.compare(steps, job.steps()) is None
+        assert all(epoch.proved for epoch in exactly_once.prove(job.steps()))
