@@ -15,10 +15,13 @@ from runtime.loop.control_scalars import RESERVED
 from runtime.loop.passes import Contribution, Pass, Place, RunningPass, Shard
 from runtime.loop.training import Training
 from runtime.outer import Round
+from runtime.outer.traffic import bytes_of
 
 DRIFT = RESERVED + "drift"
 """Among the metrics of a step: how far replicas were from their mean when their differences were taken, as the root of
 the mean square of these distances."""
+SUMMED_BYTES = RESERVED + "summed_bytes"
+"""Among them: the bytes of the tensors that are summed in the step. See runtime/outer/traffic.py."""
 _SQUARES = RESERVED + "squares"
 _INNER = "inner"
 """In the note of a leaf: what is the same for all replicas."""
@@ -100,6 +103,7 @@ class OuterPass(Pass):
     def _end_inner(self, shard: Shard) -> None:
         """The body of the inner loop has ended."""
         self._inner += 1
+        self._training.session.advanced()
         weight = self._running.work.weight(shard.index)
         for name, (kind, total, by) in self._running.contribution.scalars(weight).items():
             _, before, by_before = self._scalars.get(name, (kind, 0.0, 0.0))
@@ -136,4 +140,5 @@ class OuterPass(Pass):
         note = cast(dict[str, Json], result.note)
         mean = self._round.outer_step(lambda: super(OuterPass, self)._install(result), note[_INNER])
         _, squares, weight = result.scalars[_SQUARES]
+        self._running.metrics[SUMMED_BYTES] = float(bytes_of(self._harvest.groups()))
         self._running.metrics[DRIFT] = max(squares / weight - mean, 0.0) ** 0.5

@@ -5,6 +5,7 @@ fragments.py     the parameters of each fragment
 replica_rows.py  what belongs to one replica and lives longer than a round
 diloco.py        what a script says: elastic.DiLoCo, elastic.LocalSGD
 round.py         a round on one worker
+traffic.py       how many bytes a round takes. Pure
 """
 
 from runtime.outer.diloco import DiLoCo, LocalSGD

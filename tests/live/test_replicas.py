@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from elastic.records import exactly_once, ledger
+from runtime.outer.traffic import bytes_of, sent_bytes, summed_elements
+from tests.bench.sent import read
 from tests.live.jobs import DEADLINE_S, SCRIPTS, Job
 
 pytestmark = pytest.mark.long
@@ -45,3 +47,27 @@ def test_kills_newcomers_and_a_resume_leave_the_bits_of_one_worker(kind: str, tm
         assert json.loads((job.dir / "result.json").read_bytes())["digest"] == digest
         assert ledger.compare(steps, job.steps()) is None
         assert all(epoch.proved for epoch in exactly_once.prove(job.steps()))
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize(
+    ("every", "fragments", "moments", "row"),
+    [(3, 1, "reset", 0), (3, 1, "own", 2), (4, 2, "own", 3)],
+    ids=["reset moments", "own moments", "fragments"],
+)
+def test_a_round_sends_the_bytes_of_the_formula(
+    workers: int, every: int, fragments: int, moments: str, row: int, tmp_path: Path
+) -> None:
+    """row: numbers that belong to a replica, for each parameter: those of AdamW, and its own parameters."""
+    words = ("--workers", str(workers), "--quiet", str(SCRIPTS / "counted_rounds.py"))
+    with Job(tmp_path, *words, str(every), str(fragments), moments) as job:
+        assert job.wait() == 0, job.story()
+        said = [json.loads(path.read_bytes()) for path in job.gates.glob("*.json")]
+        sent = [count for _, count in read(job.gates).values()]
+    (parameters,) = {one["parameters"] for one in said}
+    summed = sum(said[0]["summed"])
+    planned = sum(
+        bytes_of({"float32": summed_elements(parameters // fragments, row * parameters, 4)}) for _ in range(6)
+    )
+    assert summed == pytest.approx(planned, rel=0.01)
+    assert max(sent) == pytest.approx(sent_bytes(summed, 4, workers), rel=0.01)
