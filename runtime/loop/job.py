@@ -262,6 +262,8 @@ class Job(Collectives):
         if first == 0 and self.world_size > shards:
             idle = self.world_size - shards
             self.print(f"{self.world_size} workers for {shards} shards: {idle} are idle, without a shard")
+        if outer is not None and first == 0:
+            self.print(outer.describe(self.world_size))
         if inside:
             left = self._epochs - training.at.epoch
             last = None if per_epoch is None else first + left * per_epoch

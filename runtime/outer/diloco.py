@@ -10,6 +10,7 @@ from torch import nn
 
 from elastic.errors import ConfigError, UsageError
 from runtime.outer import fragments as cutting
+from runtime.outer import traffic
 from runtime.outer.replica_rows import ReplicaRows
 from runtime.outer.schedule import RoundSchedule
 
@@ -82,6 +83,18 @@ class DiLoCo:
                 "job.steps(outer=...) was given a DiLoCo that is not registered; job.register(outer=outer)"
             )
         return self._rows
+
+    def describe(self, workers: int) -> str:
+        """One line for the user: what a round is, and how many bytes it takes in a world of so many workers."""
+        widths = {"float32": 4, "float64": 8}
+        row = sum(widths[group] * elements for group, elements in self.rows.elements.items())
+        fragment = max(sum(parameter.numel() for parameter in fragment) for fragment in self.fragments)
+        summed = traffic.summed_bytes(4 * fragment, row, self.replicas)
+        sent = traffic.sent_bytes(summed, self.replicas, workers)
+        return (
+            f"a round = {self.replicas} replicas x {self.schedule.inner_steps} inner steps; it sums "
+            f"{summed / 1e6:.2f} MB, and a worker of {workers} sends up to {sent / 1e6:.2f} MB"
+        )
 
     def begin(self, replicas: int) -> None:
         """The loop begins: each replica starts with the parameters and the inner optimizer's state of this moment. From

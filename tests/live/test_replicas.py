@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic.records import exactly_once, ledger
-from runtime.outer.traffic import bytes_of, sent_bytes, summed_elements
+from runtime.outer.traffic import sent_bytes, summed_bytes
 from tests.bench.sent import read
 from tests.live.jobs import DEADLINE_S, SCRIPTS, Job
 
@@ -66,8 +66,6 @@ def test_a_round_sends_the_bytes_of_the_formula(
         sent = [count for _, count in read(job.gates).values()]
     (parameters,) = {one["parameters"] for one in said}
     summed = sum(said[0]["summed"])
-    planned = sum(
-        bytes_of({"float32": summed_elements(parameters // fragments, row * parameters, 4)}) for _ in range(6)
-    )
+    planned = len(said[0]["summed"]) * summed_bytes(4 * parameters // fragments, 4 * row * parameters, replicas=4)
     assert summed == pytest.approx(planned, rel=0.01)
     assert max(sent) == pytest.approx(sent_bytes(summed, 4, workers), rel=0.01)

@@ -282,10 +282,9 @@ class Harvest:
             self._copy([*compress(parts, counts), flags[: len(counting)]], [*(b.live for b in counting), differ])
         if absent := [part for part, counts_here in zip(parts, counts, strict=True) if not counts_here]:
             torch._foreach_zero_(absent)
-        for buffer, part in zip(group.buffers, parts, strict=True):
-            if buffer.merge == "rows":
-                part[:shard].zero_()
-                part[shard + 1 :].zero_()
+        for number in group.rows:
+            parts[number][:shard].zero_()
+            parts[number][shard + 1 :].zero_()
         if weight != 1:
             rest[: group.weighted - group.gradients].mul_(weight)
 

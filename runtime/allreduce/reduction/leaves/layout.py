@@ -42,6 +42,11 @@ class FlatGroup:
         return self.weighted + others + len(self.buffers)
 
     @cached_property
+    def rows(self) -> list[int]:
+        """Numbers of the buffers that have a row of each shard."""
+        return [number for number, buffer in enumerate(self.buffers) if buffer.merge == "rows"]
+
+    @cached_property
     def like(self) -> list[torch.Tensor]:
         """Tensors with the shapes of a flat tensor's parts: each parameter, and what follows the gradients."""
         rest = torch.empty(self.elements - self.gradients, dtype=self.dtype)

@@ -14,7 +14,7 @@ from elastic.errors import ConfigError, NotCarried
 from runtime.outer.fragments import cut, trained
 from runtime.outer.replica_rows import ReplicaRows
 from runtime.outer.schedule import RoundSchedule
-from runtime.outer.traffic import bytes_of, sent_bytes, summed_elements
+from runtime.outer.traffic import WORKERS_MAX, bytes_of, sent_bytes, summed_bytes
 from tests.unit.features import Lion
 
 
@@ -151,7 +151,8 @@ def test_a_state_that_changes_its_shape_is_refused() -> None:
 
 def test_bytes_are_those_of_the_formula() -> None:
     assert bytes_of({"float32": 10, "bfloat16": 3, "int8": 5, "float64": 1}) == 40 + 6 + 5 + 8
-    assert summed_elements(100, 200, 4, 10) == 910
+    assert summed_bytes(100, 200, 4, 10) == 910
+    assert sent_bytes(1000, replicas=1000, workers=WORKERS_MAX + 1) == pytest.approx(2000, rel=0.01)
     assert sent_bytes(1000, replicas=4, workers=1) == 0
     assert sent_bytes(1000, replicas=4, workers=2) == pytest.approx(1000)
     assert sent_bytes(1000, replicas=4, workers=4) == pytest.approx(1500)
