@@ -16,6 +16,7 @@ from runtime.loop.passes import Contribution, Pass, Place, RunningPass, Shard
 from runtime.loop.training import Training
 from runtime.outer import Round
 from runtime.outer.traffic import bytes_of
+from runtime.recovery.state.small_values import same_nan
 
 DRIFT = RESERVED + "drift"
 """Among the metrics of a step: how far replicas were from their mean when their differences were taken, as the root of
@@ -141,4 +142,4 @@ class OuterPass(Pass):
         mean = self._round.outer_step(lambda: super(OuterPass, self)._install(result), note[_INNER])
         _, squares, weight = result.scalars[_SQUARES]
         self._running.metrics[SUMMED_BYTES] = float(bytes_of(self._harvest.groups()))
-        self._running.metrics[DRIFT] = max(squares / weight - mean, 0.0) ** 0.5
+        self._running.metrics[DRIFT] = same_nan(max(squares / weight - mean, 0.0) ** 0.5)

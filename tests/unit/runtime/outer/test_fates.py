@@ -17,9 +17,10 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from tests.unit.features import Lion
-from tests.unit.jobs import Recorded, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 from tests.unit.runtime.outer.outer_jobs import Fate, OuterJob, Seen, digests, diloco, run
 from tests.unit.thoroughness import EXAMPLES
+from tests.unit.worlds import World
 
 KINDS: dict[str, dict[str, Any]] = {
     "DiLoCo": {},
@@ -118,3 +119,94 @@ def test_a_resume_in_the_middle_of_an_epoch_has_the_same_bits(kind: str, tmp_pat
     again = job(kind).train(make_job(resumed, checkpoints=Settings(root=str(tmp_path), resume=str(entry))), seen)
     assert again == digest
     assert resumed.records == saving.records[5:] and resumed.records
+
+
+def test_a_round_that_is_not_finite_is_skipped_by_all_and_leaves_no_trace_in_the_outer_parameters() -> None:
+    """One inner step of one replica has an infinite loss."""
+
+    def script(session: Any) -> str:
+        made = make_job(session)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        outer = diloco(every=4, fragments=2, alpha=0.5)(model, optimizer)
+        data = made.loader(dataset(96), 8, shards=4, shuffle=True)
+        made.register(model=model, optimizer=optimizer, outer=outer)
+        for step in made.steps(data, total=6, outer=outer, nonfinite="skip"):
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            for x, y in step:
+                bad = step.index == 3 and step.shard.index == 2 and step.shard.inner == 1
+                (cross_entropy(model(x), y) * (torch.inf if bad else 1.0)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            skipped = all(map(torch.equal, before, model.parameters()))
+            assert skipped == (step.index == 3) == (step.metrics.get("elastic.nonfinite", 0.0) == 1.0)
+        digest = made.digest()
+        made.close()
+        return digest
+
+    found = set()
+    for workers, kills in ((1, {}), (3, {"w0": (4, 1)})):
+        world = World(workers, kills)
+        world.run(script)
+        assert set(world.errors) == set(kills), world.errors
+        found |= digests(world)
+    assert len(found) == 1
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=100),
+    "warm-up": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [torch.optim.lr_scheduler.LinearLR(o, 0.1), torch.optim.lr_scheduler.CosineAnnealingLR(o, 50)],
+        milestones=[5],
+    ),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1)),
+    "steps": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 8]),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+def test_a_scheduler_counts_inner_steps_on_every_worker(name: str) -> None:
+    rates: list[list[float]] = []
+
+    def script(session: Any) -> str:
+        made = make_job(session)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = SCHEDULERS[name](optimizer)
+        outer = diloco()(model, optimizer)
+        made.register(model=model, optimizer=optimizer, scheduler=scheduler, outer=outer)
+        mine: list[float] = []
+        rates.append(mine)
+        for step in made.steps(shards=4, total=5, outer=outer):
+            for _ in step:
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+            assert scheduler.last_epoch == 3 * (step.index + 1)
+            mine.append(optimizer.param_groups[0]["lr"])
+        digest = made.digest()
+        made.close()
+        return digest
+
+    found = set()
+    for workers in (1, 6):  # of six, two have no replica
+        world = World(workers)
+        world.run(script)
+        assert world.errors == {}
+        found |= digests(world)
+    assert len(found) == 1
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = SCHEDULERS[name](optimizer)
+    alone = []
+    for step in range(15):
+        optimizer.step()
+        scheduler.step()
+        if step % 3 == 2:
+            alone.append(optimizer.param_groups[0]["lr"])
+    assert rates == [alone] * 7
