@@ -91,9 +91,10 @@ class DiLoCo:
         fragment = max(sum(parameter.numel() for parameter in fragment) for fragment in self.fragments)
         summed = traffic.summed_bytes(4 * fragment, row, self.replicas)
         sent = traffic.sent_bytes(summed, self.replicas, workers)
+        each = f", and a worker of {workers} sends up to {sent / 1e6:.2f} MB" if workers > 1 else ""
         return (
             f"a round = {self.replicas} replicas x {self.schedule.inner_steps} inner steps; it sums "
-            f"{summed / 1e6:.2f} MB, and a worker of {workers} sends up to {sent / 1e6:.2f} MB"
+            f"{summed / 1e6:.2f} MB{each}"
         )
 
     def begin(self, replicas: int) -> None:

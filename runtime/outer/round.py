@@ -42,8 +42,14 @@ class Round:
         self.inner_steps += 1
 
     def begin(self, step: int) -> None:
-        """step: of the job. The state of this moment is that of the round's beginning."""
+        """step: of the job. The state of this moment is that of the round's beginning. Raises NotCarried for a
+        parameter that is not trained any more."""
         self.abandon()
+        if not all(parameter.requires_grad for parameter in self.outer.parameters):
+            raise NotCarried(
+                "a parameter of the model has requires_grad=False now, and was trained when DiLoCo was made; freeze it "
+                "before, or leave it trained"
+            )
         self._fragment = self.outer.schedule.fragment(step)
         self._start = [parameter.detach().clone() for parameter in self.outer.parameters]
         self._plain = self._plain_now()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.errors import BufferChanged, ConfigError, NoGradient, StateChanged, TooEarly, UsageError
+from elastic.errors import BufferChanged, ConfigError, NoGradient, NotCarried, StateChanged, TooEarly, UsageError
 from elastic.records import exactly_once
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo, LocalSGD
@@ -122,6 +122,15 @@ def test_a_step_has_one_pass() -> None:
             for _ in range(2):
                 for x, _ in step:
                     setup.inner_step(x)
+
+
+def test_a_parameter_is_not_frozen_in_mid_run() -> None:
+    setup = set_up()
+    with pytest.raises(NotCarried, match="requires_grad"):
+        for step in steps(setup):
+            for x, _ in step:
+                setup.inner_step(x)
+            setup.model.bias.requires_grad_(False)
 
 
 def test_job_state_does_not_change_in_a_round() -> None:
