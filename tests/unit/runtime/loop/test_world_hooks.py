@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from elastic.agent.worker.node_notice import NodeNotice
-from runtime.loop import world_hooks
+from runtime.loop.hooks import world_hooks
 from runtime.loop.hooks.world_hooks import PARTING_S, WorldHooks
 
 

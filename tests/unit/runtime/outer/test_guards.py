@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -43,7 +43,9 @@ def set_up(
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = make(model, optimizer)
-    job.register(model=model, optimizer=optimizer, **({"outer": outer} if register else {}))
+    job.register(model=model, optimizer=optimizer)
+    if register:
+        job.register(outer=outer)
     return Setup(job, model, optimizer, outer)
 
 
@@ -87,7 +89,7 @@ def test_arguments_that_do_not_go_together() -> None:
     ("make", "named"),
     [
         (lambda m, o: DiLoCo(m, o, every=2, alpha=1.5), "alpha"),
-        (lambda m, o: DiLoCo(m, o, every=2, moments="mean"), "moments"),
+        (lambda m, o: DiLoCo(m, o, every=2, moments=cast(Any, "mean")), "moments"),
         (lambda m, o: DiLoCo(m, o, o, every=2), "same object"),
         (lambda m, o: DiLoCo(nn.Linear(1, 1), o, every=2), "inner_optimizer"),
         (lambda m, o: DiLoCo(m, o, torch.optim.SGD(nn.Linear(1, 1).parameters()), every=2), "outer_optimizer"),
@@ -150,7 +152,7 @@ def test_an_undeclared_buffer_does_not_change_in_a_round() -> None:
         for step in steps(setup):
             for x, _ in step:
                 setup.inner_step(x)
-                setup.model.seen += 1
+                cast(torch.Tensor, setup.model.seen).add_(1)
 
 
 def test_an_error_in_a_body_leaves_the_usual_guards_for_a_loop_without_replicas() -> None:

@@ -21,7 +21,7 @@ from tests.unit.features import Lion
 def test_fragments_are_staggered_and_each_comes_every_h_inner_steps() -> None:
     schedule = RoundSchedule(every=12, fragments=3, delay=1)
     assert (schedule.inner_steps, schedule.taken_after) == (4, 3)
-    after = {fragment: [] for fragment in range(3)}
+    after: dict[int, list[int]] = {fragment: [] for fragment in range(3)}
     for step in range(9):
         after[schedule.fragment(step)].append((step + 1) * schedule.inner_steps)
     assert after == {0: [4, 16, 28], 1: [8, 20, 32], 2: [12, 24, 36]}
@@ -118,11 +118,11 @@ def test_a_replica_that_comes_and_goes_trains_as_one_that_stays(name: str, dtype
             rows.keep(replica)
         optimizer.state.clear()
     rows.restore(1)
-    for one, other in zip(model.parameters(), stays.parameters(), strict=True):
-        assert torch.equal(one, other)
-        assert optimizer.state.get(one, {}).keys() == reference.state.get(other, {}).keys()
+    for mine_now, other in zip(model.parameters(), stays.parameters(), strict=True):
+        assert torch.equal(mine_now, other)
+        assert optimizer.state.get(mine_now, {}).keys() == reference.state.get(other, {}).keys()
         for key, value in reference.state.get(other, {}).items():
-            mine = optimizer.state[one][key]
+            mine = optimizer.state[mine_now][key]
             if isinstance(value, torch.Tensor):
                 assert torch.equal(mine, value) and mine.dtype == value.dtype
             else:
