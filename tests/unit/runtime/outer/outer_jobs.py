@@ -17,7 +17,7 @@ from tests.unit.worlds import Killed, World
 
 REPLICAS = 4
 BATCH = 8
-SAMPLES = 96
+SAMPLES = 48
 
 MakeOuter = Callable[[nn.Module, torch.optim.Optimizer], DiLoCo]
 
@@ -41,7 +41,7 @@ class OuterJob:
     """A script with dropout, BatchNorm, AdamW and a scheduler, all of whose bits could depend on the world."""
 
     make_outer: MakeOuter
-    epochs: int = 2
+    epochs: int = 3
     optimizer: Callable[[Any], torch.optim.Optimizer] = lambda parameters: torch.optim.AdamW(parameters, lr=0.01)
     seen: dict[str, Seen] = field(default_factory=dict)
 
