@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--fragments", type=int, default=1)
     parser.add_argument("--delay", type=int, default=0)
     parser.add_argument("--alpha", type=float, default=0.0)
-    parser.add_argument("--moments", choices=("own", "reset"), default="own")
+    parser.add_argument("--moments", choices=("own", "mean", "reset"), default="own")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--local-sgd", action="store_true", help="the mean of the parameters instead of DiLoCo")
     parser.add_argument("--dim", type=int, default=64)

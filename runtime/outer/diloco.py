@@ -14,7 +14,7 @@ from runtime.outer import traffic
 from runtime.outer.replica_rows import ReplicaRows
 from runtime.outer.schedule import RoundSchedule
 
-Moments: TypeAlias = Literal["own", "reset"]
+Moments: TypeAlias = Literal["own", "mean", "reset"]
 
 
 class DiLoCo:
@@ -46,14 +46,15 @@ class DiLoCo:
         the model, each of its parameters in one of them, or a number. delay: inner steps between the moment at which a
         difference is taken and the outer step that uses it (tau). alpha: how much of its own parameters a replica keeps
         at a synchronisation, 0 to 1: alpha times its own and 1 - alpha times the outer ones. moments: "own": each
-        replica keeps the state of its inner optimizer; "reset": it begins anew in each round, and is sent nowhere.
+        replica keeps the state of its inner optimizer; "mean": each begins a round with the mean of the replicas'
+        states, which costs fewer bytes; "reset": it begins anew in each round, and is sent nowhere.
 
         Raises ConfigError for arguments that do not go together.
         """
         if not 0.0 <= alpha <= 1.0:
             raise ConfigError(f"alpha={alpha!r} must be from 0 (outer parameters only) to 1 (none of them)")
         if moments not in get_args(Moments):
-            raise ConfigError(f'moments={moments!r} must be "own" or "reset"')
+            raise ConfigError(f'moments={moments!r} must be "own", "mean" or "reset"')
         self.model, self.inner_optimizer = model, inner_optimizer
         self.replicas = 0
         """How many there are, from the loop's begin on."""
@@ -68,6 +69,8 @@ class DiLoCo:
             raise ConfigError("inner_optimizer and outer_optimizer are the same object; make one for each")
         self.fragments = cutting.cut(self.parameters, fragments)
         self.schedule = RoundSchedule(every, len(self.fragments), delay)
+        if moments == "mean" and self.diverges:
+            raise ConfigError('moments="mean" is for replicas that begin a round alike: one fragment, and alpha=0')
         self._rows: ReplicaRows | None = None
 
     @property
@@ -89,7 +92,7 @@ class DiLoCo:
         widths = {"float32": 4, "float64": 8}
         row = sum(widths[group] * elements for group, elements in self.rows.elements.items())
         fragment = max(sum(parameter.numel() for parameter in fragment) for fragment in self.fragments)
-        summed = traffic.summed_bytes(4 * fragment, row, self.replicas)
+        summed = traffic.summed_bytes(4 * fragment, row, 1 if self.moments == "mean" else self.replicas)
         sent = traffic.sent_bytes(summed, self.replicas, workers)
         each = f", and a worker of {workers} sends up to {sent / 1e6:.2f} MB" if workers > 1 else ""
         return (
@@ -100,9 +103,11 @@ class DiLoCo:
     def begin(self, replicas: int) -> None:
         """The loop begins: each replica starts with the parameters and the inner optimizer's state of this moment. From
         here on the inner optimizer has a state in the inner loop only. Raises NotCarried."""
-        kept = self.inner_optimizer if self.moments == "own" else None
+        kept = None if self.moments == "reset" else self.inner_optimizer
         self.replicas = replicas
-        self._rows = ReplicaRows(replicas, self.parameters, kept, own_parameters=self.diverges)
+        self._rows = ReplicaRows(
+            replicas, self.parameters, kept, own_parameters=self.diverges, shared=self.moments == "mean"
+        )
         self.inner_optimizer.state.clear()
 
 

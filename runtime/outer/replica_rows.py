@@ -2,7 +2,8 @@
 parameters where they differ from the outer ones.
 
 Whoever computes a replica writes its row. The rows are a buffer that is merged by "rows" (see allreduce/reduction), so
-every worker has the rows of all replicas after each round: any of them may compute any replica in the next one.
+every worker has the rows of all replicas after each round: any of them may compute any replica in the next one. Or all
+replicas share one row, which is merged by "mean": each begins a round with the mean of what they ended the last with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import NotCarried
+from runtime.allreduce.reduction.buffers import Merge
 
 _WIDE = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes whose values float32 holds exactly. What else there is goes into float64."""
@@ -36,7 +38,7 @@ class _Piece:
 
 
 class ReplicaRows(nn.Module):
-    """A buffer "float32" and a buffer "float64", each of shape (replicas, elements), if they have elements."""
+    """A buffer "float32" and a buffer "float64", each of shape (rows, elements), if they have elements."""
 
     def __init__(
         self,
@@ -45,11 +47,13 @@ class ReplicaRows(nn.Module):
         optimizer: torch.optim.Optimizer | None,
         *,
         own_parameters: bool,
+        shared: bool = False,
     ) -> None:
         """All rows are what this worker has now. optimizer: None: its state is not kept. own_parameters: whether each
-        replica has parameters of its own. Raises NotCarried for an optimizer whose state has no fixed size."""
+        replica has parameters of its own. shared: one row for all replicas. Raises NotCarried for an optimizer whose
+        state has no fixed size."""
         super().__init__()
-        self._replicas, self._trained, self._optimizer = replicas, list(parameters), optimizer
+        self._shared, self._trained, self._optimizer = shared, list(parameters), optimizer
         self._pieces: list[_Piece] = []
         self._constants: list[dict[str, object]] = [{} for _ in parameters]
         """What the state of each parameter has besides numbers: None, or a bool."""
@@ -62,7 +66,9 @@ class ReplicaRows(nn.Module):
             for place, parameter in enumerate(parameters):
                 self._add(place, None, parameter.dtype, parameter.shape, lambda part: part)
         for name, size in self._sizes.items():
-            self.register_buffer(name, torch.zeros(replicas, size, dtype=getattr(torch, name), device=self._device))
+            self.register_buffer(
+                name, torch.zeros(1 if shared else replicas, size, dtype=getattr(torch, name), device=self._device)
+            )
         for replica in range(replicas):
             self.keep(replica)
 
@@ -97,6 +103,11 @@ class ReplicaRows(nn.Module):
     def elements(self) -> dict[str, int]:
         """Elements of one row, by dtype."""
         return dict(self._sizes)
+
+    @property
+    def merge(self) -> Merge:
+        """How the buffers are merged."""
+        return "mean" if self._shared else "rows"
 
     def keep(self, replica: int) -> None:
         """Write this worker's state into the row. Raises NotCarried for a state of another shape than before."""
@@ -158,7 +169,7 @@ class ReplicaRows(nn.Module):
         }
 
     def _rows(self, replica: int) -> dict[str, Tensor]:
-        return {name: getattr(self, name)[replica] for name in self._sizes}
+        return {name: getattr(self, name)[0 if self._shared else replica] for name in self._sizes}
 
     def _state(self, place: int, *, make: bool = False) -> dict[str, Any]:
         """The optimizer's state of a parameter. make: also if there is none yet."""

@@ -14,14 +14,14 @@ def bytes_of(groups: Mapping[str, int]) -> int:
     return sum(_WIDTHS[name] * elements for name, elements in groups.items())
 
 
-def summed_bytes(fragment: int, row: int, replicas: int, buffers: int = 0) -> int:
-    """The bytes that a round sums: the difference of the fragment that is due, the rows of all replicas, and the
+def summed_bytes(fragment: int, row: int, rows: int, buffers: int = 0) -> int:
+    """The bytes that a round sums: the difference of the fragment that is due, the rows of replicas, and the
     merged buffers of the model. fragment, row, buffers: bytes of each. Some more bytes say which buffers have changed.
 
     A row has twice the parameters with AdamW and once with momentum, and once more if replicas have parameters of their
     own.
     """
-    return fragment + replicas * row + buffers
+    return fragment + rows * row + buffers
 
 
 def sent_bytes(summed: float, replicas: int, workers: int) -> float:

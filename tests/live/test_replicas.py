@@ -52,8 +52,8 @@ def test_kills_newcomers_and_a_resume_leave_the_bits_of_one_worker(kind: str, tm
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize(
     ("every", "fragments", "moments", "row"),
-    [(3, 1, "reset", 0), (3, 1, "own", 2), (4, 2, "own", 3)],
-    ids=["reset moments", "own moments", "fragments"],
+    [(3, 1, "reset", 0), (3, 1, "own", 2), (3, 1, "mean", 2), (4, 2, "own", 3)],
+    ids=["reset moments", "own moments", "mean moments", "fragments"],
 )
 def test_a_round_sends_the_bytes_of_the_formula(
     workers: int, every: int, fragments: int, moments: str, row: int, tmp_path: Path
@@ -66,6 +66,7 @@ def test_a_round_sends_the_bytes_of_the_formula(
         sent = [count for _, count in read(job.gates).values()]
     (parameters,) = {one["parameters"] for one in said}
     summed = sum(said[0]["summed"])
-    planned = len(said[0]["summed"]) * summed_bytes(4 * parameters // fragments, 4 * row * parameters, replicas=4)
+    rows = 1 if moments == "mean" else 4
+    planned = len(said[0]["summed"]) * summed_bytes(4 * parameters // fragments, 4 * row * parameters, rows)
     assert summed == pytest.approx(planned, rel=0.01)
     assert max(sent) == pytest.approx(sent_bytes(summed, 4, workers), rel=0.01)

@@ -97,7 +97,7 @@ class Registered:
         parts: dict[str, object] = {name: rows} if rows.elements else {}
         if not has_outer:
             parts[f"{self._outer_name} optimizer"] = outer.outer_optimizer
-        self.carrier.register({f"{name}.{group}": "rows" for group in rows.elements}, **parts)
+        self.carrier.register({f"{name}.{group}": rows.merge for group in rows.elements}, **parts)
         self.round = Round(outer, self.carrier)
 
     def rounds_of(self, data: Loader | Stream | None, gradients: str, outer: DiLoCo | None) -> Loader | Stream | None:

@@ -89,7 +89,8 @@ def test_arguments_that_do_not_go_together() -> None:
     ("make", "named"),
     [
         (lambda m, o: DiLoCo(m, o, every=2, alpha=1.5), "alpha"),
-        (lambda m, o: DiLoCo(m, o, every=2, moments=cast(Any, "mean")), "moments"),
+        (lambda m, o: DiLoCo(m, o, every=2, moments=cast(Any, "none")), "moments"),
+        (lambda m, o: DiLoCo(m, o, every=2, alpha=0.5, moments="mean"), "alike"),
         (lambda m, o: DiLoCo(m, o, o, every=2), "same object"),
         (lambda m, o: DiLoCo(nn.Linear(1, 1), o, every=2), "inner_optimizer"),
         (lambda m, o: DiLoCo(m, o, torch.optim.SGD(nn.Linear(1, 1).parameters()), every=2), "outer_optimizer"),

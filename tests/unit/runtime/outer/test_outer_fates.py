@@ -25,6 +25,7 @@ from tests.unit.worlds import World
 KINDS: dict[str, dict[str, Any]] = {
     "DiLoCo": {},
     "reset moments": {"moments": "reset"},
+    "mean moments": {"moments": "mean"},
     "mixed": {"alpha": 0.5},
     "streaming": {"every": 4, "fragments": 2},
     "streaming, delayed and mixed": {"every": 6, "fragments": 2, "delay": 2, "alpha": 0.25},

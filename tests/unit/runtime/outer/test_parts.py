@@ -129,6 +129,19 @@ def test_a_replica_that_comes_and_goes_trains_as_one_that_stays(name: str, dtype
                 assert mine == value and type(mine) is type(value)
 
 
+def test_a_shared_row_is_merged_by_its_mean() -> None:
+    model = layers(2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    shared = ReplicaRows(9, trained(model), optimizer, own_parameters=False, shared=True)
+    assert shared.merge == "mean" and shared.float32.shape == (1, 3)
+    optimizer.state[trained(model)[0]]["momentum_buffer"] = torch.full((2, 1), 5.0)
+    shared.keep(7)
+    optimizer.state.clear()
+    shared.restore(3)
+    assert optimizer.state[trained(model)[0]]["momentum_buffer"].tolist() == [[5.0], [5.0]]
+    assert ReplicaRows(1, trained(model), optimizer, own_parameters=False).merge == "rows"
+
+
 def test_an_optimizer_whose_state_is_no_number_is_refused() -> None:
     class Naming(Counting):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
