@@ -46,11 +46,14 @@ if TYPE_CHECKING:
     from runtime.data.parquet import ParquetStream
     from runtime.loop.job import Job, join, notice
     from runtime.loop.sinks import JsonLines, MLflow, TensorBoard, WandB
+    from runtime.outer import DiLoCo, LocalSGD
     from runtime.recovery.kept.keep import keep
 
 __all__ = [
+    "DiLoCo",
     "Job",
     "JsonLines",
+    "LocalSGD",
     "MLflow",
     "NodeNotice",
     "ParquetStream",
@@ -64,6 +67,8 @@ __all__ = [
     "notice",
 ]
 _LAZY = {
+    "DiLoCo": "runtime.outer",
+    "LocalSGD": "runtime.outer",
     "Job": "runtime.loop.job",
     "join": "runtime.loop.job",
     "keep": "runtime.recovery.kept.keep",

@@ -8,6 +8,7 @@ In this list, each package imports only those above it, and of `elastic` no pack
     data/            batches, which depend on (epoch, step, shard) only
     allreduce/       the ring between members, and the exact sum of a step's gradients
     recovery/        the training state, its copies and its checkpoints
+    outer/           training that averages seldom: LocalSGD, DiLoCo
     session.py       the interface between loop/ and worker/
     guards/          guards against mistakes in a training loop
     worker/          a worker under an agent, and jobs of one

@@ -262,6 +262,10 @@ class Operations(Protocol):
         """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.
         Returns what takes its values as they come; None: nothing is sent early. Called at most once a unit."""
 
+    def advanced(self) -> None:
+        """The unit that was handed out last has come on by one of several parts: whoever judges how long a unit may
+        take begins anew."""
+
     def unit_done(self, leaf: Partial) -> None: ...
     def finish(self) -> Partial | None: ...
 

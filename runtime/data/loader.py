@@ -6,8 +6,10 @@ same samples in every worker, with or without loader processes.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +57,8 @@ class Loader:
             check_count("workers", workers)
         drawn = None if weights is None else Weights(_on_the_host(weights))
         self.plan = SamplePlan(len(dataset), batch_size, shards, seed, shuffle, tail, drawn)
+        self._parts = 1
+        """Into how many batches, of one inner step each, a shard of a step is cut."""
         self._dataset = dataset
         self._collate = collate or default_collate
         self._transform = transform
@@ -115,10 +119,26 @@ class Loader:
             batch = self._prefetcher.get(wanted, Habit(own, len(self)))
         return to_device(batch, self._device)
 
-    def fetch(self, epoch: int, step: int, shard: int) -> Any:
-        """The collated batch of one shard, on the CPU. An error of the dataset gets a note with the sample's index."""
+    def in_rounds(self, parts: int) -> Loader:
+        """The same data for steps with so many times the samples, in whose shards `part` takes one part after the
+        other. Raises ConfigError."""
+        if self._prefetcher is not None:
+            raise ConfigError("job.loader(workers=...) fetches whole shards ahead; with outer= leave workers= out")
+        rounds = copy.copy(self)
+        rounds.plan = replace(self.plan, batch_size=self.plan.batch_size * parts)
+        rounds._parts = parts
+        return rounds
+
+    def part(self, epoch: int, step: int, shard: int, part: int) -> Any:
+        """The collated batch of a part of one shard, on the job's device; see `in_rounds`."""
+        return to_device(self.fetch(epoch, step, shard, part), self._device)
+
+    def fetch(self, epoch: int, step: int, shard: int, part: int = 0) -> Any:
+        """The collated batch of one shard, or a part of it, on the CPU. An error of the dataset gets a note with the
+        sample's index."""
         indices = self.plan.indices(epoch, step, shard)
-        seed_fetch(self.plan.seed, epoch, step, shard)
+        indices = indices[len(indices) * part // self._parts : len(indices) * (part + 1) // self._parts]
+        seed_fetch(self.plan.seed, epoch, step, shard, part)
         samples = []
         try:
             for index in indices:
@@ -140,9 +160,10 @@ class Loader:
             self._prefetcher.close()
 
 
-def seed_fetch(seed: int, epoch: int, step: int, shard: int) -> None:
-    """Seed torch, numpy and random for the loading of one shard."""
-    digest = hashlib.blake2b(f"{seed},{epoch},{step},{shard}".encode(), digest_size=8, person=b"fetch").digest()
+def seed_fetch(seed: int, epoch: int, step: int, shard: int, part: int = 0) -> None:
+    """Seed torch, numpy and random for the loading of one shard, or of a part of it."""
+    text = f"{seed},{epoch},{step},{shard}" + (f",{part}" if part else "")
+    digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"fetch").digest()
     seed_generators(int.from_bytes(digest, "little"))
 
 

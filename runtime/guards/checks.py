@@ -92,6 +92,14 @@ def no_gradient(where: str) -> errors.NoGradient:
     )
 
 
+def no_inner_step(where: str) -> errors.NoGradient:
+    """The error for a replica that has made no inner step."""
+    return errors.NoGradient(
+        f"{where} ended without a step of the inner optimizer, so the replica has not trained. With outer= the inner "
+        "loop has the whole of a training step: loss.backward(), optimizer.step(), optimizer.zero_grad()."
+    )
+
+
 def no_steps() -> errors.NoSteps:
     """The error for one of several workers at the end of the script if they have done nothing together."""
     return errors.NoSteps(
@@ -231,6 +239,10 @@ class OptimizerGuard:
                 )
         self._known.clear()
         self._installed, self._open = None, where
+
+    def open_inside(self) -> None:
+        """Optimizers may step before the pass is over: they are inner ones."""
+        self._open = None
 
     def end_pass(self, installed: Callable[[int], bool]) -> None:
         """The reduced gradients are in place, so optimizers may step. installed: whether one is at an address."""

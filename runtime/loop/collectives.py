@@ -15,7 +15,7 @@ from elastic.checkpoints.naming import check_series
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.data.random_state import randomness_kept
 from runtime.loop.evaluation import Score, evaluate
-from runtime.loop.leader_values import noted, pack_note, unpack_note, value_noted
+from runtime.loop.hooks.leader_values import noted, pack_note, unpack_note, value_noted
 from runtime.loop.node_lock import node_lock
 from runtime.loop.training import Training, empty_leaf
 from runtime.recovery.state import small_values

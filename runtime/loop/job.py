@@ -33,10 +33,11 @@ from runtime.guards import checks
 from runtime.loop import process_start
 from runtime.loop.collectives import Collectives
 from runtime.loop.control_scalars import RESERVED
-from runtime.loop.leader_hooks import Sink
+from runtime.loop.hooks.leader_hooks import Sink
 from runtime.loop.loops import Epochs, Extent, Steps, shards_of, steps_of
 from runtime.loop.passes import Gradients, Nonfinite, PassWork, Source
 from runtime.loop.training import Training, empty_leaf
+from runtime.outer import DiLoCo
 from runtime.recovery.state.script_state import Values
 from runtime.recovery.state.small_values import Number, as_number
 from runtime.script_end import ScriptEnd
@@ -142,7 +143,7 @@ class Job(Collectives):
         buffers: qualified name ("model.queue") -> "mean" or "first", for buffers other than BatchNorm's that change in
         training. Raises ConfigError (after the first step, a name twice, nothing to train) and NotCarried.
         """
-        self._training.carrier.register(buffers, **objects)
+        self._training.registered.register(buffers, objects)
 
     def digest(self) -> str:
         """SHA-256, in hex, over (name, dtype, shape, bytes) of everything registered and job.state, in name order."""
@@ -229,6 +230,7 @@ class Job(Collectives):
         gradients: Gradients = "mean",
         nonfinite: Nonfinite = "pass",
         allow: Collection[str] = (),
+        outer: DiLoCo | None = None,
     ) -> Steps:
         """The loop over optimizer steps, `for step in job.steps(train)`.
 
@@ -238,7 +240,9 @@ class Job(Collectives):
         nonfinite: what happens to a pass whose reduced gradient has an infinity or NaN: "pass" it on, as GradScaler
         needs it; "skip" it, so that parameters have no gradient and buffers stay; or "stop" the job with NonFinite. All
         workers decide alike, and the step's metrics count it as "elastic.nonfinite". allow: names of guards to turn
-        off. Raises ConfigError for arguments that do not go together, SecondLoop for a second loop.
+        off. outer: a step is a round of inner steps of each replica and one outer step (see DiLoCo); the inner loop
+        hands out the batch of one inner step of one replica, and its body calls optimizer.step().
+        Raises ConfigError for arguments that do not go together, SecondLoop for a second loop.
         """
         training = self._training
         shards = shards_of(data, shards)
@@ -246,7 +250,8 @@ class Job(Collectives):
             raise ConfigError(f'gradients={gradients!r} must be "mean" or "sum"')
         if nonfinite not in get_args(Nonfinite):
             raise ConfigError(f'nonfinite={nonfinite!r} must be "pass", "skip" or "stop"')
-        work = PassWork(shards, data, gradients, checks.check_allow(allow), nonfinite)
+        data = training.registered.rounds_of(data, gradients, outer)
+        work = PassWork(shards, data, gradients, checks.check_allow(allow), nonfinite, training.registered.inner_steps)
         inside = training.at.in_epochs
         per_epoch, count = steps_of(data, total, epochs, inside)
         if inside and training.examiner is not None:
@@ -257,6 +262,8 @@ class Job(Collectives):
         if first == 0 and self.world_size > shards:
             idle = self.world_size - shards
             self.print(f"{self.world_size} workers for {shards} shards: {idle} are idle, without a shard")
+        if outer is not None and first == 0:
+            self.print(outer.describe(self.world_size))
         if inside:
             left = self._epochs - training.at.epoch
             last = None if per_epoch is None else first + left * per_epoch
@@ -314,7 +321,8 @@ class Job(Collectives):
 
     def log_to(self, sink: Sink) -> None:
         """Give the record of every applied step to a sink, once and in order: `elastic.JsonLines(path)`,
-        `elastic.TensorBoard(directory)`, or an object with the three methods of Sink in runtime/loop/leader_hooks.py.
+        `elastic.TensorBoard(directory)`, or an object with the three methods of Sink of
+        runtime/loop/hooks/leader_hooks.py.
 
         All workers call it, before the loop; the leader writes. When the leader dies, the next one goes on where the
         sink ended, and takes missing steps from the ledger. Raises ConfigError if the sink holds another run.

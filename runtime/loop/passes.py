@@ -70,13 +70,15 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class PassWork:
     """What a loop does in each of its steps. loader: the data; None: the script draws it. gradients: how gradients are
-    reduced. allow: guards that are off. nonfinite: what happens to gradients that are not finite."""
+    reduced. allow: guards that are off. nonfinite: what happens to gradients that are not finite. inner_steps:
+    of a round, which each shard makes as a replica, see outer_pass.py; 0: a shard is a shard."""
 
     shards: int
     loader: ShardSource | None
     gradients: Gradients
     allow: frozenset[str]
     nonfinite: Nonfinite = "pass"
+    inner_steps: int = 0
 
     def weight(self, shard: int) -> float:
         """The weight of a shard that was not weighed: its number of samples, or 1 if equal for all or not known."""
@@ -96,6 +98,8 @@ class Shard(ShardRandom):
     """
 
     index: int
+    inner: int = 0
+    """With outer=, the number of the inner step in its round, from 0."""
 
 
 @dataclass(slots=True)
@@ -303,7 +307,7 @@ class Pass(Iterator[Any]):
             self._fingerprint = None
             self._running.place = place = self._running.locate(op.step)
             training.joined(place.index, place.epoch, result=result is not None)
-            self._harvest = training.registered.harvest()
+            self._harvest = self._harvest_here()
             self._harvest.begin_pass(training.seed, place.index, self.number)
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
             if result is not None:
@@ -311,6 +315,10 @@ class Pass(Iterator[Any]):
                     self._result = result
                 return
         self._collect(place, self._fingerprint or training.agreement.fingerprint())
+
+    def _harvest_here(self) -> Harvest:
+        """For this pass, after its place has become another one."""
+        return self._training.registered.harvest()
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
         harvest = self._harvest
@@ -396,9 +404,13 @@ class Pass(Iterator[Any]):
             return
         carrier = self._training.carrier
         watched = [snapshot for snapshot in (self._snapshot, self._checksums) if snapshot is not None]
-        changed = next((names for snapshot in watched if (names := carrier.changed(snapshot))), [])
-        if changed:
+        found = (self._unexpected(carrier.changed(snapshot)) for snapshot in watched)
+        if changed := next(filter(None, found), []):
             raise self._trials.told(checks.state_changed(self.where, changed, carrier.fixed()), self._snapshot)
+
+    def _unexpected(self, changed: list[str]) -> list[str]:
+        """Which of these changes, named as by Carrier.changed, a body must not make."""
+        return changed
 
     def _end(self, result: Partial) -> None:
         training, running = self._training, self._running

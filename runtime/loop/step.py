@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from elastic.errors import ConfigError, UsageError
 from runtime.loop.control_scalars import RESERVED
+from runtime.loop.outer_pass import OuterPass
 from runtime.loop.passes import Pass, Place, RunningPass, Shard
 from runtime.loop.training import Training
 from runtime.recovery.state.small_values import Number, as_number
@@ -88,6 +89,7 @@ class Step:
         With gradients="sum" n weighs the metrics only. Raises ConfigError unless n is positive and finite.
         """
         self._check_in_pass("weigh()")
+        self._check_one_shard("weigh()")
         weight = as_number(n, "step.weigh(n)")
         if not (weight > 0 and math.isfinite(weight)):
             raise ConfigError(f"step.weigh({weight}) must be positive and finite; step.skip() leaves a shard out")
@@ -96,6 +98,7 @@ class Step:
     def skip(self) -> None:
         """Leave this shard out: its gradient, metrics and buffers do not count."""
         self._check_in_pass("skip()")
+        self._check_one_shard("skip()")
         self._running.contribution.skipped = True
 
     def cached(self, fn: Callable[[], T]) -> T:
@@ -118,6 +121,12 @@ class Step:
         finally:
             running.shard = shard
 
+    @property
+    def inner_index(self) -> int:
+        """With outer=: the number of the inner step in the job, from 0, for each replica. Raises UsageError outside the
+        inner loop."""
+        return self.index * self._running.work.inner_steps + self.shard.inner
+
     def _check_in_pass(self, call: str) -> None:
         if self._running.shard is None:
             raise UsageError(
@@ -125,8 +134,19 @@ class Step:
                 "into `for batch in step`"
             )
 
+    def _check_one_shard(self, call: str) -> None:
+        if self._running.work.inner_steps:
+            raise UsageError(
+                f"step.{call} in a step with outer=: replicas count by their samples. To leave a batch out, go on to "
+                "the next one without optimizer.step()"
+            )
+
     def __iter__(self) -> Pass:
-        return Pass(self._training, self._running)
+        return (
+            OuterPass(self._training, self._running)
+            if self._running.work.inner_steps
+            else Pass(self._training, self._running)
+        )
 
     @property
     def record(self) -> StepRecord:

@@ -56,6 +56,11 @@ class Activity:
             self._shards.append(now_s - max(since_s, self._from_s))
         self._now = (what, doing, now_s)
 
+    def again(self) -> None:
+        """The present activity, once more from the beginning."""
+        what, doing, _ = self._now
+        self.enter(what, doing)
+
     def see(self) -> ActivitySeen:
         """The present activity. To be called several times a second. computes is true until it has been measured."""
         what, doing, since_s = self._now

@@ -142,6 +142,9 @@ class OperationLoop:
                 case _:
                     return None
 
+    def advanced(self) -> None:
+        self._reporter.advanced()
+
     def unit_done(self, leaf: Partial) -> None:
         self._reporter.computed()
         if self._task.op.kind is OpKind.SYNC:

@@ -52,6 +52,10 @@ class ProgressReporter:
         self._note(FlightEvent.COMPUTES, where, unit)
         self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
 
+    def advanced(self) -> None:
+        """The unit that was handed out has come on by a part, which counts like a unit of its own."""
+        self._activity.again()
+
     def computed(self) -> None:
         """The unit that was handed out is computed."""
         self._note(FlightEvent.COMPUTED)

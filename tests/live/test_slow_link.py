@@ -54,3 +54,32 @@ def test_an_exchange_of_a_minute_over_a_narrow_and_lossy_cable_finishes_with_the
         assert not fleet.events("member_lost", job=job)
         assert not fleet.events("ring_aborted", job=job), "nobody has taken it for a cut link"
         assert len(fleet.steps(job)) == int(STEPS)
+
+
+ROUND_BYTES = 9 * 4 * 262_912
+"""What a round of counted_rounds.py sums with AdamW and 4 replicas. Two workers each send as much."""
+CABLE_KBIT_S = 10_000
+
+
+def test_rounds_of_replicas_that_fill_a_cable_of_10_mbit_s_expel_nobody(tmp_path: Path) -> None:
+    """Beats, orders and the transfer share the cable, which is full for longer than evict_s in each round; the timing
+    is the default one."""
+    with Network() as network, Fleet(tmp_path, network, nodes=("a", "b")) as fleet:
+        network.narrow("a", CABLE_KBIT_S)
+        network.roughen("a", Roughness(delay_s=0.02))
+        job = fleet.submit(
+            name="replicas",
+            command=["python", str(SCRIPTS / "counted_rounds.py"), "3", "1", "own"],
+            env={"LIVE_GATES": str(fleet.gates), "OMP_NUM_THREADS": "1"},
+            workers=2,
+            min_workers=2,
+            checkpoint_dir=str(tmp_path / "checkpoints"),
+        )
+        fleet.await_members(job, "a.0.0", "b.0.0")
+        began_s = time.monotonic()
+        ended = fleet.await_end(job)
+        took_s = time.monotonic() - began_s
+        assert ended["exit_code"] == 0, ended["because"]
+        assert took_s > 2 * 8 * ROUND_BYTES / (1000 * CABLE_KBIT_S), "the cable was not narrow"
+        assert not fleet.events("member_lost", job=job)
+        assert not fleet.events("ring_aborted", job=job), "nobody has taken it for a cut link"

@@ -25,7 +25,7 @@ LAYERS = (
     "elastic.spark",
     *("runtime.script_files", "runtime.torch_names", "runtime.script_end", "runtime.data"),
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
-    *("runtime.recovery.state", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
+    *("runtime.recovery.state", "runtime.outer", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
     *("runtime.recovery.transfer", "runtime.recovery.kept", "runtime.worker", "runtime.loop"),
     *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
     *("runtime.frontends.restart", "runtime.frontends.preemption_info", "runtime.frontends.torchft"),
@@ -141,6 +141,7 @@ PURE_MODULES = (
 """Pure, in packages that are not pure as a whole."""
 
 SMALL = {
+    "runtime.outer.traffic": "formulas of bytes, which the script is told by and tests compare with what is sent",
     "runtime.frontends.horovod.interrupts": "what every module of the package raises, and none of them makes",
     "runtime.allreduce.reduction.host_copies": "what reductions, fingerprints and guards have in common",
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",

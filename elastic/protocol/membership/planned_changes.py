@@ -27,8 +27,8 @@ LAST_PASSES = 3
 """Passes of the last call: the pass that is under way, the pass in which all members learn that a checkpoint is wished
 for, and the pass that begins with the checkpoint."""
 LEAVING_S = 10.0
-"""Seconds for passes that are longer than usual, to write the checkpoint (runtime/loop/world_hooks.py leaves half of
-them for that), and for what the script does when it is drained."""
+"""Seconds for passes that are longer than usual, to write the checkpoint (runtime/loop/hooks/world_hooks.py leaves
+half of them for that), and for what the script does when it is drained."""
 
 
 def plan_change(g: Group, now_s: float, do: list[Action]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from elastic.errors import NotCarried
 
-Merge: TypeAlias = Literal["mean", "first"]
+Merge: TypeAlias = Literal["mean", "rows", "first"]
 Kind: TypeAlias = tuple[torch.dtype, torch.Size]
 
 
@@ -21,8 +21,8 @@ class Buffer:
     """A buffer or frozen parameter that is merged: BatchNorm's running statistics, or as in register(buffers=...).
 
     kind: its dtype and shape, for the whole job. merge: "mean" weighs the shards' values like their gradients; "first"
-    takes the value of the first shard. base: during a pass the value from which every shard starts, and which copies
-    and digests contain; None outside a pass.
+    takes the value of the first shard; "rows" takes row n from shard n, of as many rows as there are shards. base:
+    during a pass the value from which every shard starts, and which copies and digests contain; None outside a pass.
     """
 
     name: str

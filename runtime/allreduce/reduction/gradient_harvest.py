@@ -4,7 +4,7 @@ A shard's bits depend on (seed, step, pass, shard) and on the state before the p
 or on what that process ran before. A partial sum is one flat tensor per dtype group, so that exchanging it is one large
 operation; a leaf may still be in parts (see unpacked_leaf.py):
 
-    gradients, times the weight | "mean" buffers, times the weight | "first" buffers | one changed flag per buffer
+    gradients, times the weight | "mean" buffers, times the weight | "rows" | "first" buffers | a changed flag for each
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from torch import nn
 from elastic.config import Compression
 from elastic.errors import NotCarried
 from runtime.allreduce.fixed_point.exponents import BlockExponents
-from runtime.allreduce.reduction.buffers import Buffer, Modes, changed, clones, copy_all
+from runtime.allreduce.reduction.buffers import Buffer, Merge, Modes, changed, clones, copy_all
 from runtime.allreduce.reduction.flat_pool import CPU, Flats
 from runtime.allreduce.reduction.host_copies import device_copies, host_copies
 from runtime.allreduce.reduction.leaves.early_leaf import EarlyLeaf
@@ -72,7 +72,7 @@ class Harvest:
             group = self._group(name, parameter.dtype)
             group.numbers.append(i)
             group.parameters.append(parameter)
-        for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
+        for buffer in sorted(self._floats, key=lambda buffer: get_args(Merge).index(buffer.merge)):
             self._group(buffer.name, buffer.live.dtype).buffers.append(buffer)
         self._device = device
         self._staged = device.type == "cpu" and any(parameter.is_cuda for parameter in self._parameters)
@@ -274,7 +274,7 @@ class Harvest:
         if not group.buffers:
             return
         parts, flags = group.buffer_parts(rest)
-        counts = [buffer.merge == "mean" or shard == 0 for buffer in group.buffers]
+        counts = [buffer.merge != "first" or shard == 0 for buffer in group.buffers]
         counting = list(compress(group.buffers, counts))  # the first ones
         flags[len(counting) :].zero_()
         if counting:
@@ -282,6 +282,9 @@ class Harvest:
             self._copy([*compress(parts, counts), flags[: len(counting)]], [*(b.live for b in counting), differ])
         if absent := [part for part, counts_here in zip(parts, counts, strict=True) if not counts_here]:
             torch._foreach_zero_(absent)
+        for number in group.rows:
+            parts[number][:shard].zero_()
+            parts[number][shard + 1 :].zero_()
         if weight != 1:
             rest[: group.weighted - group.gradients].mul_(weight)
 

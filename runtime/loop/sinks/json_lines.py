@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from elastic.errors import ConfigError
-from runtime.loop.leader_hooks import JobView
+from runtime.loop.hooks.leader_hooks import JobView
 from runtime.session import StepRecord
 
 _BEGIN = b'{"step": '

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import ConfigError
-from runtime.loop.leader_hooks import JobView
+from runtime.loop.hooks.leader_hooks import JobView
 from runtime.loop.sinks.trackers import points
 from runtime.session import StepRecord
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import ConfigError
-from runtime.loop.leader_hooks import JobView
+from runtime.loop.hooks.leader_hooks import JobView
 from runtime.session import StepRecord
 
 CLOSE_S = 60.0

@@ -44,7 +44,7 @@ class Agreement:
                 f"shards={shards} here and shards={self.shards} before; the number of shards is fixed for the whole "
                 "job, because it decides the order of every sum"
             )
-        self.shards = shards
+        self.shards = self._registered.shards = shards
         if self._registered.exponents is not None:
             self._registered.exponents.units = shards
 

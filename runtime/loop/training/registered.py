@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import FrameType
 
 import torch
+from torch import nn
 
 from elastic.config import Reduction
+from elastic.errors import ConfigError
 from runtime.allreduce.fixed_point.exponents import BlockExponents
 from runtime.allreduce.reduction.gradient_harvest import Harvest
+from runtime.data.loader import Loader
+from runtime.data.stream import Stream
 from runtime.guards import checks
 from runtime.guards.module_attributes import Attributes
 from runtime.guards.unregistered import Strays
+from runtime.outer import DiLoCo, Round
 from runtime.recovery.state.script_state import Values
 from runtime.recovery.state.training_state import Carrier
 from runtime.session import Session
@@ -37,6 +42,13 @@ class Registered:
         self.exponents = _exponents(session.reduction)
         if self.exponents is not None:
             self.carrier.register(None, **{_EXPONENTS: self.exponents})
+        self.shards: int | None = None
+        """Of each step, as soon as the script has said it."""
+        self.outer: DiLoCo | None = None
+        """Said by the script; its parts are registered when the loop begins."""
+        self.round: Round | None = None
+        self._outer_name = ""
+        self._chosen: set[int] | None = None
         self._harvest = Harvest([])
         self._trainable: list[int] = []
         self._guard = checks.OptimizerGuard()
@@ -46,12 +58,75 @@ class Registered:
         self.cleanup = ExitStack()
         """What must be undone when a rehearsal, or the job, ends."""
 
+    def register(self, buffers: Mapping[str, str] | None, objects: Mapping[str, object]) -> None:
+        """As Carrier.register, also for one DiLoCo. Raises ConfigError for a second one."""
+        plain = {name: thing for name, thing in objects.items() if not isinstance(thing, DiLoCo)}
+        for name, thing in objects.items():
+            if isinstance(thing, DiLoCo):
+                if self.outer is not None or self.carrier.frozen:
+                    raise ConfigError(f"register({name}=...): a job has one DiLoCo, registered before its loop")
+                self.outer, self._outer_name = thing, name
+        self.carrier.register(buffers, **plain)
+
     def freeze(self) -> None:
         """The loop begins: nothing more can be registered, and what is there is watched."""
+        if self.outer is not None and not self.carrier.frozen:
+            self._begin_outer(self.outer)
         self.carrier.freeze()
         self._guard.attach(self.carrier.optimizers())
         self._attributes = Attributes(self.carrier.modules())
         self._session.attach(self.carrier)
+
+    def _begin_outer(self, outer: DiLoCo) -> None:
+        """Register what belongs to the replicas, and the outer optimizer. Raises ConfigError for other optimizers."""
+        optimizers = {id(one): name for name, one in self.carrier.optimizers().items()}
+        if optimizers.pop(id(outer.inner_optimizer), None) is None:
+            raise ConfigError("the inner optimizer given to DiLoCo is not registered; job.register(optimizer=...)")
+        has_outer = optimizers.pop(id(outer.outer_optimizer), None) is not None
+        if optimizers:
+            raise ConfigError(
+                f"{', '.join(optimizers.values())}: with DiLoCo the job has one inner and one outer optimizer"
+            )
+        if self.shards is None:
+            raise ConfigError(
+                "the loop of a job with DiLoCo begins, and the number of shards, each of which is a replica, is not "
+                "known: make the job.loader() before job.epochs(), or write job.steps(shards=...) without epochs"
+            )
+        outer.begin(self.shards)
+        name, rows = f"{self._outer_name} rows", outer.rows
+        parts: dict[str, object] = {name: rows} if rows.elements else {}
+        if not has_outer:
+            parts[f"{self._outer_name} optimizer"] = outer.outer_optimizer
+        self.carrier.register({f"{name}.{group}": rows.merge for group in rows.elements}, **parts)
+        self.round = Round(outer, self.carrier)
+
+    def rounds_of(self, data: Loader | Stream | None, gradients: str, outer: DiLoCo | None) -> Loader | Stream | None:
+        """The data of a loop with `outer`, cut into rounds; without, as it is. Raises ConfigError for what does not go
+        together."""
+        if outer is not self.outer:
+            raise ConfigError(
+                "job.steps(outer=...) and job.register(...) need the same DiLoCo: all loops of a job have it, or none"
+            )
+        if outer is None:
+            return data
+        if gradients != "mean":
+            raise ConfigError(f"job.steps(gradients={gradients!r}): outer= takes the mean of the replicas' differences")
+        if isinstance(data, Stream):
+            raise ConfigError("job.steps(stream, outer=...): outer= needs a job.loader, or no data")
+        return None if data is None else data.in_rounds(outer.schedule.inner_steps)
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of a round; 0: a step has none."""
+        return 0 if self.outer is None else self.outer.schedule.inner_steps
+
+    def choose(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Only these parameters get gradients, from the next Harvest on."""
+        self._chosen = set(map(id, parameters))
+
+    def steps_inside(self) -> None:
+        """Optimizers may step inside the pass that has begun."""
+        self._guard.open_inside()
 
     def begin_epoch(self) -> None:
         """An epoch is handed out."""
@@ -89,6 +164,8 @@ class Registered:
     def harvest(self) -> Harvest:
         """The Harvest for the parameters that require a gradient now, which may differ between passes."""
         parameters = self.carrier.parameters()
+        if self._chosen is not None:
+            parameters = [named for named in parameters if id(named[1]) in self._chosen]
         trainable = [id(parameter) for _, parameter in parameters]
         if trainable != self._trainable:
             self._trainable = trainable

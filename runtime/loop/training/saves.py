@@ -9,9 +9,9 @@ from elastic.checkpoints.naming import EntryName
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import randomness_kept
 from runtime.loop.call_replies import CallReplies
+from runtime.loop.hooks.world_hooks import WorldHooks
 from runtime.loop.training.agreement import Agreement
 from runtime.loop.training.newcomer import Newcomer
-from runtime.loop.world_hooks import WorldHooks
 from runtime.recovery.checkpoint.coordinator import Taking
 from runtime.recovery.checkpoint.memory_snapshots import Snapshots
 from runtime.session import LoopPlace, Session

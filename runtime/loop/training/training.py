@@ -40,14 +40,14 @@ from runtime.guards.unregistered import caller
 from runtime.loop.call_replies import CallReplies
 from runtime.loop.control_scalars import ControlScalars
 from runtime.loop.exactness_probe import Examiner
-from runtime.loop.leader_hooks import LeaderHooks
+from runtime.loop.hooks.leader_hooks import LeaderHooks
+from runtime.loop.hooks.world_hooks import WorldHooks
 from runtime.loop.training.agreement import Agreement
 from runtime.loop.training.calls import Calls, empty_leaf
 from runtime.loop.training.newcomer import Newcomer
 from runtime.loop.training.registered import Registered
 from runtime.loop.training.saves import Saves
 from runtime.loop.training.step_scope import OpenStep, StepScope
-from runtime.loop.world_hooks import WorldHooks
 from runtime.recovery.checkpoint.coordinator import Taking
 from runtime.recovery.checkpoint.memory_snapshots import Snapshots
 from runtime.script_end import exit_now

@@ -65,6 +65,11 @@ class RegisteredObjects:
         self._parts = []
         self._declared |= dict(buffers or {})
 
+    @property
+    def frozen(self) -> bool:
+        """Whether registration has ended."""
+        return self._frozen
+
     def freeze(self) -> None:
         """End registration: find parameters and buffers. A second call does nothing.
 

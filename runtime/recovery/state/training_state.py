@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -46,6 +46,7 @@ class Carrier(RegisteredObjects):
         self._settled = threading.Event()
         self._settled.set()
         self._unsettled = 0
+        self._held: tuple[dict[str, Json], list[encoding.NamedTensor]] | None = None
         self.modes = Modes(lambda: (part for _, part in self.named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
 
@@ -88,6 +89,16 @@ class Carrier(RegisteredObjects):
         """The learning rates are those of the pass in progress."""
         self._settled.set()
 
+    def hold(self, bases: Mapping[int, torch.Tensor]) -> None:
+        """Until `release`, copies are of this moment. bases: by the address of each tensor that will change meanwhile
+        and is no buffer of the pass, a copy of it."""
+        header, tensors = self.describe()
+        self._held = header, [(path, bases.get(tensor.data_ptr(), tensor)) for path, tensor in tensors]
+
+    def release(self) -> None:
+        """Copies are of the state as it is."""
+        self._held = None
+
     def mark(self) -> StreamMark:
         """On the script's thread: behind what the GPUs have to do now, the tensors are those of this moment."""
         return StreamMark(self.gpus)
@@ -103,6 +114,8 @@ class Carrier(RegisteredObjects):
 
     def describe(self) -> tuple[dict[str, Json], list[encoding.NamedTensor]]:
         """(header, the tensors themselves, in its order). Raises NotCarried naming a value that cannot be copied."""
+        if self._held is not None:
+            return self._held
         tensors: list[encoding.NamedTensor] = []
         # By address: a tensor with two names in a module is in its state_dict() twice.
         bases = {

@@ -19,7 +19,7 @@ smaller parameters it takes longer to find out whether the gradients may stay wh
 @dataclass
 class FlatGroup:
     """The layout of one flat tensor, complete when one of its numbers is asked for. numbers: of the parameters, among
-    all. buffers: "mean" before "first"."""
+    all. buffers: "mean" before "rows" before "first"."""
 
     dtype: torch.dtype
     numbers: list[int] = field(default_factory=list)
@@ -38,8 +38,13 @@ class FlatGroup:
 
     @cached_property
     def elements(self) -> int:
-        firsts = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "first")
-        return self.weighted + firsts + len(self.buffers)
+        others = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge != "mean")
+        return self.weighted + others + len(self.buffers)
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Numbers of the buffers that have a row of each shard."""
+        return [number for number, buffer in enumerate(self.buffers) if buffer.merge == "rows"]
 
     @cached_property
     def like(self) -> list[torch.Tensor]:

@@ -15,8 +15,8 @@ import torch
 
 import elastic
 from elastic.errors import ConfigError, LeaderOnly
-from runtime.loop import leader_hooks
-from runtime.loop.leader_hooks import RECORDS_KEPT, JobView, LeaderHooks
+from runtime.loop.hooks import leader_hooks
+from runtime.loop.hooks.leader_hooks import RECORDS_KEPT, JobView, LeaderHooks
 from runtime.loop.sinks import JsonLines, TensorBoard
 from runtime.session import Session, StepRecord
 from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train

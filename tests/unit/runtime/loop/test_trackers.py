@@ -14,7 +14,7 @@ import pytest
 
 import elastic
 from elastic.errors import ConfigError
-from runtime.loop import leader_hooks
+from runtime.loop.hooks import leader_hooks
 from runtime.loop.sinks import MLflow, trackers
 from runtime.session import Session, StepRecord
 from tests.unit.elastic.observability.trackers import LIBRARIES

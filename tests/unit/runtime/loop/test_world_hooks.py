@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from elastic.agent.worker.node_notice import NodeNotice
-from runtime.loop import world_hooks
-from runtime.loop.world_hooks import PARTING_S, WorldHooks
+from runtime.loop.hooks import world_hooks
+from runtime.loop.hooks.world_hooks import PARTING_S, WorldHooks
 
 
 class Steps:

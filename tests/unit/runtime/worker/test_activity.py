@@ -131,6 +131,20 @@ def test_children_that_come_and_go_are_no_error() -> None:
     assert list(below(0x7FFFFFFF)) == [0x7FFFFFFF], "nobody has this number"
 
 
+def test_a_unit_of_many_parts_is_judged_by_its_parts() -> None:
+    machine = Machine()
+    activity = machine.activity()
+    activity.see()
+    activity.enter("shard 0", Doing.SHARD)
+    for _ in range(3):
+        machine.now_s += 0.5 * PAUSE_S
+        activity.see()
+        activity.again()
+    seen = activity.see()
+    assert (seen.what, seen.doing, seen.for_s) == ("shard 0", Doing.SHARD, 0.0)
+    assert seen.usual_s == pytest.approx(0.5 * PAUSE_S)
+
+
 def until(reached: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + GENEROUS_S
     while not reached():

@@ -1,0 +1,145 @@
+"""A pass of a step with `outer=`: each replica makes the inner steps of a round, and their differences are reduced."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from elastic.errors import UsageError
+from elastic.protocol.loop_state import ScriptStage
+from runtime.allreduce.reduction.gradient_harvest import Harvest
+from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
+from runtime.data.loader import Loader
+from runtime.data.random_state import seed_shard
+from runtime.guards import checks
+from runtime.loop.control_scalars import RESERVED
+from runtime.loop.passes import Contribution, Pass, Place, RunningPass, Shard
+from runtime.loop.training import Training
+from runtime.outer import Round
+from runtime.outer.traffic import bytes_of
+from runtime.recovery.state.small_values import same_nan
+
+DRIFT = RESERVED + "drift"
+"""Among the metrics of a step: how far replicas were from their mean when their differences were taken, as the root of
+the mean square of these distances."""
+SUMMED_BYTES = RESERVED + "summed_bytes"
+"""Among them: the bytes of the tensors that are summed in the step. See runtime/outer/traffic.py."""
+_SQUARES = RESERVED + "squares"
+_INNER = "inner"
+"""In the note of a leaf: what is the same for all replicas."""
+
+
+class OuterPass(Pass):
+    """Hands out one batch for each inner step. A shard is a replica."""
+
+    def __init__(self, training: Training, running: RunningPass) -> None:
+        """Raises UsageError for a second pass of a step."""
+        super().__init__(training, running)
+        if self.number:
+            raise UsageError("a step with outer= has one pass; write `for batch in step` once")
+        assert training.registered.round is not None
+        self._round: Round = training.registered.round
+        self._inner = 0
+        """Inner steps that the replica has made."""
+        self._scalars: Scalars = {}
+
+    def __next__(self) -> Any:
+        if self._begun and (shard := self._running.shard) is not None:
+            checks.check_capture(self.where)
+            self._end_inner(shard)
+            if self._inner < self._length:
+                return self._begin_inner(shard.index)
+        return super().__next__()
+
+    @property
+    def _length(self) -> int:
+        """Inner steps of the replica that runs; one, where it does not count."""
+        return self._round.outer.schedule.inner_steps if self._is(ScriptStage.COLLECTING) else 1
+
+    def _open(self) -> None:
+        self._training.registered.choose(self._round.due(self._running.place.index))
+        super()._open()
+        self._training.registered.steps_inside()
+        self._round.begin(self._running.place.index)
+
+    def _end_rehearsal(self) -> None:
+        self._round.abandon()
+        super()._end_rehearsal()
+        if not self._is(ScriptStage.COLLECTING):  # a newcomer that has come to the result of a round
+            self._round.begin(self._running.place.index)
+
+    def _harvest_here(self) -> Harvest:
+        self._training.registered.choose(self._round.due(self._running.place.index))
+        return super()._harvest_here()
+
+    def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
+        self._round.begin(place.index)
+        super()._collect(place, fingerprint)
+
+    def _repeated(self, result: Partial) -> bool:
+        self._round.drop()
+        return super()._repeated(result)
+
+    def begin_shard(self, shard: int) -> Any:
+        self._training.calls.running = shard
+        self._harvest.before(shard)
+        self._round.begin_replica(shard)
+        self._inner, self._scalars = 0, {}
+        return self._begin_inner(shard)
+
+    def _begin_inner(self, replica: int) -> Any:
+        running, place = self._running, self._running.place
+        batch = None
+        if running.work.loader is not None:
+            try:
+                batch = cast(Loader, running.work.loader).part(place.epoch, place.position, replica, self._inner)
+            except StopIteration as error:  # it would end the inner loop as if all replicas were done
+                raise RuntimeError(f"the data raised StopIteration for replica {replica} in {self.where}") from error
+        seed = seed_shard(self._training.seed, place.index, self.number, replica, self._inner)
+        running.shard = Shard(seed, replica, self._inner)
+        running.contribution = Contribution()
+        running.cached.clear()
+        running.cached.begin_shard()
+        return running.shard if running.work.loader is None else batch
+
+    def _end_inner(self, shard: Shard) -> None:
+        """The body of the inner loop has ended."""
+        self._inner += 1
+        self._training.session.advanced()
+        weight = self._running.work.weight(shard.index)
+        for name, (kind, total, by) in self._running.contribution.scalars(weight).items():
+            _, before, by_before = self._scalars.get(name, (kind, 0.0, 0.0))
+            self._scalars[name] = (kind, before + total, by_before + by)
+        if self._inner == self._round.outer.schedule.taken_after:
+            self._round.take()
+
+    def _end_shard(self, shard: Shard) -> None:
+        training, work = self._training, self._running.work
+        self._running.shard = None
+        if not self._round.inner_steps and "NoGradient" not in work.allow:
+            raise checks.no_inner_step(f"replica {shard.index} in {self.where}")
+        training.scope.passes_tried.add(self.number)
+        self._check_unchanged()
+        if not self._is(ScriptStage.COLLECTING):
+            self._round.drop()
+            self._harvest.drop_shard()
+            training.calls.running = None
+            return
+        weight = work.weight(shard.index)
+        plain = self._round.plain()
+        squares = self._round.end_replica(shard.index)
+        scalars = {**self._scalars, _SQUARES: ("sum", squares * weight, weight)}
+        leaf = self._harvest.leaf(shard.index, weight, training.riders.travel(scalars))
+        leaf.note = {**cast(dict[str, Json], leaf.note or {}), _INNER: plain}
+        training.session.unit_done(leaf)
+        training.calls.running = None
+
+    def _unexpected(self, changed: list[str]) -> list[str]:
+        """Parameters, learning rates and schedulers are what inner steps change."""
+        return [name for name in changed if name.startswith(("buffer ", "job.state."))]
+
+    def _install(self, result: Partial) -> None:
+        note = cast(dict[str, Json], result.note)
+        mean = self._round.outer_step(lambda: super(OuterPass, self)._install(result), note[_INNER])
+        _, squares, weight = result.scalars[_SQUARES]
+        self._running.metrics[SUMMED_BYTES] = float(bytes_of(self._harvest.groups()))
+        self._running.metrics[DRIFT] = same_nan(max(squares / weight - mean, 0.0) ** 0.5)

@@ -1,0 +1,37 @@
+"""Replicas that train by themselves, with DiLoCo or by fragments: BatchNorm, dropout, AdamW and a scheduler."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import elastic
+from tests.live.scripts import gates
+
+streaming = "streaming" in sys.argv[1:]
+job = elastic.join(seed=3)
+inputs = torch.randn(512, 16, generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
+model = torch.nn.Sequential(
+    torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 2)
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+outer = elastic.DiLoCo(
+    model, optimizer, every=4, fragments=2 if streaming else 1, delay=int(streaming), alpha=0.5 * streaming
+)
+train = job.loader(data, batch_size=16, shards=4, shuffle=True)
+job.register(model=model, optimizer=optimizer, scheduler=scheduler, outer=outer)
+
+for step in job.steps(train, epochs=6, outer=outer):
+    for x, y in step:
+        gates.pace()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        step.log(loss=loss)
+gates.hold("end")
