@@ -111,6 +111,10 @@ class MemberWorld(World):
             nn.init.zeros_(nothing.weight)
         things = {**named, **{f"besides{number}": module for number, module in enumerate(besides)}}
         job.register(buffers=None, **things)
+        # Each worker has its own: statistics of its batches, and plain values such as its times.
+        training.carrier.leave_undigested(*(name for name, _, _, _ in training.carrier.named_buffers()))
+        plain = [name for name, thing in named.items() if not isinstance(thing, nn.Module | torch.optim.Optimizer)]
+        training.carrier.leave_undigested(*plain)
         training.agreement.alike_buffers = False
         training.agreement.claim_shards(1)
         training.agreement.plan_steps(None, 1)

@@ -106,12 +106,13 @@ def together(
         try:
             script(worker)
             mine.close()
+            return str(session.carrier.digest())
         finally:
             current.shutdown()
-        return str(session.worker_id)
 
     world.run(one, **newcomers)
     errors = [error for error in world.errors.values() if not isinstance(error, Killed)]
     if errors:
         raise errors[0]
+    assert len(set(world.digests.values())) == 1, "a job whose workers end with different states has failed"
     return world, dict(seen.get() for _ in range(seen.qsize()))

@@ -81,6 +81,24 @@ def test_commits_may_be_rare() -> None:
         alike(workers, {"w0", "w1", "w2"} - kills.keys())
 
 
+def test_a_plain_value_may_be_a_workers_own() -> None:
+    """As the times in Horovod's elastic benchmark: the workers still end alike."""
+
+    def script(worker: Worker) -> None:
+        @hvd.elastic.run  # type: ignore[untyped-decorator]
+        def body(state: Any) -> None:
+            for _ in range(3):
+                state.seconds = [*state.seconds, 1.5 + hvd.rank()]
+                state.commit()
+
+        state = hvd.elastic.ObjectState(seconds=[])
+        body(state)
+        worker.metric = float(sum(state.seconds))
+
+    _, workers = together(2, script)
+    assert {worker.metric for worker in workers.values()} == {4.5, 7.5}
+
+
 def refused(script: Callable[[Worker], None], workers: int = 2) -> str:
     """What the workers are told."""
     with pytest.raises(ElasticError) as told:
