@@ -105,7 +105,7 @@ class HostTasks:
         task = host.task
         task.attempts += 1
         task.node = f"host-{task.number}-{task.attempts}"
-        ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, None)
+        ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, self._driver.function)
         host.process = process = children.start(
             command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

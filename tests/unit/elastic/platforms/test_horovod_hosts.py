@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,11 +139,13 @@ def test_the_last_list_holds_while_a_script_fails(tmp_path: Path, monkeypatch: p
 
 def test_a_ticket_goes_over_the_input_and_an_outcome_comes_back() -> None:
     ticket = Ticket("h:1", "job-1", "host-0-1", 2, 30.0, {"key": b"\x00\xff"}, None)
-    assert host_task.of_line(host_task.to_line(ticket)) == ticket
+    for sent in (ticket, replace(ticket, function=b"\x80\x05")):
+        assert host_task.of_line(host_task.to_line(sent)) == sent
     for wrong in (b"", b"{}", b"[]", b'{"certificates": {}}'):
         with pytest.raises((ValueError, TypeError, KeyError)):
             host_task.of_line(wrong)
-    assert host_task.outcome_of(b'{"over": true, "last": {"step": 3}}').last == {"step": 3}
+    outcome = host_task.outcome_of(b'{"over": true, "values": {"1": "gAU="}, "last": {"step": 3}}')
+    assert (outcome.last, outcome.values) == ({"step": 3}, {1: b"\x80\x05"})
 
 
 def test_another_host_is_reached_by_ssh_in_the_same_directory(monkeypatch: pytest.MonkeyPatch) -> None:
