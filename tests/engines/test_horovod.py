@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,20 +72,26 @@ def test_functions_on_the_executors_of_spark(tmp_path: Path, mark: str) -> None:
             horovod_spark.run(summed, (0.0,), num_proc=2, hosts="a:2")
 
 
-def test_functions_on_ray(tmp_path: Path, mark: str) -> None:
+def test_functions_on_ray(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="make test-engines installs it")
-    ray.init(num_cpus=2, include_dashboard=False, _temp_dir=str(tmp_path))
-    try:
-        settings = horovod_ray.RayExecutor.create_settings(timeout_s=60)
-        executor = horovod_ray.RayExecutor(settings, num_workers=2, checkpoint_dir=str(tmp_path / "checkpoints"))
-        executor.start(extra_env_vars={"SEEN": "yes"})
-        assert executor.run(by_value(summed), args=(1.0,)) == [(0, 2, 2.0), (1, 2, 2.0)]
-        with pytest.raises(ConfigError, match="workers that live between two calls"):
-            executor.execute(print)
-        executor.shutdown()
-        settings = horovod_ray.RayExecutor.create_settings(timeout_s=60, min_num_proc=1, max_num_proc=2)
-        elastic = horovod_ray.ElasticRayExecutor(settings, checkpoint_dir=str(tmp_path / "checkpoints"))
-        elastic.start()
-        assert elastic.run(by_value(trained), args=(5,)) == [(2, 5), (2, 5)]
-    finally:
-        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray") as directory:  # sockets are below: a short path
+        monkeypatch.setenv("RAY_TMPDIR", directory)
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+        try:
+            on_ray(tmp_path)
+        finally:
+            ray.shutdown()
+
+
+def on_ray(home: Path) -> None:
+    settings = horovod_ray.RayExecutor.create_settings(timeout_s=60)
+    executor = horovod_ray.RayExecutor(settings, num_workers=2, checkpoint_dir=str(home / "checkpoints"))
+    executor.start(extra_env_vars={"SEEN": "yes"})
+    assert executor.run(by_value(summed), args=(1.0,)) == [(0, 2, 2.0), (1, 2, 2.0)]
+    with pytest.raises(ConfigError, match="workers that live between two calls"):
+        executor.execute(print)
+    executor.shutdown()
+    settings = horovod_ray.RayExecutor.create_settings(timeout_s=60, min_num_proc=1, max_num_proc=2)
+    elastic = horovod_ray.ElasticRayExecutor(settings, checkpoint_dir=str(home / "checkpoints"))
+    elastic.start()
+    assert elastic.run(by_value(trained), args=(5,)) == [(2, 5), (2, 5)]

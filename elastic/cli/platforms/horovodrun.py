@@ -28,6 +28,7 @@ MAPPED = {
     "max_np": int,
     "ranks": int,
     "slots_per_host": int,
+    "reset_limit": int,
     "start_timeout": float,
     "elastic_timeout": float,
 }
@@ -57,6 +58,7 @@ def add(verbs: Any) -> None:
         metavar="S",
         help="with fewer than --min-np workers the job waits so long for others (default 600)",
     )
+    verb.add_argument("--reset-limit", type=int, metavar="N", help="end the job when hosts have come, gone or failed so often")
     verb.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh to other hosts")
     verb.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the same")
     verb.add_argument("--timeline-filename", type=Path, metavar="FILE", help="`elastic trace` of the job, at its end")
@@ -100,6 +102,7 @@ def _run(options: argparse.Namespace) -> int:
         start_timeout_s=START_S if options.start_timeout is None else options.start_timeout,
         elastic_timeout_s=ELASTIC_S if options.elastic_timeout is None else options.elastic_timeout,
         ssh_port=options.ssh_port,
+        reset_limit=options.reset_limit,
         ssh_identity_file=options.ssh_identity_file,
         checkpoint_dir=options.checkpoint_dir,
     )
@@ -110,6 +113,8 @@ def _run(options: argparse.Namespace) -> int:
     words = _script_of(options.command)
     listed = places.listed(wanted.workers)
     if listed is not None and set(listed) == {"localhost"}:
+        if places.reset_limit is not None:
+            _say("--reset-limit is not used: there are no hosts that come and go")
         return _here(options, wanted, words, places.elastic_timeout_s)
     if options.timeline_filename is not None:
         _say("--timeline-filename is not used: a job on hosts leaves its journals on them, see `elastic trace`")

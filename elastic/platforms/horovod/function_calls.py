@@ -30,7 +30,7 @@ _SHOWN = {
 """Argument that is accepted and not used -> what became of it."""
 
 
-_TIMES = {"start_timeout": "start_timeout_s", "elastic_timeout": "elastic_timeout_s"}
+_LIMITS = {"start_timeout": "start_timeout_s", "elastic_timeout": "elastic_timeout_s", "reset_limit": "reset_limit"}
 _PLACES = {
     "hosts": "hosts",
     "hostfile": "hostfile",
@@ -49,7 +49,7 @@ class FunctionCall:
 
     function: Callable[..., Any]
     wanted: WantedWorkers
-    times: Mapping[str, float]
+    limits: Mapping[str, float]
     places: Mapping[str, Any]
     others: Mapping[str, Any]
 
@@ -59,7 +59,7 @@ class FunctionCall:
         named: dict[str, Any] = {_PLACES[name]: value for name, value in self.places.items()}
         if "hostfile" in named:
             named["hostfile"] = Path(named["hostfile"])
-        return HostOptions(**named, **{_TIMES[name]: value for name, value in self.times.items()})
+        return HostOptions(**named, **{_LIMITS[name]: value for name, value in self.limits.items()})
 
     def of_engine(self) -> dict[str, Any]:
         """Arguments of elastic.spark.run() and elastic.ray.Trainer(). Raises ConfigError for places: the engine finds
@@ -92,10 +92,12 @@ def call_of(
     for name in sorted(given.keys() & _SHOWN.keys()):
         if given.pop(name):
             print(f"elastic: {name}= is not used: {_SHOWN[name]}", file=sys.stderr, flush=True)
-    times, places = ({name: given.pop(name) for name in sorted(given.keys() & of)} for of in (_TIMES, _PLACES))
+    limits, places = ({name: given.pop(name) for name in sorted(given.keys() & of)} for of in (_LIMITS, _PLACES))
+    if not places.keys() & {"hosts", "hostfile", "host_discovery_script"} and limits.pop("reset_limit", None):
+        print("elastic: reset_limit= is not used: there are no hosts that come and go", file=sys.stderr, flush=True)
     bound = functools.partial(function, *args, **(kwargs or {}))
     functools.update_wrapper(bound, function)  # a job has the name of its function
-    return FunctionCall(bound, wanted, times, places, given)
+    return FunctionCall(bound, wanted, limits, places, given)
 
 
 def run(call: FunctionCall) -> list[Any]:

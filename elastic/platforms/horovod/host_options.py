@@ -33,6 +33,7 @@ class HostOptions:
     elastic_timeout_s: float = ELASTIC_S
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
+    reset_limit: int | None = None
     checkpoint_dir: str = CHECKPOINTS
 
     def listed(self, workers: int) -> dict[str, int] | None:
@@ -78,7 +79,13 @@ class HostOptions:
         found = closing(HostWatch(self.script, self.slots)) if self.script is not None else nullcontext(listed or {})
         with found as source:
             return launcher.run(
-                launcher.HostsLaunch(request=request, hosts=source, start_timeout_s=self.start_timeout_s, ssh=ssh)
+                launcher.HostsLaunch(
+                    request=request,
+                    hosts=source,
+                    start_timeout_s=self.start_timeout_s,
+                    reset_limit=self.reset_limit,
+                    ssh=ssh,
+                )
             )
 
 

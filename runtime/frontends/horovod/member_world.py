@@ -9,16 +9,18 @@ who were late. Each worker brings its own value to an operation, once: what was 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, Disagree, LeaderOnly, LeftAlone
 from elastic.protocol.worker_id import node_of
 from runtime.data.random_state import randomness_kept
 from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
+from runtime.frontends.horovod.interrupts import CallsDiffer
 from runtime.frontends.horovod.trained_modules import modules_of, of_none
 from runtime.frontends.horovod.world import Call, RankStanding, World
 from runtime.guards.checks import OPTIONAL
@@ -29,8 +31,25 @@ from runtime.loop.training import empty_leaf
 from runtime.loop.training.gathering import content_of, from_bytes, to_bytes, vector_of
 from runtime.session import OpKind
 
+R = TypeVar("R")
+
 SMALL_MAX = 4096
 """Bytes that travel with what the workers tell each other about a gather; more need an operation of their own."""
+
+
+@contextmanager
+def calls_named() -> Iterator[None]:
+    """Workers that do different things are told so in the words of Horovod. Raises CallsDiffer."""
+    try:
+        yield
+    except (Disagree, LeaderOnly, LeftAlone) as why:
+        if not why.doing:
+            raise
+        raise CallsDiffer(
+            f"the workers are at different places of the script ({why.doing.replace('job.', 'hvd.')}). All make the same "
+            "calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally many "
+            "batches. A DistributedSampler keeps the number of workers with which it was made; ElasticSampler does not"
+        ) from None
 
 
 class NoTrials:
@@ -135,7 +154,7 @@ class MemberWorld(World):
         before, or this worker has got the state of another step, as it was late."""
         assert self._steps is not None
         parameters = [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
-        with randomness_kept():  # each worker has its own; what is seeded for a step is alike
+        with calls_named(), randomness_kept():  # each worker has its own; what is seeded for a step is alike
             try:
                 next(self._steps)
             except StopIteration:
@@ -155,9 +174,12 @@ class MemberWorld(World):
     def close(self) -> None:
         """The script has ended."""
         training = self._training
-        if self._steps is not None and not training.at.is_over:
-            training.end_loop()
-        self._job.close()
+        with calls_named():
+            if self._steps is not None and not training.at.is_over:
+                training.end_loop()
+            elif training.calls.idle:
+                training.calls.may_be_all()  # a function that asks who it is, or reduces something, ends well
+            self._job.close()
 
     # What the workers bring
 
@@ -168,11 +190,12 @@ class MemberWorld(World):
         def brought(result: Any) -> Any:
             return result.note
 
-        if self._steps is None:
-            name, self._calls = f"{self._calls} {label}", self._calls + 1
-            note = calls.shared(name, empty_leaf, brought, OpKind.ALLREDUCE, own)
-        else:
-            note = calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, brought, own)
+        with calls_named():
+            if self._steps is None:
+                name, self._calls = f"{self._calls} {label}", self._calls + 1
+                note = calls.shared(name, empty_leaf, brought, OpKind.ALLREDUCE, own)
+            else:
+                note = calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, brought, own)
         return cast(dict[str, Any], note)
 
     def check_steps(self) -> None:
@@ -186,11 +209,12 @@ class MemberWorld(World):
                 "with --restart"
             )
 
-    def _sums(self, label: str, own: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], int]:
-        """dtype group -> vector that each worker brings: (their sums, how many workers have brought theirs)."""
-        group = next(iter(own))
-        mine = {key: vector.to(self._training.session.sums_on) for key, vector in own.items()}
-        mine[group] = torch.cat([mine[group], mine[group].new_ones(1)])
+    def _sums(
+        self, label: str, own: Mapping[str, Sequence[torch.Tensor]], reply: Callable[[dict[str, torch.Tensor], int], R]
+    ) -> R:
+        """own: dtype group -> vectors that each worker brings, one behind the other. reply: makes of their sums, which
+        are lent to it, and of how many workers have brought theirs, what is returned."""
+        counted = next(iter(own))
         done: list[int] = []
 
         def leaf(unit: int) -> Any:
@@ -198,13 +222,19 @@ class MemberWorld(World):
             first = not done or done[0] == unit
             done[:] = done or [unit]
             found = empty_leaf(unit)
-            found.flats = {key: vector.clone() if first else torch.zeros_like(vector) for key, vector in mine.items()}
+            found.flats = {}
+            for group, parts in own.items():
+                parts = [*parts, parts[0].new_ones(1)] if group == counted else parts
+                whole = torch.cat(parts) if first else parts[0].new_zeros(sizes[group])
+                found.flats[group] = whole.to(self._training.session.sums_on)
             return found
 
-        sizes = {key: vector.numel() for key, vector in mine.items()}
-        found = self._training.calls.vectors(label, len(self._roster), leaf, sizes)
-        present = round(float(found[group][-1]))
-        return {**found, group: found[group][:-1]}, present
+        def replied(flats: dict[str, torch.Tensor]) -> R:
+            return reply({**flats, counted: flats[counted][:-1]}, round(float(flats[counted][-1])))
+
+        sizes = {group: sum(part.numel() for part in parts) + (group == counted) for group, parts in own.items()}
+        with calls_named():
+            return self._training.calls.vectors(label, len(self._roster), leaf, sizes, replied)
 
     def _bytes(self, label: str, own: bytes) -> list[bytes]:
         """What each worker brings, by rank."""
@@ -219,8 +249,8 @@ class MemberWorld(World):
         begin_at = sum(sizes[: order.index(self._training.session.worker_id)])
         vector[begin_at] = 1.0  # it is there: a worker may be lost since it has said how much it has
         vector[begin_at + 1 : begin_at + 1 + _numbers(len(own))] = vector_of(own)
-        whole, _ = self._sums(f"{label}: values", {"float32": vector})
-        parts = whole["float32"].cpu().split(sizes)
+        whole = self._sums(f"{label}: values", {"float32": [vector]}, lambda sums, _: sums["float32"].cpu().clone())
+        parts = whole.split(sizes)
         return [
             content_of(part[1:])[: said[worker][1]]
             for worker, part in zip(order, parts, strict=True)
@@ -230,29 +260,42 @@ class MemberWorld(World):
     # Collectives
 
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
-        floats = all(
-            tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) for tensor in tensors
-        )
-        if self._steps is None or not floats or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        if self._steps is None or any(map(_no_float, tensors)) or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             rows = [from_bytes(one) for one in self._bytes(call.text, to_bytes([*map(_on_cpu, tensors)], call.text))]
             return [
                 reduce_rows([row[number] for row in rows], op).to(tensor.device)
                 for number, tensor in enumerate(tensors)
             ]
+        found = [tensor.detach().clone() for tensor in tensors]
+        self.reduce_into(call, found, op)
+        return found
+
+    @torch.no_grad()
+    def reduce_into(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """Sums and means of floats are read from the tensors, and written to them, without a copy between."""
+        if self._steps is None or op not in (ReduceOp.SUM, ReduceOp.AVERAGE) or any(map(_no_float, tensors)):
+            super().reduce_into(call, tensors, op)
+            return
         wide: dict[str, list[torch.Tensor]] = {}
         for tensor in tensors:
-            group = "float64" if tensor.dtype is torch.float64 else "float32"
-            wide.setdefault(group, []).append(tensor.detach().reshape(-1).to(getattr(torch, group)))
-        if not wide:
-            return []
-        sums, present = self._sums(call.text, {group: torch.cat(parts) for group, parts in wide.items()})
-        places = {group: iter(sums[group].split([part.numel() for part in parts])) for group, parts in wide.items()}
-        found = []
-        for tensor in tensors:
-            total = next(places["float64" if tensor.dtype is torch.float64 else "float32"])
-            value = mean_of(total, present) if op is ReduceOp.AVERAGE else total
-            found.append(value.reshape(tensor.shape).to(tensor.device, tensor.dtype))
-        return found
+            wide.setdefault("float64" if tensor.dtype is torch.float64 else "float32", []).append(tensor)
+
+        def put(sums: dict[str, torch.Tensor], present: int) -> None:
+            for group, members in wide.items():
+                parts = sums[group].split([tensor.numel() for tensor in members])
+                for tensor, part in zip(members, parts, strict=True):
+                    part = part.view(tensor.shape)
+                    if op is ReduceOp.AVERAGE and tensor.dtype is part.dtype and tensor.device == part.device:
+                        torch.div(part, present, out=tensor)
+                    else:
+                        tensor.copy_(mean_of(part, present) if op is ReduceOp.AVERAGE else part)
+
+        own = {
+            group: [tensor.reshape(-1).to(getattr(torch, group)) for tensor in members]
+            for group, members in wide.items()
+        }
+        if own:
+            self._sums(call.text, own, put)
 
     def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
         rows = self._bytes(call.text, to_bytes(_on_cpu(tensor), call.text))
@@ -301,6 +344,10 @@ def _by_rank(ranks: Mapping[str, int]) -> list[str]:
 def _numbers(length: int) -> int:
     """How many numbers carry so many bytes, see vector_of."""
     return -(-length // 3)
+
+
+def _no_float(tensor: torch.Tensor) -> bool:
+    return tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
+from runtime.frontends.horovod.arithmetic import ReduceOp, fused, mean_of, put_back, reduce_rows
 from runtime.frontends.horovod.call_matching import JOIN, agreed, heard, said
 from runtime.frontends.horovod.interrupts import CallsDiffer, HorovodInternalError
-from runtime.frontends.horovod.world import Call, RankStanding, World
+from runtime.frontends.horovod.world import Call, RankStanding, World, described
 
 _OF_TORCH = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -86,6 +86,14 @@ class TorchWorld(World):
             size = dist.get_world_size(call.group)
             found.append(mean_of(out, size) if op is ReduceOp.AVERAGE else out)
         return found
+
+    def reduce_into(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """As few vectors, but for Adasum, which looks at each tensor for itself."""
+        if op is ReduceOp.ADASUM:
+            super().reduce_into(call, tensors, op)
+            return
+        vectors = fused(tensors)
+        put_back(self.reduce(replace(call, tensors=described(vectors)), vectors, op), tensors)
 
     def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._agree(call)

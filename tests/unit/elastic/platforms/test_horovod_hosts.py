@@ -176,7 +176,30 @@ def test_the_command_refuses_bad_input(words: list[str], said: str, capsys: pyte
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("printed", "code", "said"),
+    [
+        ("echo Traceback most recent call last", ExitCode.BAD_INPUT, "is no host"),
+        ("echo a:1; echo a:1", ExitCode.BAD_INPUT, "a is there twice"),
+        ("echo no quota left >&2; exit 4", ExitCode.BELOW_QUORUM, "ended with 4: no quota left"),
+        ("exec sleep 60", ExitCode.BELOW_QUORUM, "no list of hosts within 0.2 s, and was killed"),
+    ],
+)
+def test_a_job_does_not_begin_with_a_script_that_lists_no_hosts(
+    printed: str,
+    code: ExitCode,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(discovery.ask, "__defaults__", (0.2 if "sleep" in printed else 10.0,))
+    lists = script(tmp_path / "hosts", printed)
+    assert main(["horovodrun", "-np", "1", "--host-discovery-script", lists, "python", "x.py"]) == code
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_options_that_mean_nothing_here_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["horovodrun", "--check-build", "--autotune", "--cycle-time-ms", "3.5", "--reset-limit", "3"]) == 0
+    assert main(["horovodrun", "--check-build", "--autotune", "--cycle-time-ms", "3.5", "--cache-capacity", "3"]) == 0
     said = capsys.readouterr().err
-    assert [said.count(name) for name in ("--autotune is", "--cycle-time-ms is", "--reset-limit is")] == [1, 1, 1]
+    assert [said.count(name) for name in ("--autotune is", "--cycle-time-ms is", "--cache-capacity is")] == [1, 1, 1]

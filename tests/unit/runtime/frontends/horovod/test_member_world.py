@@ -132,7 +132,27 @@ def test_workers_in_different_collectives_are_told_which() -> None:
         body(hvd.elastic.ObjectState(epoch=0))
 
     told = refused(script)
-    assert "allgather(float32[-1])" in told and "allreduce(float32[2], op=Min)" in told
+    assert "hvd.allgather(float32[-1])" in told and "hvd.allreduce(float32[2], op=Min)" in told
+
+
+def test_a_worker_with_fewer_batches_than_the_others_is_told_so() -> None:
+    """As where a newcomer's DistributedSampler has another number of ranks than those of the others."""
+
+    def script(worker: Worker) -> None:
+        @hvd.elastic.run  # type: ignore[untyped-decorator]
+        def body(state: Any) -> None:
+            for _ in range(4 - hvd.rank()):
+                state.commit()
+
+        body(hvd.elastic.ObjectState(epoch=0))
+        hvd.allreduce(torch.ones(1), name="metric")
+
+    told = refused(script)
+    assert "equally many batches" in told and "metric" in told
+
+
+def test_a_script_that_only_asks_who_it_is_ends_well() -> None:
+    together(2, lambda worker: print(hvd.rank(), hvd.size()))
 
 
 def test_join_is_refused_and_so_are_values_that_cannot_be_copied() -> None:
