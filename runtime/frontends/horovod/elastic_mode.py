@@ -103,7 +103,12 @@ class ElasticState:
         """Let workers come and go. All workers call it at one place. Raises HostsUpdatedInterrupt if the workers are
         other ones since the last call."""
         world = here("elastic.State.check_host_updates")
-        if isinstance(world, MemberWorld) and world.running and world.next_step():
+        if not isinstance(world, MemberWorld) or not world.running:
+            return
+        found = world.next_step()
+        if found.changed:
+            self.sync_values()
+        if found.resets:
             raise HostsUpdatedInterrupt(skip_sync=True)
 
     def save(self) -> None:
@@ -117,6 +122,9 @@ class ElasticState:
     def sync(self) -> None:
         """Take the state of rank 0."""
         raise NotImplementedError
+
+    def sync_values(self) -> None:  # noqa: B027  # a state of tensors alone has none
+        """Take what is not a tensor from rank 0: a newcomer may have counted on, beside the others."""
 
     def reset(self) -> None:
         """The workers have changed."""
@@ -149,6 +157,10 @@ class ObjectState(ElasticState):
         if self._saved_state:
             self._saved_state = broadcast_object(self._saved_state, name="state")
             self._set_attributes()
+
+    def sync_values(self) -> None:
+        ObjectState.save(self)
+        ObjectState.sync(self)
 
     def _set_attributes(self) -> None:
         for name, value in self._saved_state.items():
@@ -219,6 +231,12 @@ class TorchState(ObjectState):
         self._saved = {name: _copied(value) for name, value in self._kept.items()}
         super().sync()
 
+    def sync_values(self) -> None:
+        for name, value in self._kept.items():
+            if isinstance(value, ElasticSampler):
+                value.load_state_dict(broadcast_object(value.state_dict(), name=name))
+        super().sync_values()
+
     def reset(self) -> None:
         for value in self._kept.values():
             if isinstance(value, ElasticSampler):
@@ -268,6 +286,9 @@ def _begin(state: ElasticState) -> None:
     if not isinstance(world, MemberWorld) or world.running:
         state.sync()
         return
-    if world.start(state.registered()):
+    found = world.start(state.registered())
+    if found.changed:
+        state.sync_values()
+    if found.resets:
         state.on_reset()  # as the others do when this worker comes
     state.save()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -52,6 +52,14 @@ def calls_named() -> Iterator[None]:
         ) from None
 
 
+class Commit(NamedTuple):
+    """What a commit has found. changed: the workers are other ones since the last one, so that all of them take the plain
+    values of rank 0 now. resets: that, or this worker has got the state of another step, as it was late."""
+
+    changed: bool
+    resets: bool
+
+
 class NoTrials:
     """The first pass of a step has nothing that could be tried."""
 
@@ -74,6 +82,8 @@ class MemberWorld(World):
         self._job = job
         self._training = job._training
         self._roster = self._members()
+        self._together: list[str] | None = None
+        """The workers that have taken part in the last commit, by rank; None before the first one."""
         self._steps: Steps | None = None
         self._modules: list[nn.Module] = []
         """Those that broadcast_parameters() has named before the loop."""
@@ -117,9 +127,9 @@ class MemberWorld(World):
         """Whether hvd.elastic.run has begun."""
         return self._steps is not None
 
-    def start(self, named: Mapping[str, object]) -> bool:
-        """Begin the loop, with this state, or enter that of the others. Returns whether this worker has got the state
-        of others, or of an earlier run, or the workers are other ones than when the script began."""
+    def start(self, named: Mapping[str, object]) -> Commit:
+        """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. It resets, too, if
+        it has the state of others, or of an earlier run, or the workers are other ones than when the script began."""
         job, training = self._job, self._training
         modules = [thing for thing in named.values() if isinstance(thing, nn.Module)]
         parts = {id(part) for module in modules for part in module.modules()}
@@ -141,17 +151,17 @@ class MemberWorld(World):
         elsewhere = training.at.joining or training.at.step > first
         work = PassWork(1, None, "mean", OPTIONAL)
         self._steps = Steps(training, work, Extent(first, 0, None, None, None))
-        changed = self.next_step()
+        began_with = self._roster
+        changed, late = self.next_step()
         if not elsewhere:
             job.print(
                 "elastic: Horovod's elastic mode: a lost worker's batch is missing from one mean, and no step is done "
                 "again; the bits of the result depend on when workers come and go"
             )
-        return changed or elsewhere
+        return Commit(changed, late or elsewhere or began_with != self._roster)
 
-    def next_step(self) -> bool:
-        """A commit: newcomers copy the state of this moment. Returns whether the workers are other ones since the step
-        before, or this worker has got the state of another step, as it was late."""
+    def next_step(self) -> Commit:
+        """A commit: newcomers copy the state of this moment."""
         assert self._steps is not None
         parameters = [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
         with calls_named(), randomness_kept():  # each worker has its own; what is seeded for a step is alike
@@ -168,8 +178,11 @@ class MemberWorld(World):
                 running.contribution.skipped = True
         for parameter, gradient in parameters:
             parameter.grad = gradient
-        before, self._roster = self._roster, _by_rank(self._exchange("roster", self._training.session.place().rank))
-        return before != self._roster or running.place.index != wanted
+        # A newcomer goes with the results of the others until it is one of them, so all know what these have found.
+        said = self._exchange("roster", [self._training.session.place().rank, self._together])
+        self._roster = self._together = _by_rank({worker: rank for worker, (rank, _) in said.items()})
+        changed = any(before not in (None, self._roster) for _, before in said.values())
+        return Commit(changed, changed or running.place.index != wanted)
 
     def close(self) -> None:
         """The script has ended."""

@@ -27,6 +27,7 @@ def alike(workers: dict[str, Worker], names: set[str]) -> None:
     """These workers have ended with one model and one metric."""
     ended = [workers[name] for name in sorted(names)]
     assert all(worker.weights == ended[0].weights for worker in ended)
+    assert {worker.counted for worker in ended} == {ended[0].counted}
     assert {worker.metric for worker in ended} == {float(sum(range(len(ended))))}
 
 
