@@ -212,7 +212,8 @@ class TorchState(ObjectState):
 
     def save(self) -> None:
         if not isinstance(here("elastic.TorchState"), RankWorld):  # which never goes back
-            self._saved = {name: _copied(value) for name, value in self._kept.items()}
+            for name, value in self._kept.items():
+                self._saved[name] = _copied_over(self._saved.get(name), value.state_dict())
         super().save()
 
     def restore(self) -> None:
@@ -252,6 +253,19 @@ def _is_kept(value: object) -> bool:
 
 def _copied(value: Any) -> Any:
     return copy.deepcopy(value.state_dict())
+
+
+def _copied_over(before: Any, now: Any) -> Any:
+    """A copy of `now`, in the memory of an earlier copy where that fits: fresh memory costs more than the copy."""
+    if isinstance(now, torch.Tensor):
+        alike = isinstance(before, torch.Tensor) and (before.shape, before.dtype) == (now.shape, now.dtype)
+        return before.copy_(now.detach()) if alike and before.device == now.device else copy.deepcopy(now.detach())
+    if isinstance(now, dict):
+        kept = before if isinstance(before, Mapping) else {}
+        found = copy.copy(now)  # with what a module's has besides: the versions of its parts
+        found.update((key, _copied_over(kept.get(key), value)) for key, value in now.items())
+        return found
+    return copy.deepcopy(now)
 
 
 def run(function: Callable[..., R]) -> Callable[..., R]:

@@ -28,6 +28,7 @@ from runtime.loop.job import Job, begin
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import Pass, PassWork
 from runtime.loop.training import empty_leaf
+from runtime.loop.training.vector_sums import VectorSums
 from runtime.loop.training.gathering import content_of, from_bytes, to_bytes, vector_of
 from runtime.session import OpKind
 
@@ -84,6 +85,7 @@ class MemberWorld(World):
         self._roster = self._members()
         self._together: list[str] | None = None
         """The workers that have taken part in the last commit, by rank; None before the first one."""
+        self._vectors = VectorSums(self._training.calls, self._training.session.sums_on)
         self._steps: Steps | None = None
         self._modules: list[nn.Module] = []
         """Those that broadcast_parameters() has named before the loop."""
@@ -225,29 +227,9 @@ class MemberWorld(World):
     def _sums(
         self, label: str, own: Mapping[str, Sequence[torch.Tensor]], reply: Callable[[dict[str, torch.Tensor], int], R]
     ) -> R:
-        """own: dtype group -> vectors that each worker brings, one behind the other. reply: makes of their sums, which
-        are lent to it, and of how many workers have brought theirs, what is returned."""
-        counted = next(iter(own))
-        done: list[int] = []
-
-        def leaf(unit: int) -> Any:
-            """The first unit that this worker is given carries its vectors. Others are those of lost workers."""
-            first = not done or done[0] == unit
-            done[:] = done or [unit]
-            found = empty_leaf(unit)
-            found.flats = {}
-            for group, parts in own.items():
-                parts = [*parts, parts[0].new_ones(1)] if group == counted else parts
-                whole = torch.cat(parts) if first else parts[0].new_zeros(sizes[group])
-                found.flats[group] = whole.to(self._training.session.sums_on)
-            return found
-
-        def replied(flats: dict[str, torch.Tensor]) -> R:
-            return reply({**flats, counted: flats[counted][:-1]}, round(float(flats[counted][-1])))
-
-        sizes = {group: sum(part.numel() for part in parts) + (group == counted) for group, parts in own.items()}
+        """See VectorSums.sum. Raises CallsDiffer."""
         with calls_named():
-            return self._training.calls.vectors(label, len(self._roster), leaf, sizes, replied)
+            return self._vectors.sum(label, len(self._roster), own, reply)
 
     def _bytes(self, label: str, own: bytes) -> list[bytes]:
         """What each worker brings, by rank."""
@@ -303,10 +285,7 @@ class MemberWorld(World):
                     else:
                         tensor.copy_(mean_of(part, present) if op is ReduceOp.AVERAGE else part)
 
-        own = {
-            group: [tensor.reshape(-1).to(getattr(torch, group)) for tensor in members]
-            for group, members in wide.items()
-        }
+        own = {group: [tensor.to(getattr(torch, group)) for tensor in members] for group, members in wide.items()}
         if own:
             self._sums(call.text, own, put)
 
