@@ -12,9 +12,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExecutorSettings:
     """timeout_s: how long a job waits for all its workers before it begins with fewer, if it may. elastic_timeout: how
-    long, in seconds, it waits with fewer than its smallest number. min_num_proc, max_num_proc: of ElasticRayExecutor."""
+    long, in seconds, it waits with fewer than its smallest number. min_num_proc, max_num_proc: those of
+    ElasticRayExecutor."""
 
     timeout_s: float = 30.0
     elastic_timeout: float = 600.0
@@ -28,7 +29,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: ExecutorSettings | None = None,
         num_workers: int | None = None,
         *,
         num_hosts: int | None = None,
@@ -42,7 +43,7 @@ class RayExecutor:
         if (num_workers is None) == (num_hosts is None) and options.get("min_workers") is None:
             raise ConfigError("RayExecutor(): give num_workers=, or num_hosts= and num_workers_per_host=")
         number = num_workers if num_hosts is None else num_hosts * num_workers_per_host
-        self._settings = settings or Settings()
+        self._settings = settings or ExecutorSettings()
         gpus = options.pop("gpus_per_worker", None) or 1
         self._resources = {"CPU": options.pop("cpus_per_worker", 1), **({"GPU": gpus} if use_gpu else {})}
         times = {"start_timeout": self._settings.timeout_s, "elastic_timeout": self._settings.elastic_timeout}
@@ -56,9 +57,11 @@ class RayExecutor:
         self._options = {**times, **world, "workers_per_node": num_workers_per_host, **options}
 
     @staticmethod
-    def create_settings(timeout_s: float = 30.0, **options: Any) -> Settings:
-        """options: fields of Settings; Horovod's others are about ssh and networks, which are not used."""
-        return Settings(timeout_s, **{name: value for name, value in options.items() if name in Settings.__slots__})
+    def create_settings(timeout_s: float = 30.0, **options: Any) -> ExecutorSettings:
+        """options: fields of ExecutorSettings; Horovod's others are about ssh and networks, which are not used."""
+        return ExecutorSettings(
+            timeout_s, **{name: value for name, value in options.items() if name in ExecutorSettings.__slots__}
+        )
 
     def start(self, *executable: object, extra_env_vars: Mapping[str, str] | None = None, **more: object) -> None:
         """The environment of later jobs, which begin in run(). Raises ConfigError for an object that workers would keep
@@ -89,7 +92,9 @@ class RayExecutor:
 class ElasticRayExecutor(RayExecutor):
     """The same, with the numbers of its settings."""
 
-    def __init__(self, settings: Settings, use_gpu: bool = False, cpus_per_slot: int = 1, **options: Any) -> None:
+    def __init__(
+        self, settings: ExecutorSettings, use_gpu: bool = False, cpus_per_slot: int = 1, **options: Any
+    ) -> None:
         super().__init__(
             settings,
             settings.max_num_proc or settings.min_num_proc,

@@ -128,8 +128,8 @@ def notes() -> list[str]:
     """What a reader has to know to judge the table."""
     return [
         "All train the same MLP of 10.0 million float32 parameters with SGD and momentum; the losses are compared. In "
-        "the healthy step each worker has one micro-batch of 32 samples; the script with `elastic.horovod` commits every "
-        "tenth step. When nodes die, a step has 8 micro-batches, divided among 3 nodes on one machine.",
+        "the healthy step each worker has one micro-batch of 32 samples; the script with `elastic.horovod` commits "
+        "every tenth step. When nodes die, a step has 8 micro-batches, divided among 3 nodes on one machine.",
     ]
 
 

@@ -66,7 +66,7 @@ def test_functions_on_the_executors_of_spark(tmp_path: Path, mark: str) -> None:
     with session(2, tmp_path):
         found = horovod_spark.run(by_value(summed), (10.0,), {"scale": 2.0}, num_proc=2, verbose=2)
         assert found == [(0, 2, 12.0), (1, 2, 12.0)]
-        world = {"num_proc": 2, "min_num_proc": 1, "checkpoint_dir": str(tmp_path)}
+        world: dict[str, Any] = {"num_proc": 2, "min_num_proc": 1, "checkpoint_dir": str(tmp_path)}
         assert horovod_spark.run_elastic(by_value(trained), (5,), **world) == [(2, 5), (2, 5)]
         with pytest.raises(ConfigError, match="hosts= names hosts"):
             horovod_spark.run(summed, (0.0,), num_proc=2, hosts="a:2")

@@ -58,7 +58,9 @@ def add(verbs: Any) -> None:
         metavar="S",
         help="with fewer than --min-np workers the job waits so long for others (default 600)",
     )
-    verb.add_argument("--reset-limit", type=int, metavar="N", help="end the job when hosts have come, gone or failed so often")
+    verb.add_argument(
+        "--reset-limit", type=int, metavar="N", help="end the job when hosts have come, gone or failed so often"
+    )
     verb.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh to other hosts")
     verb.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the same")
     verb.add_argument("--timeline-filename", type=Path, metavar="FILE", help="`elastic trace` of the job, at its end")
@@ -163,7 +165,9 @@ def _take_in_config(options: argparse.Namespace) -> None:
     try:
         import yaml
     except ImportError:
-        raise ConfigError("--config-file needs PyYAML, of an extra: pip install 'elastic-ring[horovod]'; or write its options here") from None
+        raise ConfigError(
+            "--config-file needs PyYAML, of an extra: pip install 'elastic-ring[horovod]'; or write its options here"
+        ) from None
     path = str(options.config_file)
     try:
         document = yaml.safe_load(read(options.config_file, "--config-file"))

@@ -59,7 +59,8 @@ class FunctionCall:
         named: dict[str, Any] = {_PLACES[name]: value for name, value in self.places.items()}
         if "hostfile" in named:
             named["hostfile"] = Path(named["hostfile"])
-        return HostOptions(**named, **{_LIMITS[name]: value for name, value in self.limits.items()})
+        named |= {_LIMITS[name]: value for name, value in self.limits.items()}
+        return HostOptions(**named)
 
     def of_engine(self) -> dict[str, Any]:
         """Arguments of elastic.spark.run() and elastic.ray.Trainer(). Raises ConfigError for places: the engine finds

@@ -123,7 +123,7 @@ class ElasticState:
         """Take the state of rank 0."""
         raise NotImplementedError
 
-    def sync_values(self) -> None:  # noqa: B027  # a state of tensors alone has none
+    def sync_values(self) -> None:  # a state of tensors alone has none
         """Take what is not a tensor from rank 0: a newcomer may have counted on, beside the others."""
 
     def reset(self) -> None:

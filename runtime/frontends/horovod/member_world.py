@@ -28,8 +28,8 @@ from runtime.loop.job import Job, begin
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import Pass, PassWork
 from runtime.loop.training import empty_leaf
-from runtime.loop.training.vector_sums import VectorSums
 from runtime.loop.training.gathering import content_of, from_bytes, to_bytes, vector_of
+from runtime.loop.training.vector_sums import VectorSums
 from runtime.session import OpKind
 
 R = TypeVar("R")
@@ -47,15 +47,15 @@ def calls_named() -> Iterator[None]:
         if not why.doing:
             raise
         raise CallsDiffer(
-            f"the workers are at different places of the script ({why.doing.replace('job.', 'hvd.')}). All make the same "
-            "calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally many "
-            "batches. A DistributedSampler keeps the number of workers with which it was made; ElasticSampler does not"
+            f"the workers are at different places of the script ({why.doing.replace('job.', 'hvd.')}). All make the "
+            "same calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally "
+            "many batches. A DistributedSampler keeps the number of workers with which it was made; ElasticSampler does not"
         ) from None
 
 
-class Commit(NamedTuple):
-    """What a commit has found. changed: the workers are other ones since the last one, so that all of them take the plain
-    values of rank 0 now. resets: that, or this worker has got the state of another step, as it was late."""
+class CommitFound(NamedTuple):
+    """What a commit has found. changed: the workers are other ones since the last one, so that all of them take the
+    plain values of rank 0 now. resets: that, or this worker has got the state of another step, as it was late."""
 
     changed: bool
     resets: bool
@@ -129,7 +129,7 @@ class MemberWorld(World):
         """Whether hvd.elastic.run has begun."""
         return self._steps is not None
 
-    def start(self, named: Mapping[str, object]) -> Commit:
+    def start(self, named: Mapping[str, object]) -> CommitFound:
         """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. It resets, too, if
         it has the state of others, or of an earlier run, or the workers are other ones than when the script began."""
         job, training = self._job, self._training
@@ -160,9 +160,9 @@ class MemberWorld(World):
                 "elastic: Horovod's elastic mode: a lost worker's batch is missing from one mean, and no step is done "
                 "again; the bits of the result depend on when workers come and go"
             )
-        return Commit(changed, late or elsewhere or began_with != self._roster)
+        return CommitFound(changed, late or elsewhere or began_with != self._roster)
 
-    def next_step(self) -> Commit:
+    def next_step(self) -> CommitFound:
         """A commit: newcomers copy the state of this moment."""
         assert self._steps is not None
         parameters = [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
@@ -184,7 +184,7 @@ class MemberWorld(World):
         said = self._exchange("roster", [self._training.session.place().rank, self._together])
         self._roster = self._together = _by_rank({worker: rank for worker, (rank, _) in said.items()})
         changed = any(before not in (None, self._roster) for _, before in said.values())
-        return Commit(changed, changed or running.place.index != wanted)
+        return CommitFound(changed, changed or running.place.index != wanted)
 
     def close(self) -> None:
         """The script has ended."""

@@ -3,6 +3,7 @@ micro-batches; every tenth step is committed."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import elastic.horovod.torch as hvd
 from runtime.loop import job as jobs
@@ -15,14 +16,15 @@ hvd.init()
 model, optimizer = work.build()
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=work.SHARDS)
 batches = work.Batches()
-job = jobs.latest()  # the bench's own look: what a script is not told
-assert job is not None
+found = jobs.latest()  # the bench's own look: what a script is not told
+assert found is not None
+job = found
 stamps = Stamps(Path(os.environ["BENCH_STAMPS"]), job.worker_id)
 gate = turnstile.enter(job.worker_id)
 
 
-@hvd.elastic.run
-def train(state):
+@hvd.elastic.run  # type: ignore[untyped-decorator]
+def train(state: Any) -> None:
     while state.step < turnstile.OPEN:
         began, world = job.generation, hvd.size()
         gate.wait(state.step)

@@ -308,5 +308,5 @@ def _environment() -> dict[str, str]:
 
 def test_numbers_of_workers_of_a_function_are_checked() -> None:
     for np, least, most in ((0, None, None), (2, 3, None), (2, None, 1)):
-        with pytest.raises(ConfigError, match="ascending|at least 1"):
+        with pytest.raises(ConfigError, match=r"ascending|at least 1"):
             elastic.horovod.run(print, np=np, min_np=least, max_np=most)
