@@ -49,7 +49,7 @@ def calls_named() -> Iterator[None]:
         raise CallsDiffer(
             f"the workers are at different places of the script ({why.doing.replace('job.', 'hvd.')}). All make the "
             "same calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally "
-            "many batches. A DistributedSampler keeps the number of workers that it was made with; ElasticSampler does not"
+            "many batches. A DistributedSampler keeps the number of workers of its begin; ElasticSampler does not"
         ) from None
 
 
