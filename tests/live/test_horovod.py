@@ -176,7 +176,7 @@ def printed(home: Path, where: str) -> list[str]:
 def test_a_function_is_called_in_several_workers_and_writes_its_trace(tmp_path: Path) -> None:
     assert "[(2, 5), (2, 5)]" in printed(tmp_path, "here")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert any(event["name"] == "generation 1" for event in events)
+    assert any(event["name"].startswith("generation 1") for event in events)
 
 
 @pytest.mark.long

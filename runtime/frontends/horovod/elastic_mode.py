@@ -218,7 +218,7 @@ class TorchState(ObjectState):
 
     def restore(self) -> None:
         for name, value in self._kept.items():
-            value.load_state_dict(self._saved[name])
+            value.load_state_dict(copy.deepcopy(self._saved[name]))  # which an optimizer takes for its own
         super().restore()
 
     def sync(self) -> None:

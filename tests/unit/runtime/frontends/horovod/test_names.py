@@ -102,6 +102,34 @@ def test_a_timeline_is_of_a_job_and_is_begun_before_it_is_stopped(
         hvd.stop_timeline()
 
 
+def test_a_state_goes_back_to_its_commit_as_often_as_it_is_asked_to(alone: None) -> None:
+    """An optimizer takes the tensors that it is given for its own, and would change those of the commit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+
+    def now() -> list[Any]:
+        moments = [entry["momentum_buffer"].clone() for entry in optimizer.state.values()]
+        return [*moments, *(tensor.clone() for tensor in model.state_dict().values())]
+
+    for epoch in range(3):
+        step()
+        state.epoch = epoch
+        state.commit()
+        committed = now()
+        for _ in range(2):
+            step()
+            state.epoch = -1
+            state.restore()
+            assert all(map(torch.equal, now(), committed)) and state.epoch == epoch
+
+
 def test_another_thread_may_ask_who_it_is(alone: None) -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(hvd.size).result() == 1
