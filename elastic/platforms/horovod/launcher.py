@@ -27,8 +27,8 @@ from elastic.platforms.horovod.host_task import outcome_of, to_line
 from elastic.process import children
 
 POLL_S = 0.2
-END_S = 30.0
-"""From the end of the job until what serves it is killed."""
+END_S = 120.0
+"""From the end of the job until what serves it is killed, and with it the values of a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
