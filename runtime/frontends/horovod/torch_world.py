@@ -147,7 +147,7 @@ class TorchWorld(World):
     def _agree(self, call: Call) -> Call:
         """What all ranks are about to do. Raises CallsDiffer, in all of them alike."""
         message = torch.frombuffer(bytearray(said(call)), dtype=torch.uint8)
-        rows = self._gathered(replace(JOIN, group=call.group), message)
+        rows = self._gathered(call, message)
         calls = [heard(row.numpy().tobytes()) for row in rows]
         joined = [rank for rank, one in enumerate(calls) if one == JOIN]
         if self._last_joined < 0 or len(joined) < len(calls):
