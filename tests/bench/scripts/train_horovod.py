@@ -1,5 +1,5 @@
 """The measured training as a script for Horovod in elastic mode, plus stamps: each rank has its share of a step's
-micro-batches; every tenth step is committed."""
+micro-batches. Every tenth step is committed; workers may come and go in each."""
 
 import os
 from pathlib import Path
@@ -39,6 +39,8 @@ def train(state: Any) -> None:
         state.step += 1
         if state.step % BATCHES_PER_COMMIT == 0:
             state.commit()
+        else:
+            state.check_host_updates()
 
 
 train(hvd.elastic.TorchState(model, optimizer, step=0))
