@@ -23,7 +23,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit unit-frontends unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-observation bench-nodes bench-storms bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-frontends unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-horovod bench-observation bench-nodes bench-storms bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -196,6 +196,9 @@ bench-ranks: setup ## measure what a script with --ranks costs beside job.steps(
 bench-frameworks: setup ## measure a healthy step of a framework's own loop in place, beside torchrun
 	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,frameworks]'
 	$(PY) -m tests.bench.frameworks
+
+bench-horovod: setup ## measure Horovod's elastic mode: the death of a node, and a step beside job.steps(): 15 minutes
+	$(PY) -m tests.bench.horovod
 
 bench-observation: setup ## measure what metrics and a dashboard with an open page cost a job
 	$(PY) -m tests.bench.observation

@@ -207,6 +207,9 @@ class NoCheckpoint(CheckpointError):
 class UsageError(ElasticError):
     """Change the training script as the message says."""
 
+    doing: str = ""
+    """What each worker did, where workers have done different things."""
+
 
 class NoSteps(UsageError):
     """Write the training loop with job.steps(), or start one worker: several have trained, each for itself."""

@@ -14,7 +14,7 @@ def main(path: Path) -> None:
     function, arguments = function_file.read_function(path)
     value = function(*arguments)
     here = job.latest()
-    rank = here.rank if here is not None else int(os.environ["ELASTIC_SLOT"])
+    rank = here.rank if here is not None else int(os.environ.get("RANK") or os.environ["ELASTIC_SLOT"])
     function_file.write_value(path.parent, rank, value)
 
 

@@ -1,15 +1,14 @@
 """Horovod's names (docs/horovod.md): a script imports `elastic.horovod.torch` where it imported `horovod.torch`.
 
 torch.py  for PyTorch
+spark.py  run() and run_elastic(): a function on the executors of Spark
+ray.py    RayExecutor and ElasticRayExecutor: a function on a Ray cluster
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
-
-from elastic.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -18,22 +17,18 @@ def run(
     func: Callable[..., T],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    np: int = 1,
-    min_np: int | None = None,
-    max_np: int | None = None,
+    num_proc: int | None = None,
     **options: Any,
-) -> T:
-    """Call a function in several workers on this machine, as elastic.launch(), and return what rank 0 returns.
+) -> list[T]:
+    """Call a function in several workers, and return what it returns on each rank, by rank.
 
-    func: trains in a function of its own with @hvd.elastic.run. np, max_np: how many workers, the larger number.
-    min_np: training goes on with so many at least. options: of elastic.launch(). Raises what that raises; ConfigError
-    for numbers that do not go together.
+    num_proc: how many workers (np= is the same; default 1). options: min_num_proc and max_num_proc, or
+    host_discovery_script: the function trains in one with @hvd.elastic.run, and workers come and go. Without them it is
+    called again on all workers when one is lost. hosts="a:2,b:4", hostfile, slots, start_timeout, elastic_timeout,
+    ssh_port, ssh_identity_file: as of `elastic horovodrun`; without hosts the workers are on this machine, and further
+    options are those of elastic.launch(). Of Horovod's other arguments a line says what became of them. Raises
+    ConfigError for arguments that do not go together, and what elastic.launch() raises.
     """
-    from elastic.platforms.local.launcher import launch
+    from elastic.platforms.horovod import function_calls
 
-    most, least = max_np or np, min_np or 1
-    if not 1 <= least <= np <= most:
-        raise ConfigError(f"horovod.run(min_np={least}, np={np}, max_np={most}): write them in ascending order")
-    function = functools.partial(func, **(kwargs or {}))
-    functools.update_wrapper(function, func)  # a job has the name of its function
-    return launch(function, *args, workers=most, min_workers=least, **options)
+    return function_calls.run(function_calls.call_of(func, args, kwargs, {"num_proc": num_proc, **options}))

@@ -22,6 +22,7 @@ _MODULES = {
     "objects": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
     "optimizer": "DistributedOptimizer",
     "process_sets": "ProcessSet",
+    "timeline": "start_timeline stop_timeline",
 }
 """Module of runtime/frontends/horovod -> its names."""
 _OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")

@@ -362,6 +362,12 @@ def disagreement(ops: Mapping[str, Op], leader: str) -> errors.UsageError:
     ops: worker_id -> the operation it began. leader: worker_id of rank 0. Returns LeftAlone, LeaderOnly or Disagree.
     """
     doing = "; ".join(f"{worker}: {describe(op)}" for worker, op in sorted(ops.items()))
+    error = _disagreement(ops, leader, doing)
+    error.doing = doing
+    return error
+
+
+def _disagreement(ops: Mapping[str, Op], leader: str, doing: str) -> errors.UsageError:
     gone = sorted(worker for worker, op in ops.items() if op.kind is OpKind.LEAVE)
     if gone and len(gone) < len(ops):
         return errors.LeftAlone(

@@ -308,7 +308,8 @@ class Elastic:
 
 
 @contextmanager
-def elastic(home: Path, network: Network | None) -> Iterator[Elastic]:
+def elastic(home: Path, network: Network | None, script: str = "train_elastic.py") -> Iterator[Elastic]:
+    """script: in scripts/."""
     directory = home / "stamps"
     directory.mkdir(parents=True)
     with ExitStack() as stack:
@@ -319,7 +320,7 @@ def elastic(home: Path, network: Network | None) -> Iterator[Elastic]:
         )
         job = cluster.submit(
             name="bench",
-            command=["python", str(contenders.SCRIPTS / "train_elastic.py")],
+            command=["python", str(contenders.SCRIPTS / script)],
             workers=len(NODES),
             checkpoint_dir=str(home / "checkpoints"),
             checkpoint_every="off",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -109,6 +113,8 @@ def test_a_host_is_added_and_another_one_removed_by_the_discovery_script(tmp_pat
 
 
 PROGRAM = """
+import sys
+
 import torch
 import elastic.horovod
 
@@ -117,6 +123,7 @@ def train(epochs, size=8):
     import elastic.horovod.torch as hvd
 
     hvd.init()
+    hvd.start_timeline("trace.json")
     model = torch.nn.Linear(size, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -130,18 +137,91 @@ def train(epochs, size=8):
             state.commit()
         return hvd.size(), state.epoch
 
-    return body(hvd.elastic.TorchState(model, optimizer, epoch=0))
+    found = body(hvd.elastic.TorchState(model, optimizer, epoch=0))
+    hvd.stop_timeline()
+    return found
 
 
-print(elastic.horovod.run(train, (5,), {"size": 6}, np=2))
+def ranks():
+    import elastic.horovod.torch as hvd
+
+    hvd.init()
+    return hvd.rank(), hvd.size()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "here":
+        print(elastic.horovod.run(train, (5,), {"size": 6}, num_proc=2, min_num_proc=1))
+    else:
+        print(elastic.horovod.run(ranks, np=2, hosts="localhost:1,127.0.0.1:1", start_timeout=120))
 """
 
 
-@pytest.mark.long
-def test_a_function_is_called_in_several_workers(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def printed(home: Path, where: str) -> list[str]:
+    """What the program prints."""
+    (home / "program.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "program.py", where],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
-    assert done.stdout.splitlines()[-1:] == ["(2, 5)"], done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.long
+def test_a_function_is_called_in_several_workers_and_writes_its_trace(tmp_path: Path) -> None:
+    assert "[(2, 5), (2, 5)]" in printed(tmp_path, "here")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event["name"].startswith("generation 1") for event in events)
+
+
+@pytest.mark.long
+def test_a_function_is_called_on_hosts(tmp_path: Path) -> None:
+    assert "[(0, 2), (1, 2)]" in printed(tmp_path, "hosts")
+
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path(SSHD).exists(), reason="there is no sshd")
+def test_another_host_is_reached_by_ssh(tmp_path: Path) -> None:
+    """An address of the loopback interface that is no name of this machine, with an sshd of this test."""
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+    with closing(socket.create_server(("127.0.0.2", 0))) as free:
+        port = free.getsockname()[1]
+    settings = {
+        "Port": port, "ListenAddress": "127.0.0.2", "HostKey": tmp_path / "host", "StrictModes": "no", "UsePAM": "no",
+        "AuthorizedKeysFile": tmp_path / "user.pub", "PidFile": "none", "PermitRootLogin": "yes",
+    }  # fmt: skip
+    (tmp_path / "sshd").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    (tmp_path / "known").write_text(f"[127.0.0.2]:{port} {(tmp_path / 'host.pub').read_text()}")
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F none -o UserKnownHostsFile={tmp_path}/known "$@"\n')
+    ssh.chmod(0o755)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(tmp_path / "sshd")])
+    try:
+        words = ["-np", "2", "-H", "localhost:1,127.0.0.2:1", "-p", str(port), "-i", str(tmp_path / "user")]
+        words += ["--start-timeout", "120", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+        script = ["python", str(EXACT), "--epochs", "1", "--images", "256"]
+        done = subprocess.run(
+            [sys.executable, "-m", "elastic.cli", "horovodrun", *words, *script],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "127.0.0.2 with 1 slots is host-1-1" in done.stderr and "steps, digest" in done.stderr
+    finally:
+        server.terminate()
+        server.wait(30)

@@ -170,7 +170,6 @@ SMALL = {
 """Modules of fewer than 40 lines -> why each is a module of its own."""
 
 FEW = {
-    "elastic.horovod": "its names have the directories of Horovod's",
     "elastic.platforms.spark": "the driver's side and the executor's; what they do is in elastic.platforms.common",
     "chaos_tests.failpoints.site": "a directory on the path of processes, with the one file that Python looks for",
 }

@@ -33,6 +33,7 @@ RANKS = "ELASTIC_RANKS"
 RESTART = "ELASTIC_RESTART"
 """Whether the script is started again in each generation: "1" or "0"."""
 WORKER_ID = "ELASTIC_WORKER_ID"
+JOB_DIR = "ELASTIC_JOB_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class WorkerEnvironment:
 
     worker_id: Annotated[str, _Variable(WORKER_ID)]
     job: Annotated[str, _Variable("ELASTIC_JOB")]
-    job_dir: Annotated[Path, _Variable("ELASTIC_JOB_DIR", Path)]
+    job_dir: Annotated[Path, _Variable(JOB_DIR, Path)]
     slot: Annotated[int, _Variable(SLOT, int)]
     restarted: Annotated[bool, _flag("ELASTIC_RESTARTED")]
     ranks: Annotated[int, _Variable(RANKS, int)]

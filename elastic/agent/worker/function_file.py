@@ -59,14 +59,17 @@ def write_value(directory: Path, rank: int, value: object) -> None:
     _write(directory / f"{VALUE}{rank}", value)
 
 
-def read_value(directory: Path) -> object:
-    """The value that the function returned on the lowest rank that has returned: a rank can end between the last step
-    and the return. Raises ConfigError if no rank has returned."""
+def read_values(directory: Path) -> list[Any]:
+    """What the function has returned on each rank that has returned, by rank: one can end between the last step and the
+    return. Raises ConfigError if none has."""
     found = sorted(directory.glob(f"{VALUE}*"), key=lambda path: int(path.name.removeprefix(VALUE)))
     if not found:
         raise ConfigError("the job is complete, and no worker has returned from the function; its log says why")
-    with _opened(found[0]) as file:
-        return pickle.load(file)
+    read = []
+    for path in found:
+        with _opened(path) as file:
+            read.append(pickle.load(file))
+    return read
 
 
 def values(directory: Path) -> dict[int, bytes]:
@@ -75,7 +78,7 @@ def values(directory: Path) -> dict[int, bytes]:
 
 
 def keep_value(directory: Path, rank: int, content: bytes) -> None:
-    """Keep a rank's value, which `values` gave on another machine, for `read_value` here."""
+    """Keep a rank's value, which `values` gave on another machine, for `read_values` here."""
     (directory / f"{VALUE}{rank}").touch(0o600)
     (directory / f"{VALUE}{rank}").write_bytes(content)
 

@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ examples:
   elastic horovodrun -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh python train_elastic.py
 """
 PYTHONS = ("python", "python3")
-START_S, ELASTIC_S = 30.0, 600.0
-"""Defaults of --start-timeout and --elastic-timeout, those of horovodrun."""
 MAPPED = {
     "num_proc": int,
     "min_np": int,
     "max_np": int,
     "ranks": int,
     "slots_per_host": int,
+    "reset_limit": int,
     "start_timeout": float,
     "elastic_timeout": float,
 }
@@ -53,12 +51,15 @@ def add(verbs: Any) -> None:
     verb.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines such as `gpu-1 slots=4`")
     verb.add_argument("--host-discovery-script", metavar="SCRIPT", help="prints host:slots lines; asked once a second")
     verb.add_argument("--slots-per-host", "--slots", type=int, metavar="N", help="of a host that it prints alone")
-    verb.add_argument("--start-timeout", type=float, metavar="S", help=f"of hosts, to begin (default {START_S:g})")
+    verb.add_argument("--start-timeout", type=float, metavar="S", help="of hosts, to begin (default 30)")
     verb.add_argument(
         "--elastic-timeout",
         type=float,
         metavar="S",
-        help=f"with fewer than --min-np workers the job waits so long for others (default {ELASTIC_S:g})",
+        help="with fewer than --min-np workers the job waits so long for others (default 600)",
+    )
+    verb.add_argument(
+        "--reset-limit", type=int, metavar="N", help="end the job when hosts have come, gone or failed so often"
     )
     verb.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh to other hosts")
     verb.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the same")
@@ -89,34 +90,42 @@ class _Said(argparse.Action):
 
 
 def _run(options: argparse.Namespace) -> int:
-    from elastic.platforms.horovod import discovery, hosts
+    from elastic.platforms.horovod.host_options import ELASTIC_S, START_S, HostOptions
 
     if options.check_build:
         print("Available Frameworks:\n    [X] PyTorch\nAvailable Controllers and Tensor Operations:\n    [X] TCP ring")
         return ExitCode.DONE
     _take_in_config(options)
-    options.start_timeout = START_S if options.start_timeout is None else options.start_timeout
-    options.elastic_timeout = ELASTIC_S if options.elastic_timeout is None else options.elastic_timeout
-    if sum(value is not None for value in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
-        raise ConfigError("-H, --hostfile and --host-discovery-script: give one of them")
-    script = options.host_discovery_script
+    places = HostOptions(
+        hosts=options.hosts,
+        hostfile=options.hostfile,
+        script=options.host_discovery_script,
+        slots=options.slots_per_host,
+        start_timeout_s=START_S if options.start_timeout is None else options.start_timeout,
+        elastic_timeout_s=ELASTIC_S if options.elastic_timeout is None else options.elastic_timeout,
+        ssh_port=options.ssh_port,
+        reset_limit=options.reset_limit,
+        ssh_identity_file=options.ssh_identity_file,
+        checkpoint_dir=options.checkpoint_dir,
+    )
+    discovers = places.script is not None
     wanted = option_mapping.wanted(
-        options.num_proc, options.min_np, options.max_np, options.ranks, discovers=bool(script), restart=options.restart
+        options.num_proc, options.min_np, options.max_np, options.ranks, discovers=discovers, restart=options.restart
     )
     words = _script_of(options.command)
-    listed = hosts.of_option(options.hosts) if options.hosts else {"localhost": wanted.workers}
-    if options.hostfile is not None:
-        listed = hosts.of_file(_read(options.hostfile, "--hostfile"), str(options.hostfile))
-    if script:
-        discovery.check_script(script)
-    else:
-        hosts.check_enough(listed, wanted.workers)
-        if set(listed) == {"localhost"}:
-            return _here(options, wanted, words)
-    return _on_hosts(options, wanted, words, listed)
+    listed = places.listed(wanted.workers)
+    if listed is not None and set(listed) == {"localhost"}:
+        if places.reset_limit is not None:
+            _say("--reset-limit is not used: there are no hosts that come and go")
+        return _here(options, wanted, words, places.elastic_timeout_s)
+    if options.timeline_filename is not None:
+        _say("--timeline-filename is not used: a job on hosts leaves its journals on them, see `elastic trace`")
+    result = places.launch(words, (), wanted, listed)
+    _say(f"{result.job}: {result.steps} steps, digest {result.digest}")
+    return ExitCode.DONE
 
 
-def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str]) -> int:
+def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str], elastic_timeout_s: float) -> int:
     """As `elastic run`."""
     from elastic import cli
     from elastic.records import job_directory
@@ -126,7 +135,7 @@ def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[st
         Path.cwd() / job_directory.DEFAULT_PARENT, job_directory.default_name(program)
     )
     given = ["run", "--workers", str(wanted.most), "--min-workers", str(wanted.least), "--job-dir", str(job_dir)]
-    given += ["--pause-limit", f"{options.elastic_timeout:g}"]
+    given += ["--pause-limit", f"{elastic_timeout_s:g}"]
     if wanted.ranks is not None:
         given += ["--ranks", str(wanted.ranks)]
     if wanted.restart:
@@ -135,38 +144,6 @@ def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[st
     if options.timeline_filename is not None and code in (ExitCode.DONE, ExitCode.SCRIPT_FAILED):
         cli.main(["trace", "--job-dir", str(job_dir), "--output", str(options.timeline_filename)])
     return code
-
-
-def _on_hosts(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str], listed: dict[str, int]) -> int:
-    from elastic.platforms.common.job_request import JobRequest
-    from elastic.platforms.horovod import launcher
-    from elastic.platforms.horovod.discovery import HostWatch
-
-    if options.timeline_filename is not None:
-        _say("--timeline-filename is not used: a job on hosts leaves its journals on them, see `elastic trace`")
-    root = options.checkpoint_dir
-    request = JobRequest(
-        what=words,
-        workers=(wanted.least, wanted.most),
-        checkpoint_dir=root if "://" in root else str(Path(root).expanduser().absolute()),
-        options={
-            **({"ranks": wanted.ranks} if wanted.ranks is not None else {}),
-            **({"restart": True} if wanted.restart else {}),
-            "timing": {"pause_limit_s": options.elastic_timeout},
-        },
-    )
-    ssh = ["ssh"]
-    if options.ssh_port is not None:
-        ssh += ["-p", str(options.ssh_port)]
-    if options.ssh_identity_file is not None:
-        ssh += ["-i", options.ssh_identity_file]
-    script = options.host_discovery_script
-    found = closing(HostWatch(script, options.slots_per_host)) if script else nullcontext(listed)
-    with found as source:
-        launch = launcher.HostsLaunch(request=request, hosts=source, start_timeout_s=options.start_timeout, ssh=ssh)
-        result = launcher.run(launch)
-    _say(f"{result.job}: {result.steps} steps, digest {result.digest}")
-    return ExitCode.DONE
 
 
 def _script_of(command: Sequence[str]) -> list[str]:
@@ -183,13 +160,17 @@ def _take_in_config(options: argparse.Namespace) -> None:
     """What the command line does not say. Raises ConfigError."""
     if options.config_file is None:
         return
+    from elastic.platforms.horovod.host_options import read
+
     try:
         import yaml
     except ImportError:
-        raise ConfigError("--config-file needs PyYAML: pip install pyyaml; or write its options here") from None
+        raise ConfigError(
+            "--config-file needs PyYAML, of an extra: pip install 'elastic-ring[horovod]'; or write its options here"
+        ) from None
     path = str(options.config_file)
     try:
-        document = yaml.safe_load(_read(options.config_file, "--config-file"))
+        document = yaml.safe_load(read(options.config_file, "--config-file"))
     except yaml.YAMLError as error:
         raise ConfigError(f"--config-file {path} is no YAML: {' '.join(str(error).split())}") from error
     unused = {name: option for option in NOT_USED for name in option.names}
@@ -210,13 +191,6 @@ def _number(name: str, value: object, kind: type) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"--config-file: {name}: {value!r} must be a number")
     return kind(value)
-
-
-def _read(path: Path, option: str) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error}") from error
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +42,7 @@ TAIL_BYTES = 1 << 16
 class JobResult:
     """How a job has ended. value: what the function has returned on rank 0; None of a script. metrics: what was logged
     in the last step, name -> number. steps: how many were applied. digest: of the final state. checkpoint: path or URL
-    of the newest checkpoint, or None. job: its name."""
+    of the newest checkpoint, or None. job: its name. values: what the function has returned, by rank."""
 
     value: Any
     metrics: Mapping[str, Any]
@@ -50,6 +50,7 @@ class JobResult:
     digest: str
     checkpoint: str | None
     job: str
+    values: Sequence[Any] = field(default=(), repr=False)
 
 
 @dataclass(slots=True)
@@ -76,12 +77,13 @@ class JobDriver:
         self.request = request
         self._extra = extra
         self._spec = request.spec()
-        self._function: bytes | None = None
+        self.function: bytes | None = None
+        """That the tasks call, as function_file has it; None: they run a script."""
         if callable(request.what):
             function_file.check_installed(f"a function on {extra.capitalize()}", extra)
             with tempfile.TemporaryDirectory() as temporary:
                 path = function_file.write_function(Path(temporary), request.what, request.arguments)
-                self._function = path.read_bytes()
+                self.function = path.read_bytes()
         url = f"{self._spec.checkpoint_dir.rstrip('/')}/{self._spec.name}-1"  # each fleet begins with the number 1
         with contextlib.ExitStack() as opened:
             self._claim = opened.enter_context(NameClaim(request.name, url)) if request.name else None
@@ -122,7 +124,7 @@ class JobDriver:
         task.attempts += 1
         task.node = f"node-{task.number}-{task.attempts}"
         slots = self.request.workers_per_node
-        return self.fleet.ticket(self.job, task.node, slots, GRACE_S, self._function)
+        return self.fleet.ticket(self.job, task.node, slots, GRACE_S, self.function)
 
     def ended(self, task: NodeTask, outcome: TaskOutcome | Exception) -> None:
         """An attempt has ended. An error is said, and the task is started again after 0, 1, 2, 4, ... 30 s.
@@ -231,17 +233,19 @@ class JobDriver:
         metrics = last.get("scalars", {})
         began = self._resumed.step if self._resumed is not None else 0  # it may have been the end already
         steps = int(last["step"]) + 1 if last else began
-        return JobResult(self._value(self._served), metrics, steps, str(entry["digest"]), checkpoint, self.job)
+        values = self._values(self._served)
+        first = values[0] if values else None
+        return JobResult(first, metrics, steps, str(entry["digest"]), checkpoint, self.job, values)
 
-    def _value(self, served: Sequence[TaskOutcome]) -> Any:
-        if self._function is None:
-            return None
+    def _values(self, served: Sequence[TaskOutcome]) -> list[Any]:
+        if self.function is None:
+            return []
         directory = self.fleet.directory / "values"
         directory.mkdir(mode=0o700)
         for one in served:
             for rank, content in one.values.items():
                 function_file.keep_value(directory, rank, content)
-        return function_file.read_value(directory)
+        return function_file.read_values(directory)
 
 
 def _before(url: str) -> tuple[str, EntryName | None]:

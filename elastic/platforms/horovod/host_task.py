@@ -23,9 +23,10 @@ LEAVE_S = 20.0
 
 
 def to_line(ticket: Ticket) -> bytes:
-    """The ticket, for the input of this program; without a function."""
+    """The ticket, for the input of this program, whose other end is the launcher, or the ssh that it has started."""
     certificates = {name: base64.b64encode(content).decode() for name, content in ticket.certificates.items()}
-    fields = {**asdict(ticket), "certificates": certificates, "function": None}
+    function = None if ticket.function is None else base64.b64encode(ticket.function).decode()
+    fields = {**asdict(ticket), "certificates": certificates, "function": function}
     return json.dumps(fields).encode() + b"\n"
 
 
@@ -33,13 +34,17 @@ def of_line(line: bytes) -> Ticket:
     """The ticket of `to_line`. Raises ValueError, TypeError or KeyError for anything else."""
     fields: dict[str, Any] = json.loads(line)
     certificates = {str(name): base64.b64decode(content) for name, content in fields.pop("certificates").items()}
-    return Ticket(**fields, certificates=certificates)
+    function = fields.pop("function")
+    return Ticket(
+        **fields, certificates=certificates, function=None if function is None else base64.b64decode(function)
+    )
 
 
 def outcome_of(line: bytes) -> TaskOutcome:
     """What this program has printed last. Raises ValueError, TypeError or KeyError for anything else."""
     fields = json.loads(line)
-    return TaskOutcome(bool(fields["over"]), {}, dict(fields["last"]))
+    values = {int(rank): base64.b64decode(content) for rank, content in fields["values"].items()}
+    return TaskOutcome(bool(fields["over"]), values, dict(fields["last"]))
 
 
 def main() -> int:
@@ -62,7 +67,8 @@ def main() -> int:
     except ElasticError as error:
         print(f"elastic: {error}", file=sys.stderr, flush=True)
         return ExitCode.BELOW_QUORUM
-    outcome.write(json.dumps({"over": found.over, "last": dict(found.last)}).encode() + b"\n")
+    values = {rank: base64.b64encode(content).decode() for rank, content in found.values.items()}
+    outcome.write(json.dumps({"over": found.over, "values": values, "last": dict(found.last)}).encode() + b"\n")
     outcome.flush()
     return ExitCode.DONE
 

@@ -27,18 +27,19 @@ from elastic.platforms.horovod.host_task import outcome_of, to_line
 from elastic.process import children
 
 POLL_S = 0.2
-END_S = 30.0
-"""From the end of the job until what serves it is killed."""
+END_S = 120.0
+"""From the end of the job until what serves it is killed, and with it the values of a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsLaunch:
     """What to run, and where. hosts: host -> slots, or the script that lists them. start_timeout_s: from the start of
-    this call until the job trains."""
+    this call until the job trains. reset_limit: how often hosts may come, go or fail; None: as often as they like."""
 
     request: JobRequest
     hosts: Mapping[str, int] | HostWatch
     start_timeout_s: float
+    reset_limit: int | None = None
     ssh: Sequence[str] = ("ssh",)
 
 
@@ -63,10 +64,15 @@ class HostTasks:
         self._left: list[_Host] = []
         """Those that are not any more, and whose process has not ended."""
         self._numbers = 0
+        self._resets = 0
+        """How often the list has changed since the first one, or a host has failed."""
 
     def step(self, listed: Mapping[str, int]) -> None:
-        """Take in what has ended, begin and end hosts as the list says. Raises ElasticError if none can be started."""
+        """Take in what has ended, begin and end hosts as the list says. Raises ElasticError if none can be started, or
+        the limit is exceeded."""
         difference = lists.changes({name: host.slots for name, host in self._hosts.items()}, listed)
+        if self._hosts and (difference.ends or difference.begins):
+            self._reset(f"the list of hosts is {dict(listed)} now")
         for name in difference.ends:
             host = self._hosts.pop(name)
             self._leave(host)
@@ -105,7 +111,7 @@ class HostTasks:
         task = host.task
         task.attempts += 1
         task.node = f"host-{task.number}-{task.attempts}"
-        ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, None)
+        ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, self._driver.function)
         host.process = process = children.start(
             command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -116,6 +122,11 @@ class HostTasks:
             process.stdin.flush()
         except BrokenPipeError:  # it has ended already, which `step` finds
             return
+
+    def _reset(self, because: str) -> None:
+        self._resets, limit = self._resets + 1, self._launch.reset_limit
+        if limit is not None and self._resets > limit:
+            raise ElasticError(f"the hosts have changed more often than --reset-limit {limit}: {because}")
 
     def _leave(self, host: _Host) -> None:
         host.leaves = True
@@ -132,6 +143,8 @@ class HostTasks:
         outcome: Any = ElasticError(f"its process has ended with {process.returncode}")
         if process.returncode == 0 and said:
             outcome = outcome_of(said[0])
+        elif not host.leaves:
+            self._reset(str(outcome))
         self._driver.ended(host.task, outcome)
 
 

@@ -31,7 +31,6 @@ NOT_USED = (
     NotUsed(("--mpi", "--use-mpi"), "workers connect to each other by TCP; `elastic run --ring mpi` uses MPI", 0),
     NotUsed(("--mpi-args", "--jsrun"), "there is no mpirun here"),
     NotUsed(("--network-interfaces", "--network-interface"), "a host is reached under the name that the list has"),
-    NotUsed(("--reset-limit",), "no loss and no join ends a job, however many there are"),
     NotUsed(
         ("--blacklist-cooldown-range", "--cooldown-range"),
         "a lost worker is replaced on its host, and a host that fails is tried again after 0, 1, 2, 4, ... 30 s",

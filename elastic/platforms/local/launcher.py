@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -55,17 +55,27 @@ def launch(
     Raises ConfigError for what cannot be started, LaunchFailed if the job ends in another way than by its end, with the
     traceback of the function as a note.
     """
+    if refused := [name for name in REFUSED if options.get(name)]:
+        raise ConfigError(f"{refused[0]}= is for scripts; write the loop with job.steps(), or use `elastic run`")
+    return launch_for_all(function, arguments, {"workers": workers, **options}, job_dir)[0]
+
+
+def launch_for_all(
+    function: Callable[..., T],
+    arguments: Sequence[object],
+    options: Mapping[str, Option],
+    job_dir: str | os.PathLike[str] | None,
+) -> list[T]:
+    """As launch(), and return what the function has returned on each rank. options: "workers" among them."""
     function_file.check_installed("elastic.launch()", "notebook")
     if os.environ.get(AGENT_SOCKET):
         raise ConfigError("elastic.launch() was called in a worker; call it in the notebook or the program alone")
-    if refused := [name for name in REFUSED if options.get(name)]:
-        raise ConfigError(f"{refused[0]}= is for scripts; write the loop with job.steps(), or use `elastic run`")
     name = default_name(getattr(function, "__name__", ""))
     own = temp_dirs.in_tmp(PREFIX)
     try:
         path = function_file.write_function(own.path, function, arguments)
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, name) if job_dir is None else Path(job_dir).absolute()
-        words = _words({"workers": workers, "name": name, **options, "job_dir": str(chosen)})
+        words = _words({"name": name, **options, "job_dir": str(chosen)})
         try:
             _run([*words, "-m", MODULE], path, chosen, quiet=bool(options.get("quiet")))
         except ConfigError:
@@ -73,7 +83,7 @@ def launch(
                 with contextlib.suppress(OSError):  # there is something in it
                     chosen.rmdir()
             raise
-        return cast(T, function_file.read_value(own.path))
+        return cast(list[T], function_file.read_values(own.path))
     finally:
         own.remove()
 

@@ -54,7 +54,7 @@ def run(
         checkpoint_dir=root if "://" in root else str(Path(root).expanduser().absolute()),
         options=options,
     )
-    context = _context()
+    context = active_context()
     with JobDriver(request, str(context.getConf().get("spark.driver.host")), EXTRA) as driver:
         tasks = _Tasks(driver, context)
         try:
@@ -70,7 +70,7 @@ def run(
         return driver.result()
 
 
-def _context() -> Any:
+def active_context() -> Any:
     """The SparkContext of the active session. Raises ConfigError without one."""
     try:
         from pyspark import SparkContext

@@ -19,5 +19,6 @@ elastic job, whose number changes. Names, arguments and their order are those of
     objects.py          what is broadcast and gathered besides tensors of the script
     optimizer.py        DistributedOptimizer
     batch_norm.py       SyncBatchNorm
+    timeline.py         start_timeline() and stop_timeline()
     elastic_mode.py     hvd.elastic: run, the states, ElasticSampler
 """

@@ -110,6 +110,12 @@ def grouped_allreduce(
     )
 
 
+def reduce_into(name: str, tensors: Tensors, op: ReduceOp, among: ProcessSet) -> None:
+    """As grouped_allreduce_, without gradients of its own and without a copy."""
+    call = _call("grouped_allreduce", tensors, name, among, op=op)
+    here("grouped_allreduce").reduce_into(call, tensors, op)
+
+
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,

@@ -103,7 +103,12 @@ class ElasticState:
         """Let workers come and go. All workers call it at one place. Raises HostsUpdatedInterrupt if the workers are
         other ones since the last call."""
         world = here("elastic.State.check_host_updates")
-        if isinstance(world, MemberWorld) and world.running and world.next_step():
+        if not isinstance(world, MemberWorld) or not world.running:
+            return
+        found = world.next_step()
+        if found.changed:
+            self.sync_values()
+        if found.resets:
             raise HostsUpdatedInterrupt(skip_sync=True)
 
     def save(self) -> None:
@@ -117,6 +122,9 @@ class ElasticState:
     def sync(self) -> None:
         """Take the state of rank 0."""
         raise NotImplementedError
+
+    def sync_values(self) -> None:  # a state of tensors alone has none
+        """Take what is not a tensor from rank 0: a newcomer may have counted on, beside the others."""
 
     def reset(self) -> None:
         """The workers have changed."""
@@ -149,6 +157,10 @@ class ObjectState(ElasticState):
         if self._saved_state:
             self._saved_state = broadcast_object(self._saved_state, name="state")
             self._set_attributes()
+
+    def sync_values(self) -> None:
+        ObjectState.save(self)
+        ObjectState.sync(self)
 
     def _set_attributes(self) -> None:
         for name, value in self._saved_state.items():
@@ -200,12 +212,13 @@ class TorchState(ObjectState):
 
     def save(self) -> None:
         if not isinstance(here("elastic.TorchState"), RankWorld):  # which never goes back
-            self._saved = {name: _copied(value) for name, value in self._kept.items()}
+            for name, value in self._kept.items():
+                self._saved[name] = _copied_over(self._saved.get(name), value.state_dict())
         super().save()
 
     def restore(self) -> None:
         for name, value in self._kept.items():
-            value.load_state_dict(self._saved[name])
+            value.load_state_dict(copy.deepcopy(self._saved[name]))  # which an optimizer takes for its own
         super().restore()
 
     def sync(self) -> None:
@@ -218,6 +231,12 @@ class TorchState(ObjectState):
                 value.load_state_dict(broadcast_object(value.state_dict(), name=name))
         self._saved = {name: _copied(value) for name, value in self._kept.items()}
         super().sync()
+
+    def sync_values(self) -> None:
+        for name, value in self._kept.items():
+            if isinstance(value, ElasticSampler):
+                value.load_state_dict(broadcast_object(value.state_dict(), name=name))
+        super().sync_values()
 
     def reset(self) -> None:
         for value in self._kept.values():
@@ -234,6 +253,19 @@ def _is_kept(value: object) -> bool:
 
 def _copied(value: Any) -> Any:
     return copy.deepcopy(value.state_dict())
+
+
+def _copied_over(before: Any, now: Any) -> Any:
+    """A copy of `now`, in the memory of an earlier copy where that fits: fresh memory costs more than the copy."""
+    if isinstance(now, torch.Tensor):
+        alike = isinstance(before, torch.Tensor) and (before.shape, before.dtype) == (now.shape, now.dtype)
+        return before.copy_(now.detach()) if alike and before.device == now.device else copy.deepcopy(now.detach())
+    if isinstance(now, dict):
+        kept = before if isinstance(before, Mapping) else {}
+        found = copy.copy(now)  # with what a module's has besides: the versions of its parts
+        found.update((key, _copied_over(kept.get(key), value)) for key, value in now.items())
+        return found
+    return copy.deepcopy(now)
 
 
 def run(function: Callable[..., R]) -> Callable[..., R]:
@@ -268,6 +300,9 @@ def _begin(state: ElasticState) -> None:
     if not isinstance(world, MemberWorld) or world.running:
         state.sync()
         return
-    if world.start(state.registered()):
+    found = world.start(state.registered())
+    if found.changed:
+        state.sync_values()
+    if found.resets:
         state.on_reset()  # as the others do when this worker comes
     state.save()

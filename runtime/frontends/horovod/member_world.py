@@ -9,16 +9,18 @@ who were late. Each worker brings its own value to an operation, once: what was 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
 
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, Disagree, LeaderOnly, LeftAlone
 from elastic.protocol.worker_id import node_of
 from runtime.data.random_state import randomness_kept
 from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
+from runtime.frontends.horovod.interrupts import CallsDiffer
 from runtime.frontends.horovod.trained_modules import modules_of, of_none
 from runtime.frontends.horovod.world import Call, RankStanding, World
 from runtime.guards.checks import OPTIONAL
@@ -27,10 +29,36 @@ from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import Pass, PassWork
 from runtime.loop.training import empty_leaf
 from runtime.loop.training.gathering import content_of, from_bytes, to_bytes, vector_of
+from runtime.loop.training.vector_sums import VectorSums
 from runtime.session import OpKind
+
+R = TypeVar("R")
 
 SMALL_MAX = 4096
 """Bytes that travel with what the workers tell each other about a gather; more need an operation of their own."""
+
+
+@contextmanager
+def calls_named() -> Iterator[None]:
+    """Workers that do different things are told so in the words of Horovod. Raises CallsDiffer."""
+    try:
+        yield
+    except (Disagree, LeaderOnly, LeftAlone) as why:
+        if not why.doing:
+            raise
+        raise CallsDiffer(
+            f"the workers are at different places of the script ({why.doing.replace('job.', 'hvd.')}). All make the "
+            "same calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally "
+            "many batches. A DistributedSampler keeps the number of workers of its begin; ElasticSampler does not"
+        ) from None
+
+
+class CommitFound(NamedTuple):
+    """What a commit has found. changed: the workers are other ones since the last one, so that all of them take the
+    plain values of rank 0 now. resets: that, or this worker has got the state of another step, as it was late."""
+
+    changed: bool
+    resets: bool
 
 
 class NoTrials:
@@ -55,6 +83,9 @@ class MemberWorld(World):
         self._job = job
         self._training = job._training
         self._roster = self._members()
+        self._together: list[str] | None = None
+        """The workers that have taken part in the last commit, by rank; None before the first one."""
+        self._vectors = VectorSums(self._training.calls, self._training.session.sums_on)
         self._steps: Steps | None = None
         self._modules: list[nn.Module] = []
         """Those that broadcast_parameters() has named before the loop."""
@@ -98,9 +129,9 @@ class MemberWorld(World):
         """Whether hvd.elastic.run has begun."""
         return self._steps is not None
 
-    def start(self, named: Mapping[str, object]) -> bool:
-        """Begin the loop, with this state, or enter that of the others. Returns whether this worker has got the state
-        of others, or of an earlier run, or the workers are other ones than when the script began."""
+    def start(self, named: Mapping[str, object]) -> CommitFound:
+        """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. It resets, too, if
+        it has the state of others, or of an earlier run, or the workers are other ones than when the script began."""
         job, training = self._job, self._training
         modules = [thing for thing in named.values() if isinstance(thing, nn.Module)]
         parts = {id(part) for module in modules for part in module.modules()}
@@ -111,6 +142,10 @@ class MemberWorld(World):
             nn.init.zeros_(nothing.weight)
         things = {**named, **{f"besides{number}": module for number, module in enumerate(besides)}}
         job.register(buffers=None, **things)
+        # Each worker has its own: statistics of its batches, and plain values such as its times.
+        training.carrier.leave_undigested(*(name for name, _, _, _ in training.carrier.named_buffers()))
+        plain = [name for name, thing in named.items() if not isinstance(thing, nn.Module | torch.optim.Optimizer)]
+        training.carrier.leave_undigested(*plain)
         training.agreement.alike_buffers = False
         training.agreement.claim_shards(1)
         training.agreement.plan_steps(None, 1)
@@ -118,20 +153,20 @@ class MemberWorld(World):
         elsewhere = training.at.joining or training.at.step > first
         work = PassWork(1, None, "mean", OPTIONAL)
         self._steps = Steps(training, work, Extent(first, 0, None, None, None))
-        changed = self.next_step()
+        began_with = self._roster
+        changed, late = self.next_step()
         if not elsewhere:
             job.print(
                 "elastic: Horovod's elastic mode: a lost worker's batch is missing from one mean, and no step is done "
                 "again; the bits of the result depend on when workers come and go"
             )
-        return changed or elsewhere
+        return CommitFound(changed, late or elsewhere or began_with != self._roster)
 
-    def next_step(self) -> bool:
-        """A commit: newcomers copy the state of this moment. Returns whether the workers are other ones since the step
-        before, or this worker has got the state of another step, as it was late."""
+    def next_step(self) -> CommitFound:
+        """A commit: newcomers copy the state of this moment."""
         assert self._steps is not None
         parameters = [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
-        with randomness_kept():  # each worker has its own; what is seeded for a step is alike
+        with calls_named(), randomness_kept():  # each worker has its own; what is seeded for a step is alike
             try:
                 next(self._steps)
             except StopIteration:
@@ -145,15 +180,21 @@ class MemberWorld(World):
                 running.contribution.skipped = True
         for parameter, gradient in parameters:
             parameter.grad = gradient
-        before, self._roster = self._roster, _by_rank(self._exchange("roster", self._training.session.place().rank))
-        return before != self._roster or running.place.index != wanted
+        # A newcomer goes with the results of the others until it is one of them, so all know what these have found.
+        said = self._exchange("roster", [self._training.session.place().rank, self._together])
+        self._roster = self._together = _by_rank({worker: rank for worker, (rank, _) in said.items()})
+        changed = any(before not in (None, self._roster) for _, before in said.values())
+        return CommitFound(changed, changed or running.place.index != wanted)
 
     def close(self) -> None:
         """The script has ended."""
         training = self._training
-        if self._steps is not None and not training.at.is_over:
-            training.end_loop()
-        self._job.close()
+        with calls_named():
+            if self._steps is not None and not training.at.is_over:
+                training.end_loop()
+            elif training.calls.idle:
+                training.calls.may_be_all()  # a function that asks who it is, or reduces something, ends well
+            self._job.close()
 
     # What the workers bring
 
@@ -164,11 +205,12 @@ class MemberWorld(World):
         def brought(result: Any) -> Any:
             return result.note
 
-        if self._steps is None:
-            name, self._calls = f"{self._calls} {label}", self._calls + 1
-            note = calls.shared(name, empty_leaf, brought, OpKind.ALLREDUCE, own)
-        else:
-            note = calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, brought, own)
+        with calls_named():
+            if self._steps is None:
+                name, self._calls = f"{self._calls} {label}", self._calls + 1
+                note = calls.shared(name, empty_leaf, brought, OpKind.ALLREDUCE, own)
+            else:
+                note = calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, brought, own)
         return cast(dict[str, Any], note)
 
     def check_steps(self) -> None:
@@ -182,25 +224,12 @@ class MemberWorld(World):
                 "with --restart"
             )
 
-    def _sums(self, label: str, own: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], int]:
-        """dtype group -> vector that each worker brings: (their sums, how many workers have brought theirs)."""
-        group = next(iter(own))
-        mine = {key: vector.to(self._training.session.sums_on) for key, vector in own.items()}
-        mine[group] = torch.cat([mine[group], mine[group].new_ones(1)])
-        done: list[int] = []
-
-        def leaf(unit: int) -> Any:
-            """The first unit that this worker is given carries its vectors. Others are those of lost workers."""
-            first = not done or done[0] == unit
-            done[:] = done or [unit]
-            found = empty_leaf(unit)
-            found.flats = {key: vector.clone() if first else torch.zeros_like(vector) for key, vector in mine.items()}
-            return found
-
-        sizes = {key: vector.numel() for key, vector in mine.items()}
-        found = self._training.calls.vectors(label, len(self._roster), leaf, sizes)
-        present = round(float(found[group][-1]))
-        return {**found, group: found[group][:-1]}, present
+    def _sums(
+        self, label: str, own: Mapping[str, Sequence[torch.Tensor]], reply: Callable[[dict[str, torch.Tensor], int], R]
+    ) -> R:
+        """See VectorSums.sum. Raises CallsDiffer."""
+        with calls_named():
+            return self._vectors.sum(label, len(self._roster), own, reply)
 
     def _bytes(self, label: str, own: bytes) -> list[bytes]:
         """What each worker brings, by rank."""
@@ -215,8 +244,8 @@ class MemberWorld(World):
         begin_at = sum(sizes[: order.index(self._training.session.worker_id)])
         vector[begin_at] = 1.0  # it is there: a worker may be lost since it has said how much it has
         vector[begin_at + 1 : begin_at + 1 + _numbers(len(own))] = vector_of(own)
-        whole, _ = self._sums(f"{label}: values", {"float32": vector})
-        parts = whole["float32"].cpu().split(sizes)
+        whole = self._sums(f"{label}: values", {"float32": [vector]}, lambda sums, _: sums["float32"].cpu().clone())
+        parts = whole.split(sizes)
         return [
             content_of(part[1:])[: said[worker][1]]
             for worker, part in zip(order, parts, strict=True)
@@ -226,29 +255,39 @@ class MemberWorld(World):
     # Collectives
 
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
-        floats = all(
-            tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) for tensor in tensors
-        )
-        if self._steps is None or not floats or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        if self._steps is None or any(map(_no_float, tensors)) or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             rows = [from_bytes(one) for one in self._bytes(call.text, to_bytes([*map(_on_cpu, tensors)], call.text))]
             return [
                 reduce_rows([row[number] for row in rows], op).to(tensor.device)
                 for number, tensor in enumerate(tensors)
             ]
+        found = [tensor.detach().clone() for tensor in tensors]
+        self.reduce_into(call, found, op)
+        return found
+
+    @torch.no_grad()
+    def reduce_into(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """Sums and means of floats are read from the tensors, and written to them, without a copy between."""
+        if self._steps is None or op not in (ReduceOp.SUM, ReduceOp.AVERAGE) or any(map(_no_float, tensors)):
+            super().reduce_into(call, tensors, op)
+            return
         wide: dict[str, list[torch.Tensor]] = {}
         for tensor in tensors:
-            group = "float64" if tensor.dtype is torch.float64 else "float32"
-            wide.setdefault(group, []).append(tensor.detach().reshape(-1).to(getattr(torch, group)))
-        if not wide:
-            return []
-        sums, present = self._sums(call.text, {group: torch.cat(parts) for group, parts in wide.items()})
-        places = {group: iter(sums[group].split([part.numel() for part in parts])) for group, parts in wide.items()}
-        found = []
-        for tensor in tensors:
-            total = next(places["float64" if tensor.dtype is torch.float64 else "float32"])
-            value = mean_of(total, present) if op is ReduceOp.AVERAGE else total
-            found.append(value.reshape(tensor.shape).to(tensor.device, tensor.dtype))
-        return found
+            wide.setdefault("float64" if tensor.dtype is torch.float64 else "float32", []).append(tensor)
+
+        def put(sums: dict[str, torch.Tensor], present: int) -> None:
+            for group, members in wide.items():
+                parts = sums[group].split([tensor.numel() for tensor in members])
+                for tensor, part in zip(members, parts, strict=True):
+                    part = part.view(tensor.shape)
+                    if op is ReduceOp.AVERAGE and tensor.dtype is part.dtype and tensor.device == part.device:
+                        torch.div(part, present, out=tensor)
+                    else:
+                        tensor.copy_(mean_of(part, present) if op is ReduceOp.AVERAGE else part)
+
+        own = {group: [tensor.to(getattr(torch, group)) for tensor in members] for group, members in wide.items()}
+        if own:
+            self._sums(call.text, own, put)
 
     def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
         rows = self._bytes(call.text, to_bytes(_on_cpu(tensor), call.text))
@@ -297,6 +336,10 @@ def _by_rank(ranks: Mapping[str, int]) -> list[str]:
 def _numbers(length: int) -> int:
     """How many numbers carry so many bytes, see vector_of."""
     return -(-length // 3)
+
+
+def _no_float(tensor: torch.Tensor) -> bool:
+    return tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

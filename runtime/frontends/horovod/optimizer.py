@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runtime.frontends.horovod.arithmetic import ReduceOp, chosen_op, fused, put_back
-from runtime.frontends.horovod.collectives import grouped_allreduce, sparse_allreduce_async
+from runtime.frontends.horovod.arithmetic import ReduceOp, chosen_op, scaled
+from runtime.frontends.horovod.collectives import reduce_into, sparse_allreduce_async
 from runtime.frontends.horovod.compression import Compression, Compressor
 from runtime.frontends.horovod.current import global_process_set, here
 from runtime.frontends.horovod.interrupts import BadArgument
@@ -203,23 +203,15 @@ class _Distributed(torch.optim.Optimizer):
                 assert weight.grad is not None
                 weight.grad = weight.grad.to_sparse()
 
+    @torch.no_grad()
     def _reduce_dense(self, gradients: list[torch.Tensor]) -> None:
         how = self.horovod_reduction
-        one_by_one = how.op is ReduceOp.ADASUM  # which looks at each parameter's gradient for itself
-        found = grouped_allreduce(
-            gradients if one_by_one else fused(gradients),
-            name="gradients",
-            compression=how.compression,
-            op=how.op,
-            prescale_factor=1.0 / how.predivide,
-            postscale_factor=how.predivide,
-            process_set=how.among,
-        )
-        if not one_by_one:
-            put_back(found, gradients)
-            return
-        for gradient, value in zip(gradients, found, strict=True):
-            gradient.copy_(value)
+        narrow = [how.compression.compress(gradient) for gradient in gradients]
+        sent = [scaled(tensor, 1.0 / how.predivide) for tensor, _ in narrow]
+        reduce_into("gradients", sent, how.op, how.among)
+        for gradient, found, (_, ctx) in zip(gradients, sent, narrow, strict=True):
+            if found is not gradient:
+                gradient.copy_(how.compression.decompress(scaled(found, how.predivide), ctx))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
+from runtime.frontends.horovod.arithmetic import ReduceOp, fused, mean_of, put_back, reduce_rows
 from runtime.frontends.horovod.call_matching import JOIN, agreed, heard, said
 from runtime.frontends.horovod.interrupts import CallsDiffer, HorovodInternalError
-from runtime.frontends.horovod.world import Call, RankStanding, World
+from runtime.frontends.horovod.world import Call, RankStanding, World, described
 
 _OF_TORCH = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
@@ -87,6 +87,14 @@ class TorchWorld(World):
             found.append(mean_of(out, size) if op is ReduceOp.AVERAGE else out)
         return found
 
+    def reduce_into(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """As few vectors, but for Adasum, which looks at each tensor for itself."""
+        if op is ReduceOp.ADASUM:
+            super().reduce_into(call, tensors, op)
+            return
+        vectors = fused(tensors)
+        put_back(self.reduce(replace(call, tensors=described(vectors)), vectors, op), tensors)
+
     def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._agree(call)
         return self._gathered(call, tensor)
@@ -139,7 +147,7 @@ class TorchWorld(World):
     def _agree(self, call: Call) -> Call:
         """What all ranks are about to do. Raises CallsDiffer, in all of them alike."""
         message = torch.frombuffer(bytearray(said(call)), dtype=torch.uint8)
-        rows = self._gathered(replace(JOIN, group=call.group), message)
+        rows = self._gathered(call, message)
         calls = [heard(row.numpy().tobytes()) for row in rows]
         joined = [rank for rank, one in enumerate(calls) if one == JOIN]
         if self._last_joined < 0 or len(joined) < len(calls):

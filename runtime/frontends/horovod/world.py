@@ -16,6 +16,11 @@ SHOWN_MAX = 3
 """Tensors of a call that its text shows; of more, their number and a checksum of dtypes and shapes."""
 
 
+def described(tensors: Sequence[torch.Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """dtype and shape of each."""
+    return tuple((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A collective, as the script has spelled it. Ranks that meet in different calls are told of it."""
@@ -56,7 +61,7 @@ class RankStanding:
 
 
 class World(ABC):
-    """Used by the thread of the script only. Tensors that are given are never changed."""
+    """Used by the thread of the script only. Tensors that are given are changed by reduce_into() only."""
 
     @property
     @abstractmethod
@@ -66,6 +71,11 @@ class World(ABC):
     @abstractmethod
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         """Each tensor reduced over all ranks."""
+
+    def reduce_into(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> None:
+        """The same, which takes the place of what the tensors had."""
+        for tensor, found in zip(tensors, self.reduce(call, tensors, op), strict=True):
+            tensor.copy_(found)
 
     @abstractmethod
     def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ agreement.py   what all workers must have in common
 step_scope.py  the step in progress, and its record
 calls.py       operations that reduce no gradients: once, agree, evaluate, shared
 gathering.py   values of any size that the workers compute together, part by part
+vector_sums.py sums of tensors that each worker brings once
 saves.py       copies of the state between two steps
 newcomer.py    what newcomers are told here, and what this worker does while it is one
 """

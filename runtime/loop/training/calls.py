@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -30,6 +30,8 @@ from runtime.loop.training.newcomer import Newcomer
 from runtime.loop.training.registered import Registered
 from runtime.recovery.checkpoint.coordinator import Taking
 from runtime.session import Op, OpKind, Session
+
+T = TypeVar("T")
 
 
 class CallResult(NamedTuple):
@@ -76,6 +78,10 @@ class Calls:
     def idle(self) -> bool:
         """Whether the workers have done nothing together: no step in this run or an earlier one, no call, no stop()."""
         return self._at.step == 0 and not self._called and self._riders.stopped is None
+
+    def may_be_all(self) -> None:
+        """The script has no loop, and is not idle for that."""
+        self._called = True
 
     def run(
         self,
@@ -166,10 +172,15 @@ class Calls:
         return value
 
     def vectors(
-        self, label: str, units: int, compute: Callable[[int], Partial], groups: dict[str, int]
-    ) -> dict[str, torch.Tensor]:
-        """Sums of tensors of any size, group -> sum: in a step behind its first pass, or behind the loop, where no
-        newcomer has to be told them. groups: see Session.begin. The tensors are the caller's."""
+        self,
+        label: str,
+        units: int,
+        compute: Callable[[int], Partial],
+        groups: dict[str, int],
+        reply: Callable[[dict[str, torch.Tensor]], T],
+    ) -> T:
+        """Sums of tensors of any size: in a step behind its first pass, or behind the loop, where no newcomer has to be
+        told them. groups: see Session.begin. reply: makes of group -> sum what is returned; the sums are lent to it."""
         self.check_leaders(label)
         move = post(self._session.script, Called(), label)
         assert isinstance(move, RunTogether) and not (move.early or move.keep)
@@ -177,7 +188,7 @@ class Calls:
         op = Op(OpKind.EVALUATE, units, at.epoch, at.step, label=label)
         with self._registered.left_alone():
             flats = self.run(op, self._agreement.fingerprint(), compute, groups=groups).flats
-        found = {group: flat.clone() for group, flat in flats.items()}
+        found = reply(flats)
         self._session.used()
         return found
 

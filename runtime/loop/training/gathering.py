@@ -55,8 +55,12 @@ def gather(training: Training, label: str, parts: int, compute: Callable[[int], 
         leaf = partial(_size, content=content)
         sizes = cast(list[int], training.calls.collective(OpKind.EVALUATE, label, units, leaf, sizes_of))
         filled = partial(_filled, content=content, sizes=sizes, device=training.session.sums_on)
-        whole = training.calls.vectors(f"{label}: values", units, filled, {"float32": sum(sizes)})
+        whole = training.calls.vectors(f"{label}: values", units, filled, {"float32": sum(sizes)}, _copied)
     return [value for part in _parts(whole, sizes) for value in cast(list[T], from_bytes(part))]
+
+
+def _copied(sums: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {group: flat.clone() for group, flat in sums.items()}
 
 
 def gather_in_turns(training: Training, op: Op, done: dict[int, bytes], found: list[bytes]) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -22,11 +22,11 @@ Leaf: TypeAlias = tuple[str, str, torch.Tensor | None]
 """(name, dtype and shape, values) of a tensor, (name, value, None) of a plain value."""
 
 
-def leaves(header: dict[str, Json], tensors: Sequence[torch.Tensor], undigested: Collection[str]) -> list[Leaf]:
-    """The leaves of a copy, in the order of registration. undigested: objects that are left out."""
+def leaves(header: dict[str, Json], tensors: Sequence[torch.Tensor], undigested: Set[str]) -> list[Leaf]:
+    """The leaves of a copy, in the order of registration. undigested: objects and tensors that are left out."""
     found: list[Leaf] = []
     for entry, tensor in zip(cast(list[dict[str, Any]], header["tensors"]), tensors, strict=True):
-        if entry["name"].partition(".")[0] not in undigested:
+        if undigested.isdisjoint((entry["name"], entry["name"].partition(".")[0])):
             found.append((entry["name"], f"{entry['dtype']} {entry['shape']}", tensor))
     trees = {
         name: cast(dict[str, Json], entry)["state"] for name, entry in cast(dict[str, Json], header["objects"]).items()

@@ -50,9 +50,10 @@ class Carrier(RegisteredObjects):
         self.modes = Modes(lambda: (part for _, part in self.named_modules()))
         """The modes of the registered modules, and during a pass those with which it began."""
 
-    def leave_undigested(self, name: str) -> None:
-        """Leave this object, which is copied, out of digests: it may differ between workers, and between runs."""
-        self._undigested.add(name)
+    def leave_undigested(self, *names: str) -> None:
+        """Leave objects or tensors with these names, which are copied, out of digests: they may differ between workers,
+        and between runs."""
+        self._undigested.update(names)
 
     def freeze(self) -> None:
         if self._frozen:

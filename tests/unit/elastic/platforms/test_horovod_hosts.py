@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,11 +139,13 @@ def test_the_last_list_holds_while_a_script_fails(tmp_path: Path, monkeypatch: p
 
 def test_a_ticket_goes_over_the_input_and_an_outcome_comes_back() -> None:
     ticket = Ticket("h:1", "job-1", "host-0-1", 2, 30.0, {"key": b"\x00\xff"}, None)
-    assert host_task.of_line(host_task.to_line(ticket)) == ticket
+    for sent in (ticket, replace(ticket, function=b"\x80\x05")):
+        assert host_task.of_line(host_task.to_line(sent)) == sent
     for wrong in (b"", b"{}", b"[]", b'{"certificates": {}}'):
         with pytest.raises((ValueError, TypeError, KeyError)):
             host_task.of_line(wrong)
-    assert host_task.outcome_of(b'{"over": true, "last": {"step": 3}}').last == {"step": 3}
+    outcome = host_task.outcome_of(b'{"over": true, "values": {"1": "gAU="}, "last": {"step": 3}}')
+    assert (outcome.last, outcome.values) == ({"step": 3}, {1: b"\x80\x05"})
 
 
 def test_another_host_is_reached_by_ssh_in_the_same_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +176,30 @@ def test_the_command_refuses_bad_input(words: list[str], said: str, capsys: pyte
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("printed", "code", "said"),
+    [
+        ("echo Traceback most recent call last", ExitCode.BAD_INPUT, "is no host"),
+        ("echo a:1; echo a:1", ExitCode.BAD_INPUT, "a is there twice"),
+        ("echo no quota left >&2; exit 4", ExitCode.BELOW_QUORUM, "ended with 4: no quota left"),
+        ("exec sleep 60", ExitCode.BELOW_QUORUM, "no list of hosts within 0.2 s, and was killed"),
+    ],
+)
+def test_a_job_does_not_begin_with_a_script_that_lists_no_hosts(
+    printed: str,
+    code: ExitCode,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(discovery.ask, "__defaults__", (0.2 if "sleep" in printed else 10.0,))
+    lists = script(tmp_path / "hosts", printed)
+    assert main(["horovodrun", "-np", "1", "--host-discovery-script", lists, "python", "x.py"]) == code
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_options_that_mean_nothing_here_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["horovodrun", "--check-build", "--autotune", "--cycle-time-ms", "3.5", "--reset-limit", "3"]) == 0
+    assert main(["horovodrun", "--check-build", "--autotune", "--cycle-time-ms", "3.5", "--cache-capacity", "3"]) == 0
     said = capsys.readouterr().err
-    assert [said.count(name) for name in ("--autotune is", "--cycle-time-ms is", "--reset-limit is")] == [1, 1, 1]
+    assert [said.count(name) for name in ("--autotune is", "--cycle-time-ms is", "--cache-capacity is")] == [1, 1, 1]

@@ -87,10 +87,10 @@ def test_of_a_file_open_for_reading_workers_get_the_content_and_one_open_for_wri
 
 def test_the_value_is_that_of_the_lowest_rank_that_has_returned(own: Path) -> None:
     with pytest.raises(ConfigError, match="no worker has returned"):
-        function_file.read_value(own)
+        function_file.read_values(own)
     for rank in (10, 2, 9):
         function_file.write_value(own, rank, f"of {rank}")
-    assert function_file.read_value(own) == "of 2"
+    assert function_file.read_values(own)[0] == "of 2"
 
 
 def test_a_value_whose_worker_died_while_it_wrote_is_none(own: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_value_whose_worker_died_while_it_wrote_is_none(own: Path) -> None:
     os.waitpid(pid, 0)
     assert len(list(own.iterdir())) == 1, "what it has begun"
     function_file.write_value(own, 1, "of 1")
-    assert function_file.read_value(own) == "of 1"
+    assert function_file.read_values(own)[0] == "of 1"
     assert list(function_file.values(own)) == [1]
 
 

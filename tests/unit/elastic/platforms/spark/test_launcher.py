@@ -25,9 +25,9 @@ def test_a_session_with_speculation_is_refused_however_it_is_spelled(
 ) -> None:
     session(monkeypatch, {"spark.speculation": said})
     with pytest.raises(ConfigError, match=r"spark\.speculation"):
-        launcher._context()
+        launcher.active_context()
 
 
 @pytest.mark.parametrize("settings", [{}, {"spark.speculation": "False"}])
 def test_a_session_without_it_is_taken(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> None:
-    assert session(monkeypatch, settings) is launcher._context()
+    assert session(monkeypatch, settings) is launcher.active_context()

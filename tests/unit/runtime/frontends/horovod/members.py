@@ -35,6 +35,8 @@ class Worker:
     metric: float = 0.0
     calls: int = 0
     """How often the function that trains was called."""
+    counted: int = 0
+    """The same, as a value of the state counts it."""
 
 
 def enter(session: Session) -> MemberWorld:
@@ -61,6 +63,7 @@ def train(worker: Worker, epochs: int = 2, norm: bool = True, every: int = 1) ->
     @hvd.elastic.run  # type: ignore[untyped-decorator]
     def body(state: Any) -> None:
         worker.calls += 1
+        state.calls += 1
         while state.epoch < epochs:
             for x, y, numbers in loader:
                 optimizer.zero_grad()
@@ -71,7 +74,9 @@ def train(worker: Worker, epochs: int = 2, norm: bool = True, every: int = 1) ->
                 worker.steps += 1
                 sampler.record_batch(state.batch, len(x))
                 state.batch += 1
-                worker.samples += [(state.epoch, int(number)) for number in numbers]
+                session = current._here.world._training.session  # type: ignore[union-attr]
+                if session.worker_id in session.place().members:  # not while it follows the others
+                    worker.samples += [(state.epoch, int(number)) for number in numbers]
                 if state.batch % every == 0:
                     state.commit()
             state.epoch, state.batch = state.epoch + 1, 0
@@ -82,9 +87,10 @@ def train(worker: Worker, epochs: int = 2, norm: bool = True, every: int = 1) ->
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * hvd.size()
 
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0, calls=0)
     state.register_reset_callbacks([scale])
     body(state)
+    worker.counted = state.calls
     worker.metric = float(hvd.allreduce(torch.tensor(float(hvd.rank())), op=hvd.Sum))
     worker.weights = [float(value) for weight in model.parameters() for value in weight.detach().flatten()]
 
@@ -106,12 +112,13 @@ def together(
         try:
             script(worker)
             mine.close()
+            return str(session.carrier.digest()) if hasattr(session, "carrier") else ""  # a script without a loop
         finally:
             current.shutdown()
-        return str(session.worker_id)
 
     world.run(one, **newcomers)
     errors = [error for error in world.errors.values() if not isinstance(error, Killed)]
     if errors:
         raise errors[0]
+    assert len(set(world.digests.values())) == 1, "a job whose workers end with different states has failed"
     return world, dict(seen.get() for _ in range(seen.qsize()))

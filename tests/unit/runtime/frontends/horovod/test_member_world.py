@@ -27,6 +27,7 @@ def alike(workers: dict[str, Worker], names: set[str]) -> None:
     """These workers have ended with one model and one metric."""
     ended = [workers[name] for name in sorted(names)]
     assert all(worker.weights == ended[0].weights for worker in ended)
+    assert {worker.counted for worker in ended} == {ended[0].counted}
     assert {worker.metric for worker in ended} == {float(sum(range(len(ended))))}
 
 
@@ -81,6 +82,24 @@ def test_commits_may_be_rare() -> None:
         alike(workers, {"w0", "w1", "w2"} - kills.keys())
 
 
+def test_a_plain_value_may_be_a_workers_own() -> None:
+    """As the times in Horovod's elastic benchmark: the workers still end alike."""
+
+    def script(worker: Worker) -> None:
+        @hvd.elastic.run  # type: ignore[untyped-decorator]
+        def body(state: Any) -> None:
+            for _ in range(3):
+                state.seconds = [*state.seconds, 1.5 + hvd.rank()]
+                state.commit()
+
+        state = hvd.elastic.ObjectState(seconds=[])
+        body(state)
+        worker.metric = float(sum(state.seconds))
+
+    _, workers = together(2, script)
+    assert {worker.metric for worker in workers.values()} == {4.5, 7.5}
+
+
 def refused(script: Callable[[Worker], None], workers: int = 2) -> str:
     """What the workers are told."""
     with pytest.raises(ElasticError) as told:
@@ -114,7 +133,27 @@ def test_workers_in_different_collectives_are_told_which() -> None:
         body(hvd.elastic.ObjectState(epoch=0))
 
     told = refused(script)
-    assert "allgather(float32[-1])" in told and "allreduce(float32[2], op=Min)" in told
+    assert "hvd.allgather(float32[-1])" in told and "hvd.allreduce(float32[2], op=Min)" in told
+
+
+def test_a_worker_with_fewer_batches_than_the_others_is_told_so() -> None:
+    """As where a newcomer's DistributedSampler has another number of ranks than those of the others."""
+
+    def script(worker: Worker) -> None:
+        @hvd.elastic.run  # type: ignore[untyped-decorator]
+        def body(state: Any) -> None:
+            for _ in range(4 - hvd.rank()):
+                state.commit()
+
+        body(hvd.elastic.ObjectState(epoch=0))
+        hvd.allreduce(torch.ones(1), name="metric")
+
+    told = refused(script)
+    assert "equally many batches" in told and "metric" in told
+
+
+def test_a_script_that_only_asks_who_it_is_ends_well() -> None:
+    together(2, lambda worker: print(hvd.rank(), hvd.size()))
 
 
 def test_join_is_refused_and_so_are_values_that_cannot_be_copied() -> None:
