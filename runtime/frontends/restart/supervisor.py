@@ -3,6 +3,7 @@ next. Each exchange says what the worker's script does, and all decide alike wha
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -46,7 +47,7 @@ from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.frontends.restart.script_watch import where
 from runtime.frontends.restart.scripts import ScriptEnded, Scripts
 from runtime.loop.training import empty_leaf
-from runtime.recovery.kept.choice import KeptStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
+from runtime.recovery.kept.choice import KeptStep, KnownStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace
 from runtime.recovery.kept.remote import KeptServer, OtherMachines, pull
@@ -102,6 +103,8 @@ class Supervisor:
         self._step = 0
         """The number of the exchange."""
         self._at = rounds.RoundState()
+        self._lacking_since_s = math.inf
+        """Since when scripts do not start, as a node has no member whose memory is needed."""
         self._store: TCPStore | None = None
         """The store of the round in progress, if this worker has rank 0 in it."""
         self._settings = Settings.from_environment(os.environ)
@@ -149,7 +152,8 @@ class Supervisor:
         self._step = op.step
         script.post(Reduced())
         self._follow_generation()
-        report = self._at.report(self._address(), self._scripts.idle_s)
+        lacking_s = max(0.0, time.monotonic() - self._lacking_since_s)
+        report = self._at.report(self._address(), self._scripts.idle_s, lacking_s)
         session.script_does(report.said(self._told.timing.hang_s, self._look_at_round(), self._ranks()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
@@ -160,9 +164,12 @@ class Supervisor:
         place = session.place()
         if rounds.is_settled(reports, place.members, place.generation, self._at.begun):
             self._kept.settle(self._round)
+        self._at.learn(reports, place.members)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case rounds.LookAtKept():
                 self._at.held = self._kept.check(*share(session.worker_id, place.members))
+            case rounds.AwaitNodes(lacking):
+                self._await_nodes(place.rank, lacking)
             case rounds.CopyThin(parts):
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
@@ -237,6 +244,14 @@ class Supervisor:
                     self._session.note("kept_not_copied", source=part.at, step=part.held.step, because=str(error))
         self._at.copied = True
 
+    def _await_nodes(self, rank: int, lacking: KnownStep) -> None:
+        """Until the next exchange. A worker of another node begins another round when it joins."""
+        if self._lacking_since_s == math.inf:
+            self._lacking_since_s = time.monotonic()
+            if rank == 0:
+                self._session.note("kept_awaited", step=lacking.step, nodes=list(lacking.nodes))
+        time.sleep(EXCHANGE_S)
+
     def _say_source(self, rank: int, start: rounds.StartScript) -> None:
         if rank == 0 and start.source is not None:
             self._session.note("kept_found", step=start.source.step, kept_in=str(start.source.round))
@@ -281,7 +296,8 @@ class Supervisor:
         return source, away, next(iter(found)).parts
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
-        self._at.begun = start.source.step if start.source is not None else 0
+        self._at.starts(start)
+        self._lacking_since_s = math.inf
         self._notice_file.keep(self._session.going)
         mine = places(members, self._told.ranks)[self._session.worker_id]
         try:

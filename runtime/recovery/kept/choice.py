@@ -63,6 +63,21 @@ class KeptStep:
         return cls(step, RoundNumber(run, generation), group)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class KnownStep:
+    """A step that all scripts of a round have kept, or have begun with, and the nodes whose memory has it."""
+
+    step: int
+    nodes: tuple[str, ...]
+
+    def to_json(self) -> list[Any]:
+        return [self.step, list(self.nodes)]
+
+    @classmethod
+    def from_json(cls, said: Any) -> Self:
+        return cls(int(said[0]), tuple(map(str, said[1])))
+
+
 @dataclass(frozen=True, slots=True)
 class ThinPart:
     """A part of a step that one machine alone has. held: the part. at: a worker of that machine. to: the worker of
@@ -118,6 +133,25 @@ def mirror_of(worker: str, members: Sequence[str]) -> str:
     next_node = nodes[(nodes.index(node_of(worker)) + 1) % len(nodes)]
     there = [member for member in members if node_of(member) == next_node]
     return there[here.index(worker) % len(there)]
+
+
+LAG = 1
+"""So many steps less than all scripts have kept may be whole without a machine: one is on its way to the mirrors."""
+
+
+def awaited(
+    known: KnownStep | None, held: Iterable[HeldSegment], source: KeptStep | None, members: Iterable[str]
+) -> KnownStep | None:
+    """A step that is newer than the source, with the nodes that have no member now and may have what lacks of it.
+    None: the source is as new as it may be, or nobody else can have more. held: all segments that are there; if nobody
+    knows of a step, since all workers are new, they tell how new it was, and the nodes are not known."""
+    here = 0 if source is None else source.step
+    if known is None:
+        newest = max((one.step for one in held), default=0)
+        return KnownStep(newest, ()) if newest > here + LAG * (source is not None) else None
+    if not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
+        return None
+    return KnownStep(known.step, away) if known.step > here + LAG else None
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:
