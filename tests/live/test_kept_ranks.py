@@ -26,12 +26,12 @@ SCRIPT = ROOT / "tests" / "live" / "programs" / "kept_ranks.py"
 RANKS, STEPS = 4, 8
 
 
-def under_torchrun(kind: str, home: Path) -> str:
+def under_torchrun(kind: str, home: Path, steps: int = STEPS) -> str:
     """The digest of a quiet run."""
     (home / "go").touch()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    command = [*words, str(SCRIPT), kind, str(home), str(STEPS)]
+    command = [*words, str(SCRIPT), kind, str(home), str(steps)]
     subprocess.run(command, check=True, env=environment, capture_output=True, timeout=DEADLINE_S)
     return (home / "digest").read_text()
 

@@ -23,6 +23,7 @@ from elastic.errors import ConfigError, Disagree
 from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
+from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.choice import HeldSegment, KeptStep
 from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, parameters_of, sample, state_of
 from runtime.recovery.kept.ddp_order import GradientOrder
@@ -147,6 +148,7 @@ class KeptScript:
         self._mirror: SegmentMirror | None = None
         self._place = place
         self._at = _Rank.of(os.environ) if place is not None else None
+        self._end: AgreedEnd | None = None
         self._begun = False
         self._apart: frozenset[str] = frozenset()
         """Paths of weights and optimizers' tensors that are not the same in all processes, where they need not be; and
@@ -156,14 +158,16 @@ class KeptScript:
         self._copy: _Copy | None = None
         self._at_once = False
         """Whether everything is copied in done(), because the script changes weights while they are copied."""
-        if place is not None:
+        if place is not None and self._at is not None:
+            self._end = AgreedEnd(place, self._at.rank, self._at.world, os.environ)
             for one in objects.values():
                 if isinstance(one, torch.optim.Optimizer):
                     one.register_step_pre_hook(lambda *_: self.wait())
 
     def done(self) -> None:
         """A step is done: all processes call it behind the last change of the step, as that of the scheduler. It waits
-        until the step before is in memory, on another machine too."""
+        until the step before is in memory, on another machine too. If workers join or leave as planned, it does not
+        return behind the last step of the round, but for a handler of SIGTERM."""
         self.wait()
         self._await_mirror()
         self.step += 1
@@ -178,6 +182,10 @@ class KeptScript:
                 self._keep(state, self._writer)
         except OSError as error:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+        if self._end is not None and self._place is not None and self._end.is_last(self.step):
+            self.wait()
+            self._await_mirror()
+            self._end.arrive()
 
     def units(self) -> Iterator[int]:
         """The units of the next step that this process computes: numbers below the `units` of keep(). Each takes one
