@@ -36,7 +36,7 @@ class AgreedEnd:
         """environment: as torchrun sets it."""
         self._place = place
         self._rank, self._world = rank, world
-        self._address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        self._environment = environment
         self._store: TCPStore | None = None
         self._last: int | None = None
 
@@ -46,7 +46,7 @@ class AgreedEnd:
             return False
         with suppress(RuntimeError):  # the store is gone: the worker will end the script
             if self._store is None:
-                host, port = self._address
+                host, port = self._environment["MASTER_ADDR"], int(self._environment["MASTER_PORT"])
                 answer = timedelta(seconds=STORE_S)
                 self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=answer)
                 self._store.add(_SEEN, 1)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 import elastic
 from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState
+from runtime.recovery.kept import comparison
 from runtime.recovery.kept import keep as keeping
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
@@ -455,9 +456,10 @@ def test_what_should_be_the_same_in_all_processes_and_is_not_is_named(
     there = state_of(keep_names(other))
 
     def gathered(own: Any) -> list[Any]:
-        return [own, keeping._digest(there, own=False) if isinstance(own, int) else keeping._leaves(there, own=False)]
+        other = comparison._digest if isinstance(own, int) else comparison._leaves
+        return [own, other(there, own=False)]
 
-    monkeypatch.setattr(keeping, "_gathered", gathered)
+    monkeypatch.setattr(comparison, "gathered", gathered)
     job.begin(FIRST)
     kept = script.keep()
     with pytest.raises(Disagree, match=f"elastic.keep: {said}"):
