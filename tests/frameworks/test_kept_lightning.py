@@ -1,5 +1,5 @@
-"""Scripts with Lightning, unchanged, under `elastic run --restart --ranks N`: after kills and joins they have written
-what they write under a quiet torchrun with N processes."""
+"""Scripts with Lightning, unchanged, and one with accelerate, under `elastic run --restart --ranks N`: after kills and
+joins they have written what they write under a quiet torchrun with N processes."""
 
 from __future__ import annotations
 
@@ -50,3 +50,16 @@ def test_kills_and_joins_leave_no_trace(kind: str, tmp_path: Path) -> None:
     assert mine.keys() == theirs.keys()
     for name, content in theirs.items():
         assert_equal(mine[name], content, name, str(output), str(quiet))
+
+
+def test_a_loop_over_what_accelerate_prepares_is_kept_by_three_lines(tmp_path: Path) -> None:
+    quiet, output = tmp_path / "quiet", tmp_path / "output"
+    under_torchrun("accelerate_kept", quiet)
+    words = ("--workers", "3", "--restart", "--ranks", str(RANKS), str(SCRIPTS / "accelerate_kept.py"), str(output))
+    with Job(tmp_path, *words) as job:
+        job.pace(0.5)
+        for step in (3, 9):
+            kill_behind(job, step, workers=3)
+        job.pace(0.0)
+        assert job.wait() == 0, job.story()
+    assert (output / "digest").read_text() == (quiet / "digest").read_text()

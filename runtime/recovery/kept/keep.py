@@ -6,7 +6,6 @@ changes them, and it waits for the copy. Everything else is copied at once. What
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -307,7 +306,7 @@ class KeptScript:
         placed, size = self._written(state)
         alike = sample(filter(self._is_alike, state.pieces)) if self._place.own else 0
         plain = self._place.own or self._is_first(state)
-        table = json.dumps(state.table(placed, plain=plain, sample=alike), separators=(",", ":")).encode()
+        table = state.table(placed, plain=plain, sample=alike)
         buffer = writer.oldest()
         segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
         self._copy = _Copy(segment, placed, self._mirror, at_once=self._at_once)
@@ -315,8 +314,9 @@ class KeptScript:
     def _is_alike(self, piece: Piece) -> bool:
         """Whether all processes have this tensor alike, as far as the first step of the round could tell. The sample
         tells when they have not: that of another parameter's state may differ from a later step on."""
-        known = piece.path in self._apart or parameter_state(piece.path) in self._apart
-        return piece.steady and not piece.sharded and not known
+        if not piece.steady or piece.sharded:
+            return False
+        return not self._apart or not (piece.path in self._apart or parameter_state(piece.path) in self._apart)
 
     def _held(self, state: CurrentState) -> HeldSegment:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""

@@ -327,6 +327,21 @@ def test_two_models_have_two_names(job: Job) -> None:
         assert all(map(torch.equal, *buffers))
 
 
+def test_the_wrappers_of_accelerate_are_kept_as_what_is_in_them() -> None:
+    """They have no hooks, and no kind of their own."""
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    def around(name: str, kind: type, one: object) -> Any:
+        wrapped: Any = object.__new__(type("Accelerated", (kind,), {"__module__": "accelerate.wrapper"}))
+        vars(wrapped)[name] = one
+        return wrapped
+
+    wrappers = around("optimizer", torch.optim.Optimizer, optimizer), around("scheduler", object, schedule)
+    assert named(wrappers, {}) == {"optimizer": optimizer, "scheduler": schedule}
+
+
 def test_what_cannot_be_kept_is_named(job: Job) -> None:
     job.begin(FIRST)
     with pytest.raises(ConfigError, match="loader is a list without state_dict"):
