@@ -19,7 +19,6 @@ from runtime.recovery.kept.choice import (
     KnownStep,
     ThinPart,
     awaited,
-    holders,
     newest_whole,
     thin_parts,
 )
@@ -335,10 +334,8 @@ class RoundState:
 
     def starts(self, start: StartScript) -> None:
         """The scripts of all workers begin."""
-        held = {} if start.source is None else holders(start.held, start.source)
-        workers = {worker for every in held.values() for worker in every}
         self.begun = start.source.step if start.source is not None else 0
-        self.known = KnownStep(self.begun, tuple(sorted(set(map(node_of, workers)))))
+        self.known = KnownStep(self.begun, tuple(sorted(set(map(node_of, start.held)))))
 
     def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> None:
         """From the reports of an exchange: what all scripts of this worker's round have kept."""

@@ -65,7 +65,8 @@ class KeptStep:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KnownStep:
-    """A step that all scripts of a round have kept, or have begun with, and the nodes whose memory has it."""
+    """A step that all scripts of a round have kept, or have begun with, and the nodes of the round, whose memory has
+    it, and perhaps newer ones."""
 
     step: int
     nodes: tuple[str, ...]
@@ -143,15 +144,15 @@ def awaited(
     known: KnownStep | None, held: Iterable[HeldSegment], source: KeptStep | None, members: Iterable[str]
 ) -> KnownStep | None:
     """A step that is newer than the source, with the nodes that have no member now and may have what lacks of it.
-    None: the source is as new as it may be, or nobody else can have more. held: all segments that are there; if nobody
-    knows of a step, since all workers are new, they tell how new it was, and the nodes are not known."""
-    here = 0 if source is None else source.step
-    if known is None:
-        newest = max((one.step for one in held), default=0)
-        return KnownStep(newest, ()) if newest > here + LAG * (source is not None) else None
-    if not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
+    None: the source is as new as it may be, or nobody else can have more. known: None: all workers are new, so the
+    nodes are not known. held: all segments that are there: they tell of steps, too."""
+    away: tuple[str, ...] = ()
+    if known is not None and not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
         return None
-    return KnownStep(known.step, away) if known.step > here + LAG else None
+    newest = max((one.step for one in held), default=0)
+    if known is not None:
+        newest = max(newest, known.step)
+    return KnownStep(newest, away) if newest > (0 if source is None else source.step) + LAG else None
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:

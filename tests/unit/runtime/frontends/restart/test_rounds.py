@@ -113,6 +113,11 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
             False,
             AwaitNodes(KnownStep(10, ("c",))),
         ),
+        (
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(0, ("a", "c"))),
+            False,
+            AwaitNodes(KnownStep(8, ("c",))),
+        ),
         (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(8, ("c",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(99, ("a",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING), False, GoOn()),
