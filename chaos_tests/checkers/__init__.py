@@ -7,7 +7,7 @@ not applicable. Numbers are stable.
     ledgers.py      I5 to I10: every step once, the same bits
     recovery.py     I11 to I13, I15, I16: found in time, back in time
     durability.py   I14: a needed checkpoint is whole
-    rounds.py       I17 to I19: of a job in rounds, in place of those that speak of steps
+    rounds.py       I17 to I20: of a job in rounds, in place of those that speak of steps
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ ROUNDS_INVARIANTS = (
     Invariant("I17", "a round is its generation", rounds.worlds),
     Invariant("I18", "one script of a worker at a time", rounds.one_script),
     Invariant("I19", "rounds go on", rounds.liveness),
+    Invariant("I20", "what is kept is not lost", rounds.kept),
 )
 
 

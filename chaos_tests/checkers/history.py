@@ -96,12 +96,14 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class History:
     """faulty: the run to be judged. quiet: the same job, undisturbed. keeps: whether the job is to take checkpoints or
-    snapshots. rounds: whether its scripts run in rounds, so that there are no steps."""
+    snapshots. rounds: whether its scripts run in rounds, so that there are no steps. ranks: how many processes the
+    script has in each round; 0: as many as there are workers, or steps."""
 
     faulty: Run
     quiet: Run
     keeps: bool = True
     rounds: bool = False
+    ranks: int = 0
     limits: Limits = Limits()
 
 

@@ -68,6 +68,14 @@ def install(directory: str) -> None:
         ("runtime.recovery.checkpoint.saver", partial(_before, "Saver._publish", failpoints.BEFORE_MANIFEST)),
         ("elastic.checkpoints.storage", _in_storage),
         ("runtime.frontends.restart.script_host", _in_scripts),
+        ("runtime.frontends.restart.supervisor", partial(_before, "pull", failpoints.THIN_COPIED)),
+        (
+            "runtime.recovery.kept.segment",
+            partial(_before, "SegmentFile.begin", failpoints.SEGMENT_BEGUN, behind=True),
+        ),
+        ("runtime.recovery.kept.segment", partial(_before, "SegmentFile.finish", failpoints.SEGMENT_WRITTEN)),
+        ("runtime.recovery.kept.segment", partial(_before, "SegmentFile.finish", failpoints.SEGMENT_KEPT, behind=True)),
+        ("runtime.recovery.kept.remote", partial(_before, "_blob", failpoints.SEGMENT_SENT)),
     ):
         patch_when_imported(module, lambda module, patch=patch: patch(module, look))  # type: ignore[misc]
 

@@ -8,6 +8,7 @@ or Impossible with nothing done.
     scene.py              what all faults work on
     membership_view.py    who is in the job now, from its journals
     workers.py            workers, from outside
+    kept.py               what scripts in rounds have kept in memory
     scripts.py            the scripts of a job in rounds, beside their workers
     failpoints.py         workers, at points of their own work
     signals.py            signals and files of this machine

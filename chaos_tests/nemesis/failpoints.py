@@ -6,10 +6,19 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from chaos_tests.nemesis import scripts, signals, workers
+from chaos_tests.nemesis import kept, scripts, signals, workers
 from chaos_tests.nemesis.scene import RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.failpoints import ANYBODY, EARLY_SENT, IN_REPETITION, IN_SCRIPT, Act, FailpointOrder
+from chaos_tests.scenario.failpoints import (
+    ANYBODY,
+    EARLY_SENT,
+    IN_REPETITION,
+    IN_SCRIPT,
+    MIRROR,
+    OF_ROUNDS,
+    Act,
+    FailpointOrder,
+)
 from chaos_tests.scenario.faults import Effect, When
 from chaos_tests.scenario.schedule import Planned
 from elastic.config import JobSpec, Overlap, Reduction
@@ -22,6 +31,8 @@ ARMED_S = 45.0
 
 def arm(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> None:
     """worker: who is hit when it comes by; "": as the fault's row says."""
+    if planned.place in OF_ROUNDS:
+        scripts.check(scene)
     step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[planned.fault.step]
     order = FailpointOrder(planned.number, planned.place, act, step, planned.lasts_s)
     if planned.fault.spark:
@@ -31,13 +42,15 @@ def arm(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> None:
         (worker,) = workers.targets(scene, planned)
     scene.orders.give(order, worker)
     scene.victims.targeted.add(worker)
-    scene.running.append(RunningFault(planned, armed=(order, worker)))
+    scene.running.append(RunningFault(planned, armed=(order, worker), alone=planned.place in OF_ROUNDS))
 
 
 def never_reached(place: str, spec: JobSpec, *, on_nodes: bool) -> str:
     """Why no worker of such a job comes to a point; "": they may."""
-    if spec.restart:
+    if spec.restart and place not in OF_ROUNDS:
         return "a script in rounds has no steps, evaluations and checkpoints of ours"
+    if place in OF_ROUNDS and not spec.restart:
+        return "only scripts in rounds keep their state: say --restart, or restart = true in the job"
     if place == EARLY_SENT and (spec.overlap is Overlap.OFF or (spec.overlap is Overlap.AUTO and not on_nodes)):
         return 'its gradients are sent when backward has ended: say overlap = "on" in the job'
     if place == IN_REPETITION and spec.reduction not in (Reduction.FIXED, Reduction.FIXED64):
@@ -63,6 +76,9 @@ def fired(scene: Scene, done: Mapping[str, Any]) -> None:
     (order, _), planned, worker = running.armed, running.planned, str(done["worker_id"])
     if order.point == IN_SCRIPT:
         scripts.hangs(scene, running, worker, int(done["t_mono_ns"]))
+        return
+    if order.point in MIRROR:
+        kept.struck(scene, running, done)
         return
     scene.world.pids[worker] = int(done["pid"])
     running.armed, running.awaits_place = None, False

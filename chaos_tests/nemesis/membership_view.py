@@ -38,8 +38,10 @@ class MembershipView:
         """The last one before that."""
         self.began_step = 0
         """From which the job went on when it had lost everything."""
-        self.scripts: dict[str, int] = {}
-        """Worker -> pid of its script that runs, of a job in rounds."""
+        self.scripts: dict[str, list[int]] = {}
+        """Worker -> pids of its scripts that run, of a job in rounds."""
+        self._processes = 0
+        """How many scripts the newest round that has begun has."""
         self._at_work: set[str] = set()
         self._held: set[str] = set()
 
@@ -66,9 +68,10 @@ class MembershipView:
                     self.scripts.pop(worker, None)
                     self.newcomers.discard(worker)
                 case "script_started":
-                    self.scripts[worker] = line["script"]
-                case "script_ended":
-                    self.scripts.pop(worker, None)
+                    self.scripts.setdefault(worker, []).append(line["script"])
+                    self._processes = line["world"]
+                case "script_ended" if line["script"] in (mine := self.scripts.get(worker, [])):
+                    mine.remove(line["script"])
                 case "attending":
                     self.agents[line["node"]] = line["pid"]
                 case "leading":
@@ -96,7 +99,8 @@ class MembershipView:
     @property
     def round_runs(self) -> bool:
         """Whether the scripts of all members run, and nobody is about to join them."""
-        return self.steady and not self.newcomers and self.scripts.keys() >= set(self.members)
+        running = sum(len(self.scripts.get(worker, ())) for worker in self.members)
+        return self.steady and not self.newcomers and 0 < running == self._processes
 
     @property
     def holders(self) -> tuple[str, ...]:

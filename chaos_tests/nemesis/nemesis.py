@@ -73,7 +73,7 @@ class Nemesis:
                 capacity.hold(self._scene, running, lines)
             if running.reach:
                 nodes.reach(self._scene, running, lines)
-            if running.awaits_event and any(line["event"] == running.awaits_event for line in lines):
+            if any(map(running.awaits, lines)):
                 scripts.seen(self._scene, running)
         self._settle()
         if self._scene.world.over:

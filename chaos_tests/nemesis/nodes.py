@@ -42,27 +42,27 @@ def leading(scene: Scene) -> str:
     return name
 
 
-def _agents(scene: Scene, node: str) -> list[int]:
+def agents_on(scene: Scene, node: str) -> list[int]:
     """The pid of the job's agent on that node, if it runs."""
     return [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
 
 
 def end_agent(scene: Scene, planned: Planned) -> None:
     node = some_node(scene, planned)
-    if not (agents := _agents(scene, node)):
+    if not (agents := agents_on(scene, node)):
         raise NotNow(f"there is no agent on node {node}")
     begun_ns = time.monotonic_ns()
     signals.send(agents, signal.SIGKILL)
-    _note(scene, planned, begun_ns, node, agents, None, f"SIGKILL to the agent of node {node}")
+    note(scene, planned, begun_ns, (node,), agents, None, f"SIGKILL to the agent of node {node}")
 
 
 def end_node(scene: Scene, planned: Planned) -> None:
     job = scene.on_nodes()
     node = some_node(scene, planned)
-    begun_ns, agents = time.monotonic_ns(), _agents(scene, node)
+    begun_ns, agents = time.monotonic_ns(), agents_on(scene, node)
     job.cluster.end(node)
     text = f"SIGKILL to node {node}, for {planned.lasts_s:g} s"
-    _note(scene, planned, begun_ns, node, agents, lambda: job.cluster.node(node), text)
+    note(scene, planned, begun_ns, (node,), agents, lambda: job.cluster.node(node), text)
 
 
 def stop_node(scene: Scene, planned: Planned) -> None:
@@ -83,7 +83,7 @@ def freeze_node(scene: Scene, planned: Planned) -> None:
     job = scene.on_nodes()
     node = some_node(scene, planned)
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(scene.world.there(node))
-    thaw = signals.freeze((job.cluster.nodes[node].pid, *_agents(scene, node), *pids.values()))
+    thaw = signals.freeze((job.cluster.nodes[node].pid, *agents_on(scene, node), *pids.values()))
     scene.teller.injected(planned, pids, begun_ns, target=f"node {node}")
     scene.spares(planned, pids, thaw, f"SIGSTOP to all on node {node} for {planned.lasts_s:g} s")
 
@@ -212,18 +212,19 @@ def _leave(scene: Scene, planned: Planned, node: str, ask: Callable[[], object],
     scene.hits(planned, pids, begun_ns, text, target=f"node {node}").end = end
 
 
-def _note(
+def note(
     scene: Scene,
     planned: Planned,
     begun_ns: int,
-    node: str,
+    lost: Iterable[str],
     agents: Iterable[int],
     end: End | None,
     text: str,
 ) -> None:
-    """The agent of a node was killed: the workers there must die with it, and nobody is left there to say so. Among
+    """The agents of these nodes were killed: workers must die with them, and nobody is left there to say so. Among
     them may be some that were lost before, and were about to be ended."""
-    workers, with_lost = scene.world.there(node), scene.world.on(node)
+    workers = tuple(worker for node in lost for worker in scene.world.there(node))
+    with_lost = tuple(worker for node in lost for worker in scene.world.on(node))
     scene.teller.injected(planned, scene.victims.pids(workers), begun_ns)
     scene.victims.targeted.update(workers)
     left = processes.await_exits((*agents, *scene.victims.pids(with_lost).values()), signals.SEEN_S)

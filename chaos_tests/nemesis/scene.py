@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chaos_tests.cluster.cluster_job import NodesJob
 from chaos_tests.failpoints.orders import FailpointOrders
@@ -142,8 +143,9 @@ class RunningFault:
     awaits_place: it is in two parts, and waits for the second. armed: a failpoint to which no worker has come yet, and
     the worker in which it is armed. slot: a place of which each new process is held, in `held`, until the fault ends.
     reach: nodes on which a worker that begins meanwhile is hit too. awaits_event: an event of the journal, by which it
-    will be seen. until_steady: it lasts until all members are at work. insist_s: from when on those in `hit` that have
-    not ended get SIGKILL. alone: no other fault begins before it was seen.
+    will be seen; awaits_pid: of this process, 0: of any. until_steady: it lasts until all members are at work.
+    insist_s: from when on those in `hit` that have not ended get SIGKILL. alone: no other fault begins before it was
+    seen.
     """
 
     planned: Planned
@@ -158,11 +160,17 @@ class RunningFault:
     slot: int | None = None
     reach: frozenset[str] = frozenset()
     awaits_event: str = ""
+    awaits_pid: int = 0
     held: list[str] = field(default_factory=list)
     insist_s: float = math.inf
     alone: bool = False
     injected: bool = False
     seen: bool = False
+
+    def awaits(self, line: Mapping[str, Any]) -> bool:
+        """Whether it is seen by this line of a journal."""
+        pid = line.get("script", line["pid"]) if self.awaits_pid else 0
+        return bool(self.awaits_event) and line["event"] == self.awaits_event and pid == self.awaits_pid
 
     def __post_init__(self) -> None:
         self.until_s = self.since_s + self.planned.lasts_s

@@ -25,7 +25,7 @@ def strike(scene: Scene, planned: Planned, *, number: signal.Signals) -> None:
     """A signal to the script of a member, whose worker has to end. If another member was lost meanwhile, all scripts
     would be started again, and nobody could say why this one had ended."""
     (worker,) = workers.targets(scene, planned)
-    begun_ns, script = time.monotonic_ns(), scene.world.scripts[worker]
+    begun_ns, script = time.monotonic_ns(), scene.victims.dice(planned).choice(scene.world.scripts[worker])
     signals.send([script], number)
     scene.teller.injected(planned, scene.victims.pids([worker]), begun_ns, script=script)
     scene.victims.targeted.add(worker)
@@ -51,9 +51,19 @@ def hangs(scene: Scene, running: RunningFault, worker: str, begun_ns: int) -> No
     scene.teller.told(running.planned, f"the script of {worker} hangs")
 
 
+SEEN = {
+    "scripts_hang": "the round was ended",
+    "kept_damaged": "the bit was found",
+    "script_ended": "its end was noted",
+    "worker_exited": "the agent saw it end",
+}
+"""Event of the journals by which a fault is seen -> what that means."""
+
+
 def seen(scene: Scene, running: RunningFault) -> None:
-    """The job has noticed that its scripts hang."""
+    """The job has noticed the fault."""
     if not running.injected:
         return
-    running.awaits_event, running.until_s = "", 0.0
-    scene.teller.seen(running.planned, "the round was ended")
+    because, running.awaits_event, running.until_s = SEEN[running.awaits_event], "", 0.0
+    running.seen = True
+    scene.teller.seen(running.planned, because)

@@ -120,8 +120,8 @@ def on_one_machine(
         program = [sys.executable, "-m", "chaos_tests.cluster.local_job", str(specification), str(job_dir)]
     else:
         options = ["--max-restarts", str(RESTARTS), "--workers", str(campaign.workers)]
-        rounds = ["--restart", "--hang-limit", f"{campaign.hang_s:g}"]
-        options += rounds if campaign.restart else ["--ranks", str(campaign.ranks)]
+        options += ["--ranks", str(campaign.ranks)]
+        options += ["--restart", "--hang-limit", f"{campaign.hang_s:g}"] if campaign.restart else []
         program = elastic_run(job_dir, options, campaign.command)
     directory = Path(campaign.directory) if campaign.directory else None
     with LocalJob(job_dir, program, on_poll, environment, directory) as job:

@@ -22,7 +22,6 @@ from elastic.wire import codec
 WORKERS = 3
 PRESET = "kill"
 TRACES = Path(__file__).resolve().parents[1] / "traces"
-BOTH = "of a job in rounds each worker has one script here, and with --ranks it may have several; leave one out"
 
 
 def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
@@ -60,8 +59,6 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
         _check_workers("--workers", workers)
         if scenario.ranks is not None and scenario.ranks < 1:
             raise ConfigError(f"--ranks {scenario.ranks} must be at least 1")
-        if scenario.ranks and scenario.restart:
-            raise ConfigError(BOTH)
     else:
         if words:
             raise ConfigError(f"{scenario.job} names the script; leave out {' '.join(words)!r:.200}")
@@ -70,8 +67,6 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
         if scenario.restart is not None:
             raise ConfigError(f"--restart: {scenario.job} says whether it is; write restart = true in it")
         spec = _specification(scenario)
-        if spec.ranks and spec.restart:
-            raise ConfigError(f"{scenario.job}: {BOTH}")
         workers, command, job = spec.workers, spec.command, codec.to_json(spec).decode()
     seed = scenario.seed if scenario.seed is not None else secrets.randbelow(1_000_000)
     preset, plan = _faults(scenario, workers)

@@ -20,10 +20,10 @@ class ScriptAudit:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._scripts: dict[str, int] = {}
-        """Worker -> pid of its script that runs."""
-        self._below: dict[str, dict[int, int]] = {}
-        """Worker -> pid of its script and of all that it has started -> when each began."""
+        self._scripts: dict[int, str] = {}
+        """Pid of a script that runs -> its worker."""
+        self._below: dict[int, dict[int, int]] = {}
+        """Pid of a script -> pid of it and of all that it has started -> when each began."""
         self._over: list[tuple[float, str, dict[int, int]]] = []
         """(when, worker, processes) of scripts that have ended."""
         self._looked_s = 0.0
@@ -33,15 +33,17 @@ class ScriptAudit:
             worker = line["worker_id"]
             match line["event"]:
                 case "script_started":
-                    self._scripts[worker] = line["script"]
-                    self._see(worker)
-                case "script_ended" | "worker_exited" if worker in self._scripts:
-                    self._scripts.pop(worker)
-                    self._over.append((time.monotonic(), worker, self._below.pop(worker, {})))
+                    self._scripts[line["script"]] = worker
+                    self._see(line["script"])
+                case "script_ended" if line["script"] in self._scripts:
+                    self._end(line["script"])
+                case "worker_exited":
+                    for script in [pid for pid, owner in self._scripts.items() if owner == worker]:
+                        self._end(script)
         if time.monotonic() - self._looked_s >= LOOK_S:
             self._looked_s = time.monotonic()
-            for worker in self._scripts:
-                self._see(worker)
+            for script in self._scripts:
+                self._see(script)
         while self._over and time.monotonic() - self._over[0][0] >= OUTLIVES_S:
             _, worker, known = self._over.pop(0)
             for pid, began in known.items():
@@ -49,8 +51,10 @@ class ScriptAudit:
                     said = processes.command_line(pid)
                     self._journal.write("script_outlived", worker_id=worker, script=pid, because=said)
 
-    def _see(self, worker: str) -> None:
-        script = self._scripts[worker]
+    def _end(self, script: int) -> None:
+        self._over.append((time.monotonic(), self._scripts.pop(script), self._below.pop(script, {})))
+
+    def _see(self, script: int) -> None:
         for pid in (script, *processes.descendants(script)):
             if (began := started(pid)) is not None:
-                self._below.setdefault(worker, {})[pid] = began
+                self._below.setdefault(script, {})[pid] = began

@@ -2,6 +2,7 @@
 
 faults.py      what a fault is, and whom it hits
 catalogue.py   all faults, one row each
+rounds_catalogue.py  those of scripts in rounds
 failpoints.py  points at which a worker can be struck, and what can be done there
 schedule.py    which faults come when, from a preset, a seed and a duration
 scenario.py    what `elastic chaos run` is asked for, in TOML

@@ -1,4 +1,5 @@
-"""All faults, one row each: to add another one takes a row here and the function of nemesis/ that it names.
+"""All faults, one row each: to add another one takes a row here, or of rounds in rounds_catalogue.py, and the function
+of nemesis/ that it names.
 
 A row says in which presets its fault comes; plans, `elastic chaos list` and the checkers follow from it. A test asks
 for its line in docs/chaos.md.
@@ -26,6 +27,7 @@ from chaos_tests.scenario.faults import (
     Needs,
     When,
 )
+from chaos_tests.scenario.rounds_catalogue import ROUNDS_ROWS
 
 STUCK_S = 90.0
 """timing.progress_s, and as much again until the next beat is looked at on a loaded machine."""
@@ -33,10 +35,6 @@ STUCK_S = 90.0
 RAISED_S = 20.0
 """From an exception until the process has ended: an interpreter with torch in it takes a second of processor time to
 end in order, and on a machine with thirty others that want one it was seen to take 7.4 s."""
-
-HUNG_S = 120.0
-"""From when a script hangs until the round is ended for it: the hang limit of such a run, the time that is measured at
-once, twice, and what a loaded machine adds."""
 
 _strike = partial(Fault, by="workers.strike", effect=Effect.ENDS, aim=Aim.ANY)
 _freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY, presets={"freeze": 1})
@@ -66,7 +64,17 @@ ROWS = (
     _strike(
         "kill",
         "SIGKILL of any member",
-        presets={"kill": 4, "flap": 1, "etcd": 1, "control": 1, "partition": 1, "cluster": 1, "rounds": 1},
+        presets={
+            "kill": 4,
+            "flap": 1,
+            "etcd": 1,
+            "control": 1,
+            "partition": 1,
+            "cluster": 1,
+            "rounds": 1,
+            "rounds-kept": 1,
+            "rounds-kept-nodes": 1,
+        },
     ),
     _strike(
         "kill-rank-0",
@@ -77,7 +85,12 @@ ROWS = (
     _strike(
         "kill-youngest", "SIGKILL of the member that came last: a flapping slot", aim=Aim.YOUNGEST, presets={"flap": 3}
     ),
-    _strike("kill-two", "SIGKILL of two members at one instant", count=2, presets={"kill": 2, "batch": 1, "rounds": 1}),
+    _strike(
+        "kill-two",
+        "SIGKILL of two members at one instant",
+        count=2,
+        presets={"kill": 2, "batch": 1, "rounds": 1, "rounds-kept": 1},
+    ),
     _strike(
         "kill-all-but-one", "SIGKILL of all members but one at one instant", aim=Aim.ALL_BUT_ONE, presets={"batch": 1}
     ),
@@ -222,34 +235,7 @@ ROWS = (
         for_s=12.0,
         given={"act": Act.DISK_SLOW},
     ),
-    Fault(
-        "kill-script",
-        "SIGKILL of the script of a member; its worker lives, and has to end with it",
-        "scripts.strike",
-        Effect.ENDS,
-        Ground.ROUNDS,
-        aim=Aim.ANY,
-        given={"number": signal.SIGKILL},
-    ),
-    Fault(
-        "stop-script",
-        "SIGSTOP of the script of a member: it has to be ended, and its worker with it",
-        "scripts.strike",
-        Effect.ENDS,
-        Ground.ROUNDS,
-        aim=Aim.ANY,
-        noted_s=10.0,
-        given={"number": signal.SIGSTOP},
-    ),
-    Fault(
-        "hang-script",
-        "the script of a member waits for ever, and all others for it: the round has to be ended",
-        "scripts.hang",
-        Effect.SUSPECTS,
-        Ground.ROUNDS,
-        for_s=HUNG_S,
-        aim=Aim.ANY,
-    ),
+    *ROUNDS_ROWS,
     Fault(
         "slow",
         "a member gets a fifth of its processor time for 8 s",

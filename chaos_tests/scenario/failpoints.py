@@ -23,6 +23,16 @@ IN_REPETITION = "in-repetition"
 IN_EVALUATION = "in-evaluation"
 IN_SCRIPT = "in-script"
 """While a script of a job in rounds runs."""
+SEGMENT_BEGUN = "segment-begun"
+"""Of elastic.keep: a script has made its oldest segment invalid, to write a step into it."""
+SEGMENT_WRITTEN = "segment-written"
+"""Its tensors are there; table and header are not."""
+SEGMENT_KEPT = "segment-kept"
+"""The header is there, so the step is kept on this machine; it is not on another one."""
+SEGMENT_SENT = "segment-is-sent"
+"""To another machine, or from there to a script."""
+THIN_COPIED = "thin-part-is-copied"
+"""A worker is about to copy what another machine alone has kept."""
 IN_REBUILD = "in-rebuild"
 """It is about to connect to the members of a new generation."""
 COPY_SENT = "copy-is-sent"
@@ -47,6 +57,9 @@ STEP = (IN_SHARD, BEFORE_REDUCTION, IN_REDUCTION, BETWEEN, RESULT_HELD)
 COPY = (COPY_SENT, COPY_RECEIVED)
 CHECKPOINT = (PART_WRITTEN, BEFORE_MANIFEST)
 DISK = (IN_WRITE,)
+KEEP = (SEGMENT_BEGUN, SEGMENT_WRITTEN, SEGMENT_KEPT)
+MIRROR = (*KEEP, SEGMENT_SENT)
+OF_ROUNDS = (*MIRROR, THIN_COPIED, IN_SCRIPT)
 
 
 class Act(StrEnum):

@@ -83,6 +83,7 @@ class Fault:
     strike. spark: a kill of any member first, which makes a recovery and a copy come. step: at that one alone.
 
     noted_s: seconds within which the others must know of it, where that takes longer than for a worker that is gone.
+    forgets: whether what scripts in rounds have kept in memory may be lost.
     stalls: whether the steps of all may have to wait while it lasts. stops_service: whether it stops a process that
     serves the job, or takes a leader from it, so that a loss may be noted later.
 
@@ -105,6 +106,7 @@ class Fault:
     noted_s: float | None = None
     stalls: bool = True
     stops_service: bool = False
+    forgets: bool = False
     usual: bool = True
     presets: Mapping[str, float] = field(default_factory=dict)
     needs: Needs | None = None

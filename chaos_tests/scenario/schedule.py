@@ -112,6 +112,16 @@ PRESETS: Mapping[str, Preset] = {
             8.0,
             "of a job in rounds (--restart): scripts are killed, stopped and hang; members are killed and stand still",
         ),
+        (
+            "rounds-kept",
+            8.0,
+            "of a job in rounds with elastic.keep: scripts are killed while they write, and bits of memory are flipped",
+        ),
+        (
+            "rounds-kept-nodes",
+            15.0,
+            "the same over several nodes: nodes are lost with their memory, also two at once, and while it is copied",
+        ),
         ("everything", 4.0, "every kind that a job of one machine has, in turn, in an order drawn by the seed"),
     )
 }

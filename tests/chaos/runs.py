@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import elastic
 from chaos_tests.checkers import CheckerVerdict
@@ -20,6 +22,7 @@ from tests.mutants import SITE, VARIABLE
 ROOT = Path(elastic.__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "live" / "scripts" / "mlp.py"
 SNAPSHOTS = ROOT / "tests" / "live" / "programs" / "snapshots.py"
+KEPT = SNAPSHOTS.with_name("kept_digest.py")
 WORKERS = 3
 
 
@@ -36,6 +39,7 @@ class Undisturbed:
     command: tuple[str, ...]
     seconds: float
     restart: bool = False
+    ranks: int = 0
     job: str = ""
     """Its specification, where the command alone does not say everything."""
 
@@ -69,6 +73,15 @@ def undisturbed_rounds(home: Path, steps: int) -> Undisturbed:
     return Undisturbed(home, asked.command, campaign.quiet_run(asked), restart=True)
 
 
+def undisturbed_kept(home: Path, steps: int) -> Undisturbed:
+    """Of a script with four ranks that keeps its state in memory, and compares its digest with that of this run."""
+    home.mkdir(exist_ok=True)
+    command = (str(KEPT), str(steps), "0.1", str(home / "digest"))
+    asked = Campaign(home, command, WORKERS, "rounds-kept", 0, None, restart=True, ranks=4)
+    with patch.dict(os.environ, planted("")):
+        return Undisturbed(home, asked.command, campaign.quiet_run(asked), restart=True, ranks=4)
+
+
 def disturbed(
     home: Path, quiet: Undisturbed, faults: tuple[str, ...], *, gap_s: float, mutant: str = ""
 ) -> dict[str, CheckerVerdict]:
@@ -76,6 +89,7 @@ def disturbed(
     home.mkdir()
     planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind, first_place(kind)) for n, kind in enumerate(faults))
     asked = Campaign(home, quiet.command, WORKERS, "kill", 7, None, planned, job=quiet.job, restart=quiet.restart)
+    asked = replace(asked, ranks=quiet.ranks)
     campaign.adopt_quiet_run(asked, quiet.home)
     return judged(faulty_run.faulty_run(asked, quiet.seconds, planted(mutant)))
 

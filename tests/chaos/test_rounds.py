@@ -8,7 +8,7 @@ import pytest
 
 from chaos_tests.checkers import Truth
 from chaos_tests.scenario.schedule import PRESETS
-from tests.chaos.runs import Undisturbed, disturbed, told, undisturbed_rounds
+from tests.chaos.runs import Undisturbed, disturbed, told, undisturbed_kept, undisturbed_rounds
 from tests.mutants.catalogue import MUTANTS
 
 
@@ -20,6 +20,15 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 def test_the_sound_product_passes_every_kind_of_the_preset(tmp_path: Path) -> None:
     quiet = undisturbed_rounds(tmp_path / "quiet", steps=300)
     kinds = tuple(sorted(PRESETS["rounds"].weights))
+    verdicts = disturbed(tmp_path / "sound", quiet, kinds, gap_s=1.0)
+    assert {verdict.answer for verdict in verdicts.values()} == {Truth.TRUE}, told(verdicts)
+
+
+@pytest.mark.parametrize("preset", ["rounds-kept", "rounds-kept-nodes"])
+def test_a_script_that_keeps_its_state_has_the_bits_of_the_quiet_run(preset: str, tmp_path: Path) -> None:
+    """The script compares them itself, and fails if they differ."""
+    quiet = undisturbed_kept(tmp_path / "quiet", steps=300)
+    kinds = tuple(sorted(PRESETS[preset].weights))
     verdicts = disturbed(tmp_path / "sound", quiet, kinds, gap_s=1.0)
     assert {verdict.answer for verdict in verdicts.values()} == {Truth.TRUE}, told(verdicts)
 

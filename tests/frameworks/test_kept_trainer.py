@@ -32,14 +32,14 @@ def kept(job: Job) -> int:
     return min((int(one[1]) if one else -1 for one in said), default=-1)
 
 
-def kill_behind(job: Job, step: int) -> None:
+def kill_behind(job: Job, step: int, workers: int = 2) -> None:
     """Kill a process of the script when that step is kept, and wait for a step of the round of all workers."""
     reached = job.until(f"step {step}", lambda: max(0, kept(job) - step + 1)) + step - 1
     victim = next(line for line in reversed(job.events("script_started")) if line["rank"] == step % RANKS)
     os.kill(victim["script"], signal.SIGKILL)
     first = job.await_event("kept_found", generation=victim["generation"] + 1)["step"]
     assert first >= reached
-    job.until("a step with both workers", lambda: len(job.members()) == 2 and kept(job) > first)
+    job.until("a step with all workers", lambda: len(job.members()) == workers and kept(job) > first)
 
 
 @pytest.mark.parametrize("kind", ["hf_classification", "hf_language_model", "hf_early_stopping", "hf_sft"])

@@ -66,3 +66,32 @@ def test_two_nodes_are_lost_the_second_one_before_a_step_is_done_and_two_new_one
         assert rounds.started(third)[0][2] >= 2, "it has not begun anew"
         assert (files / "digest").read_text() == alone(STEPS)
         assert job.events("kept_thin") == []
+
+
+@pytest.mark.long
+def test_a_round_waits_for_a_node_without_a_worker_whose_memory_it_lacks(tmp_path: Path, memory: Path) -> None:
+    """Two of three agents are killed with their workers: the third one has not all parts, and their memory has them."""
+    files = tmp_path / "files"
+    files.mkdir()
+    command = (sys.executable, str(SCRIPT), str(files), str(STEPS))
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EmbeddedEtcd())
+        job = stack.enter_context(
+            Spread(tmp_path, etcd, "awaited", command=command, restart=True, workers=3, memory=memory)
+        )
+        job.rendezvous()
+        agents = {node: job.agent(node) for node in ("a", "b", "c")}
+        rounds = Rounds(job.until, files)
+        rounds.open(0, 1, 2, 3)
+        first = rounds.await_step(4, world=3)
+        for node in ("b", "c"):
+            agents[node].kill()
+        job.await_event("kept_awaited")
+        for node in ("b", "c"):
+            job.agent(node)
+        rounds.open(*range(4, STEPS))
+        last = rounds.await_step(STEPS, world=3)
+        assert job.await_result()["exit_code"] == 0
+        begun = {step for number in range(first + 1, last + 1) for _, _, step in rounds.started(number).values()}
+        assert begun and min(begun) >= 2, "no round has begun anew"
+        assert (files / "digest").read_text() == alone(STEPS)

@@ -76,8 +76,11 @@ class Memories:
         held = self._held.get(node_of(worker), set())
         held -= {one for one in held if one.round.generation < generation}
 
-    def load(self, members: Sequence[str], generation: int, start: StartScript) -> int:
-        """The step with which the scripts of a round begin."""
+    def load(
+        self, members: Sequence[str], generation: int, start: StartScript, *, in_vain: bool, nobody_knows: bool
+    ) -> None:
+        """The scripts of a round begin. in_vain: they have waited for a machine without a worker, and none came.
+        nobody_knows: all workers are new, since all were lost."""
         step = 0
         if start.source is not None:
             step, found = start.source.step, holders(start.held, start.source)
@@ -90,10 +93,13 @@ class Memories:
                 self._reached.add("two nodes lost")
             elif self._lost and self._alone:
                 self._reached.add("only node lost")
-            elif set(self._held) - {node_of(worker) for worker in members}:
-                self._reached.add("a machine without a worker")  # nobody can say what it has
+            elif in_vain:
+                self._reached.add("waited in vain")
+            elif nobody_knows and again > 1:
+                self._reached.add("nobody knows")
             else:
-                limit = 2 if self._lost else 1
+                away = set(self._held) - set(map(node_of, members))  # a mirror has the step before its newest one
+                limit = 2 if self._lost or away else 1
                 assert again <= limit, f"{again} steps are done again, {len(self._lost)} nodes were lost"
             if again:
                 self._reached.add("done again")
@@ -101,4 +107,3 @@ class Memories:
             if not start.thin:
                 self._lost.clear()
             self._alone = len(set(map(node_of, members))) == 1
-        return step

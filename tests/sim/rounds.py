@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart import rounds
 from runtime.frontends.restart.rounds import (
+    LACKING_S,
     AllDone,
+    AwaitNodes,
     Blame,
     CopyThin,
     Decision,
@@ -73,6 +75,8 @@ class Worker:
     exchange: int = 0
     knows: int = 0
     dead: bool = False
+    lacking_from_s: float = NEVER_S
+    """From when on it waits for the memory of another machine."""
     left: bool = False
     """It has found that all scripts have ended."""
 
@@ -155,7 +159,8 @@ class RoundsWorld:
         if script is not None:
             worker.state.kept = self.memories.newest(worker.name, members, worker.state.generation)
         exchange = self.exchanges[worker.exchange]
-        exchange.said.setdefault(worker.name, worker.state.report(store, idle_s))
+        lacking_s = max(0.0, now_s - worker.lacking_from_s)
+        exchange.said.setdefault(worker.name, worker.state.report(store, idle_s, lacking_s))
         self._complete(exchange)
 
     def _complete(self, exchange: Exchange) -> None:
@@ -177,17 +182,26 @@ class RoundsWorld:
         members = self.generations[worker.knows]
         if rounds.is_settled(exchange.result, members, worker.knows, worker.state.begun):
             self.memories.settle(name, worker.knows)
+        worker.state.learn(exchange.result, members)
         decision = worker.state.decide(exchange.result, members, worker.knows, HANG_S)
         exchange.decided[name] = decision
         self._check(worker, exchange, decision)
         match decision:
             case LookAtKept():
                 worker.state.held = self.memories.look(name, members)
+            case AwaitNodes():
+                self.reached.add("waited")
+                worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
             case CopyThin(parts):
                 worker.state.held = (*(worker.state.held or ()), *self.memories.copy(name, parts))
                 worker.state.copied = True
             case StartScript() as start:
-                worker.state.begun = self.memories.load(members, worker.state.generation, start)
+                said = [exchange.result[member] for member in members]
+                in_vain = any(one.lacking_s >= LACKING_S for one in said)
+                nobody_knows = all(one.known is None for one in said)
+                self.memories.load(members, worker.state.generation, start, in_vain=in_vain, nobody_knows=nobody_knows)
+                worker.state.starts(start)
+                worker.lacking_from_s = NEVER_S
                 self._start(worker, start)
             case Blame(blamed, failure) if blamed == name:
                 self.reached.add("killed" if failure.is_from_outside else "failed")
@@ -224,6 +238,7 @@ class RoundsWorld:
                 self._learn(self.workers[name], self.generation, reports=True)
         worker.knows = max(worker.knows, self.exchanges[worker.exchange].generation)
         running = worker.script is not None and not worker.script.ended
+        running = running or worker.lacking_from_s < NEVER_S
         wait_s = self.clock.between(0.0, EXCHANGE_S) if running else self.clock.between(0.0, 0.01)
         self.clock.after(wait_s, lambda: self._report(worker))
 

@@ -18,7 +18,7 @@ from tests.sim.rounds import RoundsWorld
 SEEDS = 300
 MUST_REACH = (
     *("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end"),
-    *("a machine without a worker", "copied", "done again", "node lost", "torn", "two nodes lost"),
+    *("waited", "copied", "done again", "node lost", "torn", "two nodes lost"),
 )
 
 

@@ -45,6 +45,7 @@ FIELDS: Mapping[str, str] = {
     "jobs_dir": "directory of the jobs on the node",
     "keeps": "the value that stays",
     "key": "key of the document in etcd",
+    "nodes": "nodes without a member that may have it; empty: they are not known",
     "kept_in": "the round that has kept the step: how often the job was started again, and the generation",
     "kind": "of a generation `form`, `loss` or `planned`; of a notice its kind; of `worker_signal_asked` what is asked "
     "for",

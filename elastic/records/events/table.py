@@ -147,8 +147,13 @@ ROWS = (
         console="the script of {worker_id} is {because}; it is ended, and the worker is replaced"),
     _worker("scripts_hang", "because", "no script of round {generation} gets anywhere; {worker_id} fails for all of "
         "them"),
+    _worker("kept_agreed", "step", "the scripts of {worker_id} end behind step {step}, as those of all others",
+        "Workers join or leave as planned. No step is done again", INFO),
     _worker("kept_found", "step kept_in", "round {generation} goes on from step {step}, which elastic.keep has in "
         "memory", "By rank 0", GOOD, feeds=(THIN,)),
+    _worker("kept_awaited", "step nodes", "round {generation} waits up to 30 s for a node whose memory has step {step}",
+        "By rank 0. What the members have is older, or not whole", WARN,
+        console="the scripts wait up to 30 s for a node whose memory has step {step}"),
     _worker("kept_incomplete", "because", "round {generation} finds no whole step in memory; the script begins with "
         "its own files, if it has any", "By rank 0", BAD),
     _worker("kept_thin", "step parts", "{parts} parts of the state of step {step} are on one machine alone",

@@ -21,6 +21,7 @@ from elastic.errors import ConfigError
 from runtime.frontends.ddp.process_group import LiveRank
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.frameworks import lightning_parts as parts
 from runtime.frontends.frameworks.lightning_evaluation import BatchPlace
 from runtime.frontends.frameworks.lightning_strategy import RankStrategy
 
@@ -45,13 +46,7 @@ def install(seams: Seams, module: Any) -> None:
     """module: lightning.pytorch or pytorch_lightning. Every Trainer that is made from now on trains in place. Raises
     ConfigError."""
     package = module.__name__
-    missing = [
-        f"{name} in {package}.{file}"
-        for file, names in PRIVATE.items()
-        for name in names
-        if (there := sys.modules.get(f"{package}.{file}")) is None or not _has(there, name)
-    ]
-    if missing:
+    if missing := parts.missing(package, PRIVATE):
         raise ConfigError(
             f"Lightning has no {', '.join(missing)}: this version cannot train in place, {', '.join(TESTED)} can; or "
             "start the script with --restart"
@@ -132,11 +127,6 @@ def install_fabric(seams: Seams, module: Any) -> None:
     environment = sys.modules[f"{module.__name__}.plugins.environments.torchelastic"].TorchElasticEnvironment
     for name in ("global_rank", "local_rank"):
         seams.wrap(environment, name, live_rank)
-
-
-def _has(module: Any, name: str) -> bool:
-    owner, _, attribute = name.partition(".")
-    return hasattr(getattr(module, owner, None), attribute)
 
 
 def _check_arguments(given: dict[str, Any], allowed: tuple[type, ...]) -> None:

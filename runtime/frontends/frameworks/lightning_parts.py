@@ -9,12 +9,15 @@ the parts. Names of torchmetrics that are not public, as 1.9 has them: `_default
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks.plain_state import ELEMENTS_MAX
@@ -174,6 +177,45 @@ def detached(value: Any) -> Any:
 
 
 # Metrics of torchmetrics
+
+
+def missing(package: str, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Which of these names the imported Lightning does not have. names: module below the package -> names in it."""
+    return [
+        f"{name} in {package}.{file}"
+        for file, every in names.items()
+        for name in every
+        if (there := sys.modules.get(f"{package}.{file}")) is None or not _has(there, name)
+    ]
+
+
+def _has(module: Any, name: str) -> bool:
+    owner, _, attribute = name.partition(".")
+    return hasattr(getattr(module, owner, None), attribute)
+
+
+def objects_of(strategy: Any, trainer: Any) -> dict[str, Any]:
+    """What a training by Lightning changes besides its loops, by name: model, optimizers, schedulers, the scaler, and
+    modules of callbacks."""
+    module = trainer.lightning_module
+    objects: dict[str, Any] = {"model": module}
+    for number, optimizer in enumerate(strategy.optimizers):
+        objects[f"optimizer{number or ''}"] = optimizer
+    for number, config in enumerate(strategy.lr_scheduler_configs):
+        objects[f"scheduler{number or ''}"] = config.scheduler
+    if (scaler := getattr(strategy.precision_plugin, "scaler", None)) is not None:
+        objects["scaler"] = scaler
+    for number, callback in enumerate(trainer.callbacks):
+        for name, value in vars(callback).items():
+            if isinstance(value, nn.Module) and value is not module:
+                objects[f"callback{number}_{name.strip('_')}"] = value
+    return objects
+
+
+def checkpoints_in(callbacks: list[Any]) -> list[str]:
+    """What is in the directories of Lightning's checkpoints."""
+    roots = {str(callback.dirpath) for callback in callbacks if getattr(callback, "dirpath", None)}
+    return sorted(os.path.join(root, name) for root in roots if os.path.isdir(root) for name in os.listdir(root))
 
 
 def metrics_of(module: Any) -> Iterator[tuple[str, Any]]:

@@ -189,7 +189,7 @@ class CsvRows:
         if self._led or self._count == 0:
             return
         self._led = True
-        with _nothing_deleted(self._logger):
+        with nothing_deleted(self._logger):
             experiment = self._logger.experiment
         file = Path(experiment.metrics_file_path)
         rows: list[dict[str, Any]] = []
@@ -208,7 +208,7 @@ class CsvRows:
 
 
 @contextmanager
-def _nothing_deleted(logger: Any) -> Iterator[None]:
+def nothing_deleted(logger: Any) -> Iterator[None]:
     """CSVLogger deletes the file of an earlier run when it begins."""
     logger._experiment = None
     base = next(kind for kind in type(logger).__mro__ if kind.__name__ == "CSVLogger")

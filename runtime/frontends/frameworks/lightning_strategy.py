@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic.errors import ConfigError
@@ -234,16 +233,8 @@ class RankStrategy:
 
     def _begin(self) -> None:
         trainer, module = self._trainer, self._lightning_module
-        objects: dict[str, Any] = {"model": module, "optimizer": self.optimizers[0]}
-        for number, config in enumerate(self.lr_scheduler_configs):
-            objects[f"scheduler{number or ''}"] = config.scheduler
-        if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
-            objects["scaler"] = scaler
-        for number, callback in enumerate(trainer.callbacks):
-            for name, value in vars(callback).items():
-                if isinstance(value, nn.Module) and value is not module:
-                    objects[f"callback{number}_{name.strip('_')}"] = value
-        self._before = self.script.job.shared("files before", lambda: _files(trainer.callbacks))
+        objects = parts.objects_of(self, trainer)
+        self._before = self.script.job.shared("files before", lambda: parts.checkpoints_in(trainer.callbacks))
         self._state = LightningState(trainer, self._csv, lambda: parts.metrics_of(module))
         assert self._source is not None
         self.loop.begin(self._source, self._state, objects)
@@ -383,9 +374,3 @@ class RankStrategy:
     def teardown(self) -> None:
         """The model stays on its device: the job writes its last checkpoint from there."""
         self.precision_plugin.teardown()
-
-
-def _files(callbacks: list[Any]) -> list[str]:
-    """What is in the directories of Lightning's checkpoints."""
-    roots = {str(callback.dirpath) for callback in callbacks if getattr(callback, "dirpath", None)}
-    return sorted(os.path.join(root, name) for root in roots if os.path.isdir(root) for name in os.listdir(root))

@@ -13,8 +13,18 @@ from typing import Any, Self, TypeAlias
 
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.partial_sum import Json
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, ThinPart, newest_whole, thin_parts
+from runtime.recovery.kept.choice import (
+    HeldSegment,
+    KeptStep,
+    KnownStep,
+    ThinPart,
+    awaited,
+    newest_whole,
+    thin_parts,
+)
 
+LACKING_S = 30.0
+"""Seconds for which a round waits for nodes whose memory has what lacks, before it begins with less."""
 IDLE_SHOWN_S = 10.0
 """After so many seconds without a processor `elastic status` says that a script is idle."""
 
@@ -99,6 +109,10 @@ class ScriptReport:
     """The newest step that its script has kept in this round; -1: none."""
     memory: bool = True
     """Whether the worker has a directory in memory."""
+    known: KnownStep | None = None
+    """The newest step of which the worker knows that a round has kept it."""
+    lacking_s: float = 0.0
+    """Seconds for which it has waited for the memory of a node."""
 
     def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
@@ -109,7 +123,8 @@ class ScriptReport:
 
     def to_json(self) -> dict[str, Json]:
         held: Json = None if self.held is None else [list[Json](one.to_json()) for one in self.held]
-        return {**asdict(replace(self, held=None)), "held": held}
+        known: Json = None if self.known is None else self.known.to_json()
+        return {**asdict(replace(self, held=None, known=None)), "held": held, "known": known}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
@@ -125,12 +140,22 @@ class ScriptReport:
             said["copied"],
             said["kept"],
             said["memory"],
+            None if said["known"] is None else KnownStep.from_json(said["known"]),
+            float(said["lacking_s"]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LookAtKept:
     """Look at the segments of this machine: no script of an earlier round runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitNodes:
+    """No script starts yet: a worker of another node may join, whose memory has this step, which is newer than what is
+    there. lacking.nodes: (): nobody knows which nodes they are."""
+
+    lacking: KnownStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +223,7 @@ class GoOn:
     failing: bool = False
 
 
-Decision: TypeAlias = LookAtKept | CopyThin | StartScript | Blame | AllDone | Hang | GoOn
+Decision: TypeAlias = LookAtKept | AwaitNodes | CopyThin | StartScript | Blame | AllDone | Hang | GoOn
 
 
 def decide(
@@ -236,7 +261,7 @@ def decide(
 
 def _begin(
     store: tuple[str, int], waiting: Mapping[str, ScriptReport], members: Sequence[str]
-) -> LookAtKept | CopyThin | StartScript:
+) -> LookAtKept | AwaitNodes | CopyThin | StartScript:
     """All wait. What scripts have kept is looked at when none of them runs any more, on any machine."""
     held: dict[str, tuple[HeldSegment, ...]] = {}
     for worker, report in waiting.items():
@@ -245,21 +270,26 @@ def _begin(
         held[worker] = report.held
     if without := tuple(worker for worker, report in waiting.items() if not report.memory):
         return StartScript(store, without=without)
-    source = newest_whole(one for segments in held.values() for one in segments)
+    every = [one for segments in held.values() for one in segments]
+    source = newest_whole(every)
+    known = max((report.known for report in waiting.values() if report.known is not None), default=None)
+    lacking = awaited(known, every, source, members)
+    if lacking is not None and max(report.lacking_s for report in waiting.values()) < LACKING_S:
+        return AwaitNodes(lacking)
     thin = () if source is None else tuple(thin_parts(held, source, members))
     if thin and not all(report.copied for report in waiting.values()):
         return CopyThin(thin)
     return StartScript(store, source, held, thin)
 
 
-SETTLED = 3
+SETTLED, SETTLED_ALONE = 3, 2
 """After so many steps of a round on several machines each part is mirrored: done() waits for the mirror of the step
-before, and a script is at most one step ahead of another."""
+before, and a script is at most one step ahead of another. On one machine two steps are whole, so one may be damaged."""
 
 
 def is_settled(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, begun: int) -> bool:
     """Whether what earlier rounds have kept is not needed any more. begun: the step with which the round has begun."""
-    steps = SETTLED if len(set(map(node_of, members))) > 1 else 1
+    steps = SETTLED if len(set(map(node_of, members))) > 1 else SETTLED_ALONE
     found = [reports[worker] for worker in members if worker in reports]
     here = len(found) == len(members) and all(report.generation == generation for report in found)
     return here and all(report.kept >= begun + steps for report in found)
@@ -281,6 +311,7 @@ class RoundState:
     copied: bool = False
     kept: int = -1
     memory: bool = True
+    known: KnownStep | None = None
     """See ScriptReport."""
     begun: int = 0
     """The step with which the script has begun."""
@@ -301,12 +332,25 @@ class RoundState:
         elif last and self.failure is None:
             self.script = ScriptState.DONE
 
-    def report(self, store: tuple[str, int] | None, idle_s: float = 0.0) -> ScriptReport:
-        """store: where this worker has rank 0. idle_s: of a script that runs."""
+    def starts(self, start: StartScript) -> None:
+        """The scripts of all workers begin."""
+        self.begun = start.source.step if start.source is not None else 0
+        self.known = KnownStep(self.begun, tuple(sorted(set(map(node_of, start.held)))))
+
+    def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> None:
+        """From the reports of an exchange: what all scripts of this worker's round have kept."""
+        found = [reports[worker] for worker in members if worker in reports]
+        here = len(found) == len(members) and all(report.generation == self.generation for report in found)
+        if here and self.script is not ScriptState.WAITING and (step := min(report.kept for report in found)) >= 0:
+            self.known = KnownStep(step, tuple(sorted(set(map(node_of, members)))))
+
+    def report(self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0) -> ScriptReport:
+        """store: where this worker has rank 0. idle_s: of a script that runs. lacking_s: as of ScriptReport."""
         idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
         held = self.held if self.script is ScriptState.WAITING else None
         said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
-        return replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
+        said = replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
+        return replace(said, known=self.known, lacking_s=lacking_s)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float

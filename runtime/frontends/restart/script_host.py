@@ -144,12 +144,13 @@ class ScriptHost:
         self._send({"stop": grace_s})
 
     def stopped(self) -> int | None:
-        """Behind `stop`: block until the script and all that it has started have ended. Returns its status, or None at
-        once if it does not run."""
+        """Behind `stop`: block until the script and all that it has started have ended. Returns its status, also if it
+        had just ended by itself, or None at once if it does not run."""
+        by_itself: int | None = None
         while "stopped" not in (answer := self._receive()):
-            pass
+            by_itself = answer["ended"]["status"] if "ended" in answer else by_itself
         status: int | None = answer["stopped"]
-        return status
+        return by_itself if status is None else status
 
     def heard(self) -> None:
         """The worker is alive."""

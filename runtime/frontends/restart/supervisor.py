@@ -3,6 +3,7 @@ next. Each exchange says what the worker's script does, and all decide alike wha
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -46,9 +47,10 @@ from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.frontends.restart.script_watch import where
 from runtime.frontends.restart.scripts import ScriptEnded, Scripts
 from runtime.loop.training import empty_leaf
-from runtime.recovery.kept.choice import KeptStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
+from runtime.recovery.kept.agreed_end import POLL_S, EndOfRound
+from runtime.recovery.kept.choice import KeptStep, KnownStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
 from runtime.recovery.kept.look import KeptHere
-from runtime.recovery.kept.place import KeptPlace
+from runtime.recovery.kept.place import KeptPlace, directory_of
 from runtime.recovery.kept.remote import KeptServer, OtherMachines, pull
 from runtime.recovery.state.training_state import Carrier, Values
 from runtime.recovery.transfer.connection import CopyFailed
@@ -60,6 +62,11 @@ EXCHANGE_S = 0.2
 """Seconds between two exchanges while the scripts run."""
 PLANNED_GRACE_S = 30.0
 """Seconds that a script has to save its state when workers join or leave as planned, as under torchrun."""
+
+
+LAST_STEPS, LAST_STEP_MIN_S = 6, 2.0
+"""How many steps that may take until the last one of the round is kept, by how long one took before, and seconds that
+it may take at least."""
 
 
 class ScriptFailed(Exception):
@@ -102,6 +109,12 @@ class Supervisor:
         self._step = 0
         """The number of the exchange."""
         self._at = rounds.RoundState()
+        self._running: list[RankPlace] = []
+        """Of this worker's scripts in the newest round that they have begun."""
+        self._kept_s, self._step_s = 0.0, 0.0
+        """When a newer step was kept, and how long one takes."""
+        self._lacking_since_s = math.inf
+        """Since when scripts do not start, as a node has no member whose memory is needed."""
         self._store: TCPStore | None = None
         """The store of the round in progress, if this worker has rank 0 in it."""
         self._settings = Settings.from_environment(os.environ)
@@ -112,7 +125,7 @@ class Supervisor:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""
         signal.signal(signal.SIGTERM, self._stopped)
         self._session.answer_others(KeptServer(self._settings.memory).answer)
-        self._session.before_leaving(self._end_script)
+        self._session.before_leaving(lambda: self._end_script(planned=True))
         self._session.before_exit(self._hurry_script)
         self._enter()
         while not self._exchange():
@@ -149,7 +162,8 @@ class Supervisor:
         self._step = op.step
         script.post(Reduced())
         self._follow_generation()
-        report = self._at.report(self._address(), self._scripts.idle_s)
+        lacking_s = max(0.0, time.monotonic() - self._lacking_since_s)
+        report = self._at.report(self._address(), self._scripts.idle_s, lacking_s)
         session.script_does(report.said(self._told.timing.hang_s, self._look_at_round(), self._ranks()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
@@ -160,9 +174,12 @@ class Supervisor:
         place = session.place()
         if rounds.is_settled(reports, place.members, place.generation, self._at.begun):
             self._kept.settle(self._round)
+        self._at.learn(reports, place.members)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case rounds.LookAtKept():
                 self._at.held = self._kept.check(*share(session.worker_id, place.members))
+            case rounds.AwaitNodes(lacking):
+                self._await_nodes(place.rank, lacking)
             case rounds.CopyThin(parts):
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
@@ -196,7 +213,7 @@ class Supervisor:
         place = self._session.place()
         if place.generation == self._at.generation:
             return
-        self._end_script()
+        self._end_script(planned=self._session.planned)
         self._at.enter(place.generation, place.world)
         self._store = None
         if place.rank == 0:
@@ -216,7 +233,11 @@ class Supervisor:
             return ""
         mine = places(members, self._told.ranks)[me]
         said = [self._kept.follow(self._round, place.rank, place.node) for place in mine]
-        self._at.kept, least = min(said, default=(-1, ""))
+        kept, least = min(said, default=(-1, ""))
+        if kept > self._at.kept:
+            now_s, before = time.monotonic(), max(self._at.kept, self._at.begun)
+            self._step_s, self._kept_s = (now_s - self._kept_s) / max(1, kept - before), now_s
+        self._at.kept = kept
         return least
 
     def _ranks(self) -> list[int]:
@@ -236,6 +257,14 @@ class Supervisor:
                 except (CopyFailed, CheckpointCorrupt, OSError) as error:
                     self._session.note("kept_not_copied", source=part.at, step=part.held.step, because=str(error))
         self._at.copied = True
+
+    def _await_nodes(self, rank: int, lacking: KnownStep) -> None:
+        """Until the next exchange. A worker of another node begins another round when it joins."""
+        if self._lacking_since_s == math.inf:
+            self._lacking_since_s = time.monotonic()
+            if rank == 0:
+                self._session.note("kept_awaited", step=lacking.step, nodes=list(lacking.nodes))
+        time.sleep(EXCHANGE_S)
 
     def _say_source(self, rank: int, start: rounds.StartScript) -> None:
         if rank == 0 and start.source is not None:
@@ -281,7 +310,8 @@ class Supervisor:
         return source, away, next(iter(found)).parts
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
-        self._at.begun = start.source.step if start.source is not None else 0
+        self._at.starts(start)
+        self._lacking_since_s = math.inf
         self._notice_file.keep(self._session.going)
         mine = places(members, self._told.ranks)[self._session.worker_id]
         try:
@@ -289,7 +319,7 @@ class Supervisor:
             pids = self._scripts.start(self._at.generation, settings)
         except OSError as error:
             self._give_up(ScriptFailed(str(error)), "its start")
-        self._at.script = rounds.ScriptState.RUNNING
+        self._at.script, self._running, self._kept_s = rounds.ScriptState.RUNNING, mine, time.monotonic()
         for place, pid in zip(mine, pids, strict=True):
             self._session.note("script_started", rank=place.rank, world=place.world, script=pid)
         if not mine:
@@ -310,19 +340,25 @@ class Supervisor:
         if not self._scripts.running:
             time.sleep(EXCHANGE_S if self._at.script is not rounds.ScriptState.WAITING else 0.0)
             return
-        for ended in self._scripts.wait(EXCHANGE_S):
+        self._scripts_end(EXCHANGE_S)
+
+    def _scripts_end(self, within_s: float) -> bool:
+        """Whether a script ends within that time."""
+        found = self._scripts.wait(within_s)
+        for ended in found:
             if ended.stopped:
                 self._session.note("script_stopped", because="stopped by a signal (state T)")
             self._note_end(ended)
             self._at.ended(ended.failure, last=not self._scripts.running)
+        return bool(found)
 
     def _note_end(self, ended: ScriptEnded) -> None:
         if ended.status is not None:
             self._session.note("script_ended", status=ended.status, script=ended.pid)
 
-    def _end_script(self) -> None:
+    def _end_script(self, *, planned: bool) -> None:
         """End the script if it runs. It has time to save its state, unless a worker was lost: then it may wait for that
-        worker for ever."""
+        worker for ever. planned: no worker was lost."""
         if not self._scripts.running:
             return
         grace_s = self._told.timing.stop_grace_s
@@ -330,11 +366,29 @@ class Supervisor:
         self._notice_file.keep(going)  # a handler of the signal may ask for it
         if going is not None:
             grace_s = max(grace_s, min(PLANNED_GRACE_S, going.until_s - time.monotonic() - grace_s))
-        elif self._session.planned:
+        elif planned:
             grace_s = PLANNED_GRACE_S
         # Others wait for this worker meanwhile, and give it up after the hang limit.
         grace_s = min(grace_s, max(self._told.timing.stop_grace_s, self._told.timing.hang_s / 2))
-        self._stop_script(grace_s)
+        until_s = time.monotonic() + grace_s
+        if planned and self._at.kept >= 0:
+            self._await_last_step(min(grace_s / 2, max(LAST_STEP_MIN_S, LAST_STEPS * self._step_s)))
+        self._stop_script(max(self._told.timing.stop_grace_s, until_s - time.monotonic()))
+
+    def _await_last_step(self, within_s: float) -> None:
+        """Until the scripts of all workers have kept a last step of the round, on which they agree."""
+        until_s = time.monotonic() + within_s
+        directory = directory_of(self._settings.memory, self._round)
+        try:
+            end = EndOfRound(directory, [place.rank for place in self._running])
+            end.ask()
+            while (last := end.reached()) is None and time.monotonic() < until_s and not self._scripts_end(POLL_S):
+                pass
+            end.let_go()
+            if last is not None:
+                self._session.note("kept_agreed", step=last)
+        except OSError as error:  # what was kept is gone, and the script will say so
+            print(f"elastic: the scripts do not end behind one step: {error}", file=sys.stderr, flush=True)
 
     def _stop_script(self, grace_s: float) -> None:
         for ended in self._scripts.stop(grace_s):

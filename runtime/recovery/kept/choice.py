@@ -63,6 +63,22 @@ class KeptStep:
         return cls(step, RoundNumber(run, generation), group)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class KnownStep:
+    """A step that all scripts of a round have kept, or have begun with, and the nodes of the round, whose memory has
+    it, and perhaps newer ones."""
+
+    step: int
+    nodes: tuple[str, ...]
+
+    def to_json(self) -> list[Any]:
+        return [self.step, list(self.nodes)]
+
+    @classmethod
+    def from_json(cls, said: Any) -> Self:
+        return cls(int(said[0]), tuple(map(str, said[1])))
+
+
 @dataclass(frozen=True, slots=True)
 class ThinPart:
     """A part of a step that one machine alone has. held: the part. at: a worker of that machine. to: the worker of
@@ -118,6 +134,25 @@ def mirror_of(worker: str, members: Sequence[str]) -> str:
     next_node = nodes[(nodes.index(node_of(worker)) + 1) % len(nodes)]
     there = [member for member in members if node_of(member) == next_node]
     return there[here.index(worker) % len(there)]
+
+
+LAG = 1
+"""So many steps less than all scripts have kept may be whole without a machine: one is on its way to the mirrors."""
+
+
+def awaited(
+    known: KnownStep | None, held: Iterable[HeldSegment], source: KeptStep | None, members: Iterable[str]
+) -> KnownStep | None:
+    """A step that is newer than the source, with the nodes that have no member now and may have what lacks of it.
+    None: the source is as new as it may be, or nobody else can have more. known: None: all workers are new, so the
+    nodes are not known. held: all segments that are there: they tell of steps, too."""
+    away: tuple[str, ...] = ()
+    if known is not None and not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
+        return None
+    newest = max((one.step for one in held), default=0)
+    if known is not None:
+        newest = max(newest, known.step)
+    return KnownStep(newest, away) if newest > (0 if source is None else source.step) + LAG else None
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:

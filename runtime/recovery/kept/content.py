@@ -6,7 +6,9 @@ processes, and is kept once.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import json
 import sys
 import zlib
 from collections import OrderedDict
@@ -46,7 +48,7 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
+        return self.tensor.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,38 +88,44 @@ class CurrentState:
                 at = aligned(at + piece.bytes)
         return found, at
 
-    def table(self, placed: Sequence[PlacedPiece], *, plain: bool, sample: int = 0) -> dict[str, Json]:
-        """What the table of the segment says: of each tensor path, dtype and whole shape, offset and shape of the box,
-        its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with plain values.
-        sample: see `sample` below."""
+    def table(self, placed: Sequence[PlacedPiece], *, plain: bool, sample: int = 0) -> bytes:
+        """What the table of the segment says, as JSON: of each tensor path, dtype and whole shape, offset and shape of
+        the box, its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with plain
+        values. sample: see `sample` below."""
         at = {entry.piece.path: entry.at for entry in placed}
-        tensors: list[Json] = [
-            [
+        tensors = ",".join(
+            _entry(
                 piece.path,
                 dtype_name(piece.tensor),
-                list(piece.shape),
-                list(piece.box.offset),
-                list(piece.box.shape),
+                piece.shape,
+                piece.box,
                 at.get(piece.path, -1),
                 piece.distributed,
                 piece.tensor.device.type,
-            ]
+            )
             for piece in self.pieces
-        ]
-        return {"plain": self.plain if plain else {}, "tensors": tensors, "sample": sample}
+        )
+        values = json.dumps(self.plain if plain else {}, separators=(",", ":"))
+        return f'{{"plain":{values},"tensors":[{tensors}],"sample":{sample}}}'.encode()
+
+
+@functools.lru_cache(maxsize=100_000)
+def _entry(path: str, dtype: str, shape: tuple[int, ...], box: Box, at: int, distributed: bool, device: str) -> str:
+    """The same in each step."""
+    return json.dumps([path, dtype, shape, box.offset, box.shape, at, distributed, device], separators=(",", ":"))
 
 
 def named(objects: Sequence[object], others: Mapping[str, object]) -> dict[str, Any]:
     """Name -> object, for elastic.keep(*objects, **others). Raises ConfigError for what cannot be kept."""
     found: dict[str, Any] = {}
-    for one in objects:
+    for one in map(_bare, objects):
         kind = "model" if isinstance(one, nn.Module) else "optimizer" if isinstance(one, torch.optim.Optimizer) else ""
         name = base = kind or ("scheduler" if isinstance(one, LRScheduler) else type(one).__name__.lower())
         number = 2
         while name in found or name in others:
             name, number = f"{base}{number}", number + 1
         found[name] = one
-    found |= {name: one for name, one in others.items() if one is not None}
+    found |= {name: _bare(one) for name, one in others.items() if one is not None}
     for name, one in found.items():
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise ConfigError(
@@ -125,6 +133,13 @@ def named(objects: Sequence[object], others: Mapping[str, object]) -> dict[str, 
                 "state cannot be kept; give it both, or leave it out"
             )
     return found
+
+
+def _bare(one: object) -> object:
+    """The optimizer or the scheduler in accelerate's wrapper, which is called an Optimizer and has no hooks."""
+    if type(one).__module__.startswith("accelerate."):
+        return getattr(one, "optimizer" if isinstance(one, torch.optim.Optimizer) else "scheduler", one)
+    return one
 
 
 @torch.no_grad()
@@ -151,30 +166,43 @@ def parameters_of(one: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 SAMPLED = 4
+SAMPLED_BYTES = 16
 
 
 @torch.no_grad()
 def sample(pieces: Iterable[Piece]) -> int:
-    """A checksum of a few elements of each of these tensors, at both ends. It takes microseconds for each, and tells
-    processes apart whose weights have gone different ways: a step changes nearly all elements. Each device is waited
-    for once: the state of an optimizer on a GPU has counts on the CPU."""
+    """A checksum of a few elements of each of these tensors, at both ends. It tells processes apart whose weights have
+    gone different ways: a step changes nearly all elements. It takes a microsecond for each tensor on the CPU, whose
+    bytes are read where they are. Each device is waited for once."""
     found: dict[torch.device, list[torch.Tensor]] = {}
+    total = 0
     for piece in pieces:
-        tensor = piece.tensor.detach()
-        if tensor.numel():
+        tensor = piece.tensor
+        if tensor.is_cpu and tensor.is_contiguous():
+            if size := piece.bytes:
+                begin, part = tensor.data_ptr(), min(size, SAMPLED_BYTES)
+                total = zlib.crc32(ctypes.string_at(begin + size - part, part), total)
+                total = zlib.crc32(ctypes.string_at(begin, part), total)
+        elif tensor.numel():
+            tensor = tensor.detach()
             first, last = ((end,) * (tensor.dim() - 1) for end in (0, -1))
             ends = (tensor[first][:SAMPLED], tensor[last][-SAMPLED:]) if tensor.dim() else (tensor.reshape(1),)
             of_device = found.setdefault(tensor.device, [])
             of_device += [(torch.view_as_real(end) if end.is_complex() else end).double().reshape(-1) for end in ends]
-    return zlib.crc32(b"".join(torch.cat(ends).cpu().numpy().tobytes() for ends in found.values()))
+    return zlib.crc32(b"".join(torch.cat(ends).cpu().numpy().tobytes() for ends in found.values()), total)
 
 
 def _piece(path: str, tensor: torch.Tensor, shards: Mapping[str, _Shard], steady: bool) -> Piece:
     if (shard := shards.get(path)) is None:
-        shape = tuple(tensor.shape)
-        return Piece(path, tensor, shape, Box.whole(shape), False, False, steady, tensor)
+        box = _whole(tensor.shape)
+        return Piece(path, tensor, box.shape, box, False, False, steady, tensor)
     shape = tuple(shard.source.shape)
     return Piece(path, tensor, shape, shard.box, True, shard.sharded, steady, shard.source)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _whole(shape: torch.Size) -> Box:
+    return Box.whole(shape)
 
 
 def is_distributed(value: object) -> bool:
@@ -202,8 +230,13 @@ def _box_of(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> t
     return Box(tuple(offset), tuple(extent)), any(not isinstance(one, Replicate) for one in placements)
 
 
+_LEAVES = frozenset((torch.Tensor, nn.Parameter, int, float, bool, str, type(None)))
+
+
 def _with_shards(value: Any, path: str, shards: dict[str, _Shard]) -> Any:
     """The value with this process's shard in the place of each DTensor, which is noted under its path."""
+    if type(value) in _LEAVES:
+        return value
     if is_distributed(value):
         box, sharded = box_of(value, path)
         shards[path] = _Shard(value, box, sharded)

@@ -6,11 +6,9 @@ changes them, and it waits for the copy. Everything else is copied at once. What
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -19,12 +17,14 @@ from typing import Any
 
 import torch
 
-from elastic.errors import ConfigError, Disagree
+from elastic.errors import ConfigError, NotCarried
 from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
+from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.choice import HeldSegment, KeptStep
-from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, parameters_of, sample, state_of
+from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state
+from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, sample, state_of
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load
@@ -33,8 +33,6 @@ from runtime.recovery.kept.place import OFF, THIN, KeptPlace
 from runtime.recovery.kept.remote import OtherMachines, RemoteSegment, SegmentMirror
 from runtime.recovery.kept.segment import BUFFERS, Header, Segment, SegmentFile, SegmentWriter
 from runtime.recovery.state.available_memory import available_bytes
-from runtime.recovery.state.encoding import plain_leaves, to_blob
-from runtime.recovery.transfer.checksum import checksum
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.script_end import TorchThread
 
@@ -147,6 +145,9 @@ class KeptScript:
         self._mirror: SegmentMirror | None = None
         self._place = place
         self._at = _Rank.of(os.environ) if place is not None else None
+        self._end: AgreedEnd | None = None
+        self._off = ""
+        """Why nothing is kept any more."""
         self._begun = False
         self._apart: frozenset[str] = frozenset()
         """Paths of weights and optimizers' tensors that are not the same in all processes, where they need not be; and
@@ -156,20 +157,22 @@ class KeptScript:
         self._copy: _Copy | None = None
         self._at_once = False
         """Whether everything is copied in done(), because the script changes weights while they are copied."""
-        if place is not None:
+        if place is not None and self._at is not None:
+            self._end = AgreedEnd(place, self._at.rank, self._at.world, os.environ)
             for one in objects.values():
                 if isinstance(one, torch.optim.Optimizer):
                     one.register_step_pre_hook(lambda *_: self.wait())
 
     def done(self) -> None:
         """A step is done: all processes call it behind the last change of the step, as that of the scheduler. It waits
-        until the step before is in memory, on another machine too."""
+        until the step before is in memory, on another machine too. If workers join or leave as planned, it does not
+        return behind the last step of the round, but for a handler of SIGTERM."""
         self.wait()
         self._await_mirror()
         self.step += 1
-        if self._place is None:
+        state = self._state()
+        if self._place is None or state is None:
             return
-        state = state_of(self._objects)
         try:
             if not self._begun:
                 self._begun = True
@@ -178,6 +181,30 @@ class KeptScript:
                 self._keep(state, self._writer)
         except OSError as error:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+        if self._end is not None and self._place is not None and self._end.is_last(self.step):
+            self.wait()
+            self._await_mirror()
+            self._end.arrive()
+
+    def _state(self) -> CurrentState | None:
+        """None: nothing is kept. In the first step of a round all processes are told if one of them cannot keep its
+        state: it would not come to what they do together. Raises NotCarried, then in all of them."""
+        state, refused = None, ""
+        try:
+            state = state_of(self._objects) if self._place is not None else None
+        except NotCarried as error:
+            if self._begun:
+                raise
+            refused = str(error)
+        if self._begun or self._at is None:
+            return state
+        for rank, (off, because) in enumerate(gathered([self._off, refused])):
+            if because:
+                raise NotCarried(f"on rank {rank}: {because}")
+            if off and self._place is not None:
+                self.turn_off(f"on rank {rank}: {off}")
+        self._begun = self._place is None
+        return state
 
     def units(self) -> Iterator[int]:
         """The units of the next step that this process computes: numbers below the `units` of keep(). Each takes one
@@ -222,6 +249,7 @@ class KeptScript:
 
     def turn_off(self, because: str) -> None:
         """Keep nothing any more, and say why."""
+        self._off = self._off or because
         if self._place is not None:
             self._say(f"the state is not kept in memory: {because}")
             self._place.leave_word(OFF, because)
@@ -235,15 +263,15 @@ class KeptScript:
         """Before the first step of the round is kept: all processes have the same state, and there is memory."""
         assert self._place is not None and self._at is not None
         directory = self._place.directory()
-        apart = _apart(state, own=self._place.own)
-        self._apart = apart | _apart_states(self._objects, apart)
+        apart = apart_paths(state, own=self._place.own)
+        self._apart = apart | apart_states(self._objects, apart)
         for one in self._objects.values():
             if isinstance(one, GradientOrder):
                 one.close()
         mirrored = self._others is not None and self._others.mirror and self._in_parts(state)
-        bodies = _gathered([self._at.node, self._written(state)[1]])
+        bodies = gathered([self._at.node, self._written(state)[1]])
         machine = sum(body for node, body in bodies if node == self._at.node)
-        for other in _gathered(shortage(2 * machine if mirrored else machine, directory)):
+        for other in gathered(shortage(2 * machine if mirrored else machine, directory)):
             if other:
                 self.turn_off(other)
                 return
@@ -278,7 +306,7 @@ class KeptScript:
         placed, size = self._written(state)
         alike = sample(filter(self._is_alike, state.pieces)) if self._place.own else 0
         plain = self._place.own or self._is_first(state)
-        table = json.dumps(state.table(placed, plain=plain, sample=alike), separators=(",", ":")).encode()
+        table = state.table(placed, plain=plain, sample=alike)
         buffer = writer.oldest()
         segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
         self._copy = _Copy(segment, placed, self._mirror, at_once=self._at_once)
@@ -286,8 +314,9 @@ class KeptScript:
     def _is_alike(self, piece: Piece) -> bool:
         """Whether all processes have this tensor alike, as far as the first step of the round could tell. The sample
         tells when they have not: that of another parameter's state may differ from a later step on."""
-        known = piece.path in self._apart or _parameter_state(piece.path) in self._apart
-        return piece.steady and not piece.sharded and not known
+        if not piece.steady or piece.sharded:
+            return False
+        return not self._apart or not (piece.path in self._apart or parameter_state(piece.path) in self._apart)
 
     def _held(self, state: CurrentState) -> HeldSegment:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
@@ -386,85 +415,3 @@ def shortage(body: int, directory: Path) -> str:
                 f"the {(held + free) / 1e6:.0f} MB that are left {where}"
             )
     return ""
-
-
-def _apart(state: CurrentState, *, own: bool) -> frozenset[str]:
-    """The paths of weights and optimizers' tensors that differ between the processes. own: whether they may, as may
-    everything else; otherwise Disagree is raised, naming what differs."""
-    if len(set(_gathered(_digest(state, own=own)))) == 1:
-        return frozenset()
-    every = _gathered(_leaves(state, own=own))
-    first = every[0]
-    paths = {path for other in every for path in {*first, *other} if first.get(path) != other.get(path)}
-    if own:
-        return frozenset(paths)
-    path = min(paths, default="the state")
-    rank = next((rank for rank, other in enumerate(every) if other.get(path) != first.get(path)), 0)
-    raise Disagree(
-        f"elastic.keep: {path} is {first.get(path)} on rank 0 and {every[rank].get(path)} on rank {rank}; only the "
-        "shards of a DTensor may differ, and a loader's position is that of the whole job; or start the script with "
-        "--restart --ranks N, where each rank keeps its own"
-    )
-
-
-def _apart_states(objects: Mapping[str, Any], apart: Collection[str]) -> frozenset[str]:
-    """NAME.state.NUMBER for each parameter of an optimizer of which a path in `apart` tells that it differs between the
-    processes, or a part of its state: what the optimizer adds to that state later differs, too."""
-    differing = {
-        id(parameter)
-        for name, one in objects.items()
-        if isinstance(one, torch.nn.Module)
-        for key, parameter in one.named_parameters(remove_duplicate=False)
-        if f"{name}.{key}" in apart
-    }
-    states = {_parameter_state(path) for path in apart}
-    return frozenset(
-        state
-        for name, one in objects.items()
-        if isinstance(one, torch.optim.Optimizer)
-        for number, parameter in enumerate(parameters_of(one))
-        if (state := f"{name}.state.{number}") in states or id(parameter) in differing
-    )
-
-
-def _parameter_state(path: str) -> str:
-    """NAME.state.NUMBER of NAME.state.NUMBER.KEY, the path of a tensor in the state of an optimizer."""
-    return ".".join(path.split(".")[:3])
-
-
-def _digest(state: CurrentState, *, own: bool) -> int:
-    """Of all that has to be the same in all processes, with the bits of weights and optimizers that are no shards."""
-    told: list[object] = []
-    for piece in state.pieces:
-        same = piece.steady and not piece.sharded
-        if same or not own:
-            bits = _bits(piece.tensor) if same else 0
-            told.append([piece.path, list(piece.shape), str(piece.tensor.dtype), piece.sharded, bits])
-    return zlib.crc32(json.dumps([{} if own else state.plain, told], sort_keys=True).encode())
-
-
-def _bits(tensor: torch.Tensor) -> int:
-    return checksum(to_blob(tensor).numpy().data) if tensor.numel() else 0
-
-
-def _leaves(state: CurrentState, *, own: bool) -> dict[str, str]:
-    plain = {} if own else state.plain
-    found = {path: str(value) for name, each in plain.items() for path, value in plain_leaves(each, name)}
-    for piece in state.pieces:
-        same = piece.steady and not piece.sharded
-        if same or not own:
-            found[piece.path] = f"{piece.tensor.dtype} {piece.shape}"
-        if same:
-            found[piece.path] += f" with checksum {_bits(piece.tensor):08x}"
-    return found
-
-
-def _gathered(own: Any) -> list[Any]:
-    """What all processes say, by rank. A script without a process group speaks for itself."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return [own]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return found

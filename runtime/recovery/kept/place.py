@@ -57,6 +57,11 @@ class KeptPlace:
                 os.mkdir(each, 0o700)
         return path
 
+    @property
+    def directory_there(self) -> Path:
+        """The same without making it."""
+        return directory_of(self.memory, self.round)
+
     def leave_word(self, what: str, because: str) -> None:
         """For the worker. what: OFF, or THIN with the rank."""
         with suppress(OSError):  # the memory may be full, or gone: the script itself says it, too

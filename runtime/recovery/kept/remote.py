@@ -50,6 +50,8 @@ class CopyDial:
 
     def open(self, worker_id: str, seal: TlsContexts) -> CopyConnection:
         """Raises CopyFailed."""
+        if worker_id not in self.peers:
+            raise CopyFailed(f"{worker_id} is no member of generation {self.generation}")
         host, port = self.peers[worker_id]
         until_s = time.monotonic() + BUSY_S
         while True:

@@ -39,9 +39,12 @@ _DTYPES = {
 }
 
 
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     """The name of a tensor's dtype, such as "float32"."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
 
 
 def to_blob(tensor: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,7 @@ def main(kind: str, home: Path, steps: int) -> None:
     written.write_text(f"{os.getpid()} {world} {kept.step}")
     written.rename(started)
     while kept.step < steps:
-        while not (home / f"{kept.step}.go").exists() and not (home / "go").exists():
+        while asked or not ((home / f"{kept.step}.go").exists() or (home / "go").exists()):
             if asked:
                 sys.exit(0)
             time.sleep(0.01)

@@ -32,6 +32,8 @@ def good() -> History:
         *(event(8.0, "script_ended", worker, 3, status=0, script=9) for worker in (A, B, D)),
         *(event(9.0, "finished", worker=worker, digest="") for worker in (A, B, D)),
         *(event(9.5, "worker_exited", "agent", worker=worker, because="exited with 0") for worker in (A, B, D)),
+        event(2.55, "kept_found", A, 2, step=4, kept_in="0.1"),
+        event(5.25, "kept_found", A, 3, step=7, kept_in="0.2"),
         event(10.0, "left_behind", "harness", left=[]),
     ]
     for number, at_s in ((1, 1.5), (2, 2.6), (3, 5.3)):
@@ -70,12 +72,24 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
     "the job did not end": ("I19", lambda h: replace(h, faulty=replace(h.faulty, result=None))),
     "the job failed": ("I19", lambda h: with_result(h, exit_code=1, because="the script raised")),
     "the next round comes late": ("I19", lambda h: replace(h, limits=replace(h.limits, step_s=0.1))),
+    "a round begins further back than the one before": ("I20", lambda h: changed(h, "kept_found", 3, A, step=3)),
+    "a round begins anew": ("I20", lambda h: changed(h, "kept_found", 3, A, event="kept_incomplete")),
     "a worker has to go to whom nothing was done": (
         "I13",
         lambda h: with_events(h, event(6, "worker_exited", "agent", worker=A, because="killed by SIGKILL")),
     ),
     "a script was killed, and nobody noticed": ("I11", lambda h: without(h, "member_lost")),
 }
+
+
+def shared(homes: tuple[str, ...]) -> History:
+    """A round of a script with four ranks, and the worker that starts each of them."""
+    events = [*record(1.0, 1, "form", [A, B, C])]
+    events += [
+        event(1.5, "script_started", worker, 1, rank=rank, world=4, script=rank) for rank, worker in enumerate(homes)
+    ]
+    run = Run(tuple(events), (), RESULT)
+    return History(run, run, keeps=False, rounds=True, ranks=4)
 
 
 def answers(history: History) -> dict[str, tuple[Truth, str]]:
@@ -93,6 +107,20 @@ def test_a_bad_history_is_found(name: str) -> None:
     number, spoil = BAD[name]
     found = answers(spoil(good()))
     assert found[number][0] is Truth.FALSE, found
+
+
+@pytest.mark.parametrize(
+    ("homes", "answer"),
+    [((A, A, B, C), Truth.TRUE), ((A, A, B, B), Truth.FALSE), ((A, B, C, D), Truth.FALSE)],
+)
+def test_workers_share_the_ranks_of_a_script(homes: tuple[str, ...], answer: Truth) -> None:
+    assert answers(shared(homes))["I17"][0] is answer
+
+
+def test_a_fault_that_takes_memory_excuses_a_round_that_begins_anew() -> None:
+    bad = changed(good(), "kept_found", 3, A, event="kept_incomplete")
+    taken = event(3.0, "fault_injected", "harness", number=2, fault="lose-node-and-partner", target="x")
+    assert answers(with_events(bad, taken))["I20"][0] is Truth.TRUE
 
 
 def test_nothing_is_said_of_a_job_that_never_began_a_round() -> None:

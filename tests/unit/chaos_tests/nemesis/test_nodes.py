@@ -28,7 +28,7 @@ from chaos_tests.nemesis.nemesis import Nemesis
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene, Teller, Victims
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.failpoints import EARLY_SENT, IN_REPETITION, IN_SHARD
+from chaos_tests.scenario.failpoints import EARLY_SENT, IN_REPETITION, IN_SHARD, SEGMENT_KEPT
 from chaos_tests.scenario.faults import Damage, Ground
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes, resources
@@ -139,7 +139,8 @@ def test_nothing_else_is_done_before_a_script_that_was_killed_has_ended_its_work
     scene = on_machine.scene
     scene.spec = replace(SPEC, restart=True)
     with subprocess.Popen(["sleep", "600"]) as script:
-        scene.world.feed(line("script_started", worker, script=script.pid) for worker in scene.world.members)
+        started = [line("script_started", worker, script=script.pid, world=2) for worker in scene.world.members]
+        scene.world.feed(started)
         breaker = Nemesis([Planned(1, 0.0, "kill-script"), Planned(2, 0.0, "kill-in-step", IN_SHARD)], scene)
         breaker.begin()
         breaker.poll([], 1)
@@ -180,6 +181,8 @@ def test_who_stops_itself_stands_still_since_then_however_late_the_harness_hears
         (IN_REPETITION, replace(SPEC, reduction=Reduction.FIXED64), False, ""),
         (IN_SHARD, SPEC, False, ""),
         (IN_SHARD, replace(SPEC, restart=True), False, "a script in rounds"),
+        (SEGMENT_KEPT, replace(SPEC, restart=True), False, ""),
+        (SEGMENT_KEPT, SPEC, False, "say --restart"),
     ],
 )
 def test_which_points_a_job_has(place: str, spec: JobSpec, on_nodes: bool, why: str) -> None:

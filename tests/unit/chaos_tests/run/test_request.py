@@ -116,11 +116,8 @@ def test_a_script_in_rounds_is_asked_for_by_an_option_or_a_scenario(tmp_path: Pa
     assert asked("--restart", "--", "train.py").restart and not asked("--", "train.py").restart
     (tmp_path / "s.toml").write_text('restart = true\npreset = "rounds"')
     assert asked(str(tmp_path / "s.toml"), "--", "train.py").restart
-    with pytest.raises(ConfigError, match="leave one out"):
-        asked("--restart", "--ranks", "2", "--", "train.py")
-    (tmp_path / "both.toml").write_text(f"restart = true\nranks = 9\n{JOB}")
-    with pytest.raises(ConfigError, match="leave one out"):
-        asked("--job", str(tmp_path / "both.toml"))
+    both = asked("--restart", "--ranks", "4", "--", "train.py")
+    assert (both.restart, both.ranks) == (True, 4)
     (tmp_path / "job.toml").write_text(JOB)
     with pytest.raises(ConfigError, match="write restart = true in it"):
         asked("--restart", "--job", str(tmp_path / "job.toml"))

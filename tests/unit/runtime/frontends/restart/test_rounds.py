@@ -11,6 +11,7 @@ import pytest
 
 from runtime.frontends.restart.rounds import (
     AllDone,
+    AwaitNodes,
     Blame,
     CopyThin,
     Failure,
@@ -24,7 +25,7 @@ from runtime.frontends.restart.rounds import (
     decide,
     is_settled,
 )
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, ThinPart
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, KnownStep, RoundNumber, ThinPart
 
 MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
@@ -53,6 +54,8 @@ def reports(
     idle: tuple[float, ...] = (0.0, 0.0, 0.0),
     held: tuple[tuple[HeldSegment, ...] | None, ...] = ((), (), ()),
     copied: bool = False,
+    lacking_s: float = 0.0,
+    known: KnownStep | None = None,
     **failures: Failure,
 ) -> dict[str, ScriptReport]:
     """failures: of the members whose rank is in the name, r0 to r2. idle: seconds, of each rank. held: segments."""
@@ -60,7 +63,9 @@ def reports(
     for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False)):
         place = STORE if store and rank == 0 else None
         found[worker] = ScriptReport(generation, 3, state, place, failures.get(f"r{rank}"), idle[rank], held[rank])
-        found[worker] = replace(found[worker], copied=copied)
+        first = rank == 0  # what one of them knows
+        found[worker] = replace(found[worker], copied=copied, known=known if first else None)
+        found[worker] = replace(found[worker], lacking_s=lacking_s if first else 0.0)
     return found
 
 
@@ -98,10 +103,23 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
         (reports(WAITING, WAITING, WAITING, held=WHOLE, copied=True), False, start(SEVENTH, WHOLE, *THIN)),
         (reports(WAITING, WAITING, WAITING, held=TWICE), False, start(SEVENTH, TWICE)),
         (
-            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])),
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), lacking_s=31.0),
             False,
             start(None, ((), *WHOLE[1:])),
         ),
+        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, AwaitNodes(KnownStep(8, ()))),
+        (
+            reports(WAITING, WAITING, WAITING, held=WHOLE, known=KnownStep(10, ("a", "b", "c"))),
+            False,
+            AwaitNodes(KnownStep(10, ("c",))),
+        ),
+        (
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(0, ("a", "c"))),
+            False,
+            AwaitNodes(KnownStep(8, ("c",))),
+        ),
+        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(8, ("c",))), False, start(SEVENTH, TWICE)),
+        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(99, ("a",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
         (reports(WAITING, RUNNING, WAITING), False, GoOn()),
@@ -134,9 +152,10 @@ def test_decisions(said: dict[str, ScriptReport], failing: bool, wanted: object)
         (MEMBERS, (10, 10, 11), 4, True),
         (MEMBERS, (9, 10, 11), 4, False),
         (MEMBERS, (10, 10, 11), 5, False),
-        (("a.0.0", "a.1.0", "a.2.0"), (8, 9, 8), 4, True),
+        (("a.0.0", "a.1.0", "a.2.0"), (9, 10, 9), 4, True),
+        (("a.0.0", "a.1.0", "a.2.0"), (8, 9, 9), 4, False),
         (("a.0.0", "a.1.0", "a.2.0"), (8, -1, 8), 4, False),
-        (MEMBERS[:2], (8, 8), 4, True),
+        (MEMBERS[:2], (9, 9), 4, True),
     ],
 )
 def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(

@@ -28,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic
-from elastic.errors import Disagree
+from elastic.errors import Disagree, NotCarried
 from runtime.data.random_state import RandomNumbers
 from runtime.recovery.kept import ddp_order
 from runtime.recovery.kept.choice import RoundNumber, newest_whole
@@ -71,6 +71,19 @@ class Hook:
         self.calls = state["calls"]
 
 
+class Odd:
+    """Its state has no JSON in one rank."""
+
+    def __init__(self, name: str, rank: int) -> None:
+        self.state = {"value": object() if name == "odd" and rank == 1 else 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
 def train(rank: int, name: str, until: int) -> str:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model(), broadcast_buffers=False)
@@ -83,7 +96,9 @@ def train(rank: int, name: str, until: int) -> str:
     hook = Hook()
     if name == "hook":
         model.register_comm_hook(None, lambda state, bucket: hook.sums(bucket))
-    kept = elastic.keep(model, optimizer, own=None if name == "lost" else own, hook=hook)
+    kept = elastic.keep(model, optimizer, own=None if name == "lost" else own, hook=hook, more=Odd(name, rank))
+    if name == "stops" and rank == 1:
+        kept.turn_off("rank 1 says so")
     while kept.step < until:
         optimizer.zero_grad()
         x = torch.randn(5, 8) * random.random() + torch.tensor(np.random.normal(size=8), dtype=torch.float32)
@@ -120,7 +135,7 @@ def begin(rank: int, name: str, until: int, home: Path, place: KeptPlace) -> Non
     dist.init_process_group("gloo", store=FileStore(str(home / f"s.{place.round}"), WORLD), rank=rank, world_size=WORLD)
     try:
         said = train(rank, name, until)
-    except (Disagree, RuntimeError) as error:
+    except (Disagree, NotCarried, RuntimeError) as error:
         said = type(error).__name__  # RuntimeError: the process group misses a rank that has raised Disagree
     (home / f"digest.{rank}").write_text(said)
     os._exit(0)  # the other round begins now; no farewell
@@ -132,7 +147,8 @@ def run(name: str) -> str:
         for number, until in enumerate((STEPS,) if name.endswith("quiet") else (FIRST, STEPS), 1):
             source = newest_whole(KeptHere(directory, cast(Any, None)).check(0, 1))
             place = KeptPlace(directory, RoundNumber(0, number), source, own=True)
-            assert (source.step if source else 0) == (0 if number == 1 else FIRST), "the newest step is whole"
+            first = 0 if number == 1 or name in ("odd", "stops") else FIRST
+            assert (source.step if source else 0) == first, "the newest step is whole"
             pids = [fork(functools.partial(begin, rank, name, until, home, place)) for rank in range(WORLD)]
             if any([os.waitpid(pid, 0)[1] for pid in pids]):
                 sys.exit(1)

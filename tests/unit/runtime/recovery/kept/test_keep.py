@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 import elastic
 from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState
+from runtime.recovery.kept import comparison
 from runtime.recovery.kept import keep as keeping
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
@@ -326,6 +327,21 @@ def test_two_models_have_two_names(job: Job) -> None:
         assert all(map(torch.equal, *buffers))
 
 
+def test_the_wrappers_of_accelerate_are_kept_as_what_is_in_them() -> None:
+    """They have no hooks, and no kind of their own."""
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    def around(name: str, kind: type, one: object) -> Any:
+        wrapped: Any = object.__new__(type("Accelerated", (kind,), {"__module__": "accelerate.wrapper"}))
+        vars(wrapped)[name] = one
+        return wrapped
+
+    wrappers = around("optimizer", torch.optim.Optimizer, optimizer), around("scheduler", object, schedule)
+    assert named(wrappers, {}) == {"optimizer": optimizer, "scheduler": schedule}
+
+
 def test_what_cannot_be_kept_is_named(job: Job) -> None:
     job.begin(FIRST)
     with pytest.raises(ConfigError, match="loader is a list without state_dict"):
@@ -455,9 +471,10 @@ def test_what_should_be_the_same_in_all_processes_and_is_not_is_named(
     there = state_of(keep_names(other))
 
     def gathered(own: Any) -> list[Any]:
-        return [own, keeping._digest(there, own=False) if isinstance(own, int) else keeping._leaves(there, own=False)]
+        other = comparison._digest if isinstance(own, int) else comparison._leaves
+        return [own, other(there, own=False)]
 
-    monkeypatch.setattr(keeping, "_gathered", gathered)
+    monkeypatch.setattr(comparison, "gathered", gathered)
     job.begin(FIRST)
     kept = script.keep()
     with pytest.raises(Disagree, match=f"elastic.keep: {said}"):

@@ -37,3 +37,10 @@ def test_a_state_that_begins_late_for_a_parameter_that_is_not_known_is_named_whe
 def test_a_communication_hook_sees_the_gradients_of_each_step_once() -> None:
     ((_, *calls),) = lines("ranks", "hook")
     assert calls == [str(STEPS * len(list(Model().parameters())))] * WORLD
+
+
+def test_all_ranks_are_told_when_one_of_them_cannot_keep_its_state() -> None:
+    """They would wait for it in the first step for ever. Who has turned it off goes on, and so do the others."""
+    odd, stops = (digests for _, *digests in lines("ranks", "odd", "stops"))
+    assert odd == ["NotCarried"] * WORLD
+    assert len(set(stops)) == WORLD and "RuntimeError" not in stops

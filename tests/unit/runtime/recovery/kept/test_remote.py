@@ -222,3 +222,9 @@ def test_a_copy_with_another_checksum_is_no_segment(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorrupt, match="the checksum of the copy is"):
         file.finish(held(1), file.begin(10), TABLE, 12345)
     assert here(tmp_path) == {}
+
+
+def test_a_worker_that_was_lost_meanwhile_is_not_called(tmp_path: Path) -> None:
+    """Another generation has begun between the decision to copy and the copy."""
+    with pytest.raises(CopyFailed, match=r"c\.0\.0 is no member of generation 3"):
+        pull(DIAL, "c.0.0", PLAIN, held(7), str(tmp_path))
