@@ -258,6 +258,10 @@ class Operations(Protocol):
 
     def next_unit(self) -> int | None: ...
 
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        """Say how to name the samples of a shard, before they are loaded: one that ends worker after worker is told
+        with them."""
+
     def send_early(self) -> EarlySums | None:
         """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.
         Returns what takes its values as they come; None: nothing is sent early. Called at most once a unit."""

@@ -859,7 +859,7 @@ class Finished(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("worker_id", "generation", "place", "message", "exit_code", "of_device", "newcomer")
+    __slots__ = ("worker_id", "generation", "place", "message", "exit_code", "of_device", "newcomer", "samples")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -867,6 +867,7 @@ class Failed(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     OF_DEVICE_FIELD_NUMBER: _ClassVar[int]
     NEWCOMER_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     place: str
@@ -874,17 +875,22 @@ class Failed(_message.Message):
     exit_code: int
     of_device: bool
     newcomer: bool
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., of_device: bool = ..., newcomer: bool = ...) -> None: ...
+    samples: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., of_device: bool = ..., newcomer: bool = ..., samples: _Optional[str] = ...) -> None: ...
 
 class WorkerDead(_message.Message):
-    __slots__ = ("worker_id", "because", "snapshot")
+    __slots__ = ("worker_id", "because", "snapshot", "failure", "where")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     because: str
     snapshot: str
-    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ..., snapshot: _Optional[str] = ...) -> None: ...
+    failure: str
+    where: str
+    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ..., snapshot: _Optional[str] = ..., failure: _Optional[str] = ..., where: _Optional[str] = ...) -> None: ...
 
 class WorkerFrozen(_message.Message):
     __slots__ = ("worker_id", "because")

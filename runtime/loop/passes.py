@@ -5,7 +5,7 @@ The iterator is a class, because a generator that is left by `break` closes unno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -132,6 +132,17 @@ class RunningPass:
     cached: Cached = field(default_factory=Cached)
     record: StepRecord | None = None
     """The record of the passes so far; None until the first pass is reduced."""
+
+
+SAMPLES_SHOWN = 8
+
+
+def samples_in_words(samples: Sequence[Json], shard: int) -> str:
+    """What a shard was given, in a few words, by PassWork.samples; "": that is not known."""
+    given = samples[shard] if shard < len(samples) else None
+    if isinstance(given, list):
+        return f"samples {', '.join(map(str, given[:SAMPLES_SHOWN]))}{', ...' * (len(given) > SAMPLES_SHOWN)}"
+    return ", ".join(f"{name} {value}" for name, value in given.items()) if isinstance(given, dict) else ""
 
 
 class Trials(Protocol):
@@ -348,6 +359,7 @@ class Pass(Iterator[Any]):
         loader, place = running.work.loader, running.place
         batch = None
         if loader is not None:
+            training.session.draws(shard, lambda: samples_in_words(running.work.samples(place), shard))
             wanted = Wanted(place.epoch, place.position, self.number, shard)
             try:
                 batch = loader.batch(wanted, training.session.owned(running.work.shards))

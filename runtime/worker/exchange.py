@@ -97,7 +97,7 @@ class RingExchange:
             p = shared.post(worker_state.ReadHeader())
             if not isinstance(worker_state.next_move(p), worker_state.Exchange) or p.entered != generation:
                 return None
-            roots, ring, again = shared.roots(), self._rings.get(generation), _again(p.record, p.reduced)
+            roots, ring, again = shared.roots(), self._rings.get(generation), is_again(p.record, p.reduced)
         self._overlap.leave_others(generation, p.reduced)
         if ring is None:
             shared.post(worker_state.RingLost(generation, "the ring is gone"))
@@ -170,7 +170,7 @@ class RingExchange:
         shared = self._shared
         with shared.changed:
             p = shared.position
-            ring, unit, again = self._rings.get(p.entered), p.running, _again(p.record, p.reduced)
+            ring, unit, again = self._rings.get(p.entered), p.running, is_again(p.record, p.reduced)
             if (
                 p.quiesced
                 or p.todo
@@ -201,7 +201,7 @@ class RingExchange:
         return _Attempts(number, members, task, Sums(self._shared.result_buffer(task.groups)))
 
 
-def _again(record: Generation | None, number: int) -> bool:
+def is_again(record: Generation | None, number: int) -> bool:
     """Whether the operation is the one that a loss has interrupted: some members may have begun it before."""
     return record is not None and record.kind is Kind.LOSS and record.plan.op == number
 

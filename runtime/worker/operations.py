@@ -23,7 +23,7 @@ from runtime.recovery.transfer.client import CopyClient
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.session import Op, OpKind, ScriptLoop
 from runtime.worker.donor import CopyServer
-from runtime.worker.exchange import OperationSpec, RingExchange
+from runtime.worker.exchange import OperationSpec, RingExchange, is_again
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.progress_report import ProgressReporter
@@ -60,6 +60,8 @@ class OperationLoop:
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0
+        self._samples: Callable[[], str] = str
+        """The samples of the shard that was computed last, in words."""
         self._before_leaving: Callable[[], None] = lambda: None
         self.may_part = True
 
@@ -141,6 +143,12 @@ class OperationLoop:
                     return unit
                 case _:
                     return None
+
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        self._samples = samples
+        position = self._shared.position
+        if is_again(position.record, position.reduced):  # the worker before may have died of them
+            self._reporter.draws(self._task.op, shard, samples())
 
     def unit_done(self, leaf: Partial) -> None:
         self._reporter.computed()

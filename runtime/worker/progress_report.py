@@ -52,6 +52,10 @@ class ProgressReporter:
         self._note(FlightEvent.COMPUTES, where, unit)
         self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
 
+    def draws(self, op: Op, unit: int, samples: str) -> None:
+        """The shard that is to be computed has these samples."""
+        self._note(FlightEvent.COMPUTES, f"shard {unit} in {checks.describe(op)}: {samples}", unit)
+
     def computed(self) -> None:
         """The unit that was handed out is computed."""
         self._note(FlightEvent.COMPUTED)

@@ -105,6 +105,9 @@ class SingleSession:
     def next_unit(self) -> int | None:
         return self._todo.pop(0) if self._todo else None
 
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        """Do nothing: no other worker would compute the unit again."""
+
     def unit_done(self, leaf: Partial) -> None:
         if self._op is None:
             raise RuntimeError("a unit was delivered outside an operation")

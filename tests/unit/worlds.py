@@ -402,6 +402,9 @@ class FakeMember:
         records = next(iter(self.world.sessions.values())).records
         return [record for record in records if first <= record.step < end]
 
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        """Do nothing: nobody is told of samples here."""
+
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
         self.failures.append((error, step, shard))
 

@@ -22,6 +22,7 @@ from elastic.protocol.membership.restore import checkpointed, unreadable
 from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
 from elastic.protocol.membership.roster import Stage
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
+from elastic.protocol.membership.verdicts import ended
 
 
 def advance(g: Group, arrived: Iterable[events.Event], now_s: float) -> tuple[events.Action, ...]:
@@ -89,7 +90,9 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
         case messages.Left():
             planned_changes.left(g, event, now_s, do)
         case messages.WorkerDead(worker, because, snapshot):
-            lost(g, worker, because, now_s, do, dead=True, snapshot=snapshot)
+            ended(g, event, now_s, do)
+            if g.state is not State.CLOSED:
+                lost(g, worker, because, now_s, do, dead=True, snapshot=snapshot)
         case messages.WorkerFrozen(worker, because):
             lost(g, worker, because, now_s, do, dead=False)
         case messages.Failed():

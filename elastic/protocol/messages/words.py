@@ -210,7 +210,7 @@ class Unreadable:
 class Failed:
     """The script raised. place: "type file:line step shard", equal for the same mistake in another worker. of_device:
     what failed is the worker's GPU, its driver or NCCL, so that equal places prove nothing. newcomer: this worker came
-    to a job that trains, and has completed no operation with the others."""
+    to a job that trains, and has completed no operation with the others. samples: those of the shard, in words."""
 
     worker_id: str
     generation: int
@@ -219,15 +219,22 @@ class Failed:
     exit_code: int = 1
     of_device: bool = False
     newcomer: bool = False
+    samples: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDead:
-    """A worker's own agent says: its process is gone. snapshot: the newest whole one in its machine's memory, or ""."""
+    """A worker's own agent says: its process is gone. snapshot: the newest whole one in its machine's memory, or "".
+
+    failure: a FailureKind (failures.py), if the end has its cause in the worker; "": it came from outside. where: the
+    shard that it computed then, "shard 3 in pass 0 of step 5: samples 1, 2", or "".
+    """
 
     worker_id: str
     because: str
     snapshot: str = ""
+    failure: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
