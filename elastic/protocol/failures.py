@@ -1,23 +1,24 @@
 """What repeated failures of workers prove: the verdict on a job, or on a node. Pure.
 
-A *failure* is an end of a worker that has its cause in the worker: an exception of the script, a fault of its own code
-(SIGSEGV, an exit code), a kill by the kernel for want of memory, an error of its GPU. Everything that comes from outside
-is none: SIGKILL of somebody else, a node or a network that is gone, a notice, a drain. So neither spot losses nor a
-storm of kills ever lead to a verdict.
+A *failure* is an end of a worker that has its cause in the worker: an exception of the script, a fault of its own
+code (SIGSEGV, an exit code), a kill by the kernel for want of memory, an error of its GPU. Everything that comes from
+outside is none: SIGKILL of somebody else, a node or a network that is gone, a notice, a drain. So neither spot losses
+nor a storm of kills ever lead to a verdict.
 
 One failure proves nothing, and so do failures of workers that took steps: they are replaced. Each rule asks for a
 coincidence that chance does not bring:
 
-    ruling       the failures                                                                              then
-    script       the same exception at the same line in the same step, again after the loss was repaired    the job ends
-    data         SAME_SHARD workers crash, one generation after the other and without a completed           the job ends
+    ruling       the failures                                                                             then
+    script       the same exception at the same line in the same step, again after the loss was           the job ends
+                 repaired
+    data         SAME_SHARD workers crash, one generation after the other and without a completed         the job ends
                  operation in between, and all in the same shard of the same step
-    memory       the same, and the kernel has killed each of them for want of memory                        the job ends
-    no progress  failures of members ended NO_PROGRESS generations, and no step was applied in between      the job ends
-    node         NODE_FAILURES workers of a node in a row fail before any of them takes a step, none on another node
-                 does, and members on other nodes take steps meanwhile                                      the node is left
+    memory       the same, and the kernel has killed each of them for want of memory                      the job ends
+    no progress  failures of members ended NO_PROGRESS generations, and no operation was completed        the job ends
+    node         NODE_FAILURES workers of a node in a row fail before an operation is completed with      it is left
+                 one of them, none of another node does, and members there go on meanwhile
 
-That two workers raise at the same place (exception, line, step and shard) ends the job too, at once: membership/closing.py.
+That two workers raise at the same place (exception, line, step and shard) ends the job too: membership/closing.py.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Ruling(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WorkerFailure:
     """because: how it ended, in words. where: the shard that it computed, as messages.WorkerDead has it, or "". error,
     step: of an exception its type and line, and its step; -1: none. generation: that of the job. done: the most
     operations of the job that were ever complete. member: whether it was one. fruitful: whether an operation was
@@ -97,7 +98,7 @@ class Failures:
 
     errors: Mapping[str, Failed] = field(default_factory=dict)
     """Place of an exception -> the word of the worker that raised it first. Failures of devices have a place each."""
-    history: tuple[Failure, ...] = ()
+    history: tuple[WorkerFailure, ...] = ()
     """The newest failures, each of another worker."""
     furthest: int = 0
     """The most operations of the job that a member has ever said are complete."""
@@ -108,7 +109,7 @@ class Failures:
         """Whether the failure of this worker is among the newest."""
         return any(known.worker_id == worker for known in self.history)
 
-    def and_then(self, failure: Failure) -> Failures:
+    def and_then(self, failure: WorkerFailure) -> Failures:
         return replace(self, history=(*self.history, failure)[-KEPT:])
 
     def and_raised(self, place: str, word: Failed) -> Failures:
@@ -124,7 +125,7 @@ def parse_place(place: str) -> tuple[str, int, int]:
     return found["error"], step, shard
 
 
-def judge(history: Sequence[Failure]) -> Verdict | None:
+def judge(history: Sequence[WorkerFailure]) -> Verdict | None:
     """What the last failure, after those before it, proves of the job; None: nothing."""
     new = history[-1]
     if not new.member or new.kind is FailureKind.DEVICE:
@@ -135,14 +136,14 @@ def judge(history: Sequence[Failure]) -> Verdict | None:
     return _same_shard(in_vain) or _no_progress(in_vain)
 
 
-def _in_vain(history: Sequence[Failure]) -> list[Failure]:
+def _in_vain(history: Sequence[WorkerFailure]) -> list[WorkerFailure]:
     """The failures of members since the last operation that was complete, the oldest first. Those of devices prove
     nothing of a job."""
     since = takewhile(lambda known: known.done == history[-1].done, reversed(history))
     return [known for known in since if known.member and known.kind is not FailureKind.DEVICE][::-1]
 
 
-def _same_error(history: Sequence[Failure], new: Failure) -> Verdict | None:
+def _same_error(history: Sequence[WorkerFailure], new: WorkerFailure) -> Verdict | None:
     same = (known for known in history if known.member and (known.error, known.step) == (new.error, new.step))
     first = next(same)  # at least the new one
     if new.step < 0 or first.generation >= new.generation:
@@ -151,13 +152,13 @@ def _same_error(history: Sequence[Failure], new: Failure) -> Verdict | None:
     return Verdict(Ruling.SCRIPT, f"the script fails in step {new.step}: {who} both raised {new.error}")
 
 
-def _same_shard(in_vain: Sequence[Failure]) -> Verdict | None:
+def _same_shard(in_vain: Sequence[WorkerFailure]) -> Verdict | None:
     verdict = last_shard(in_vain)
     apart = len({known.generation for known in in_vain})  # one blow to all workers is one generation
     return verdict if verdict is not None and min(len(in_vain), apart) >= SAME_SHARD else None
 
 
-def last_shard(history: Sequence[Failure]) -> Verdict | None:
+def last_shard(history: Sequence[WorkerFailure]) -> Verdict | None:
     """What the last failures have in common, if all that came after the last completed operation, at least two, ended
     members in one shard. It proves nothing yet (SAME_SHARD), but if the job ends anyway, it is what a user should
     know first."""
@@ -172,10 +173,10 @@ def last_shard(history: Sequence[Failure]) -> Verdict | None:
     if all(known.kind is FailureKind.STARVED for known in same):
         advice = "smaller micro-batches (more shards) or fewer workers on the machine need less"
         return Verdict(Ruling.MEMORY, f"{about} needs more memory than its workers may have: {ends}; {advice}")
-    return Verdict(Ruling.DATA, f"the data of {about} ends every worker that computes it: {ends}")
+    return Verdict(Ruling.DATA, f"the data of {about} ends worker after worker: {ends}")
 
 
-def _no_progress(in_vain: Sequence[Failure]) -> Verdict | None:
+def _no_progress(in_vain: Sequence[WorkerFailure]) -> Verdict | None:
     generations = {known.generation for known in in_vain}
     if len(generations) < NO_PROGRESS:
         return None
@@ -185,7 +186,7 @@ def _no_progress(in_vain: Sequence[Failure]) -> Verdict | None:
     return Verdict(Ruling.NO_PROGRESS, f"the job makes no progress, {because}: {told}")
 
 
-def judge_node(history: Sequence[Failure], others_train: bool, one_is_fruitful: bool) -> Verdict | None:
+def judge_node(history: Sequence[WorkerFailure], others_train: bool, one_is_fruitful: bool) -> Verdict | None:
     """Whether the last failure, after those before it, proves that its node cannot run workers.
 
     others_train: whether another node has a member. one_is_fruitful: whether a worker that lives on the node has taken

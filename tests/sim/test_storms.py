@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from elastic.protocol.failures import Failure, Verdict, judge, judge_node
+from elastic.protocol.failures import Verdict, WorkerFailure, judge, judge_node
 from elastic.protocol.membership import verdicts
 from elastic.protocol.messages import Word, WorkerDead
 from tests.sim.agent import Agent
@@ -47,10 +47,12 @@ class Storm:
             self.failures[word.failure] += 1
         self._hear(agent, word)
 
-    def judge(self, history: tuple[Failure, ...]) -> Verdict | None:
+    def judge(self, history: tuple[WorkerFailure, ...]) -> Verdict | None:
         return self._seen(judge(history))
 
-    def judge_node(self, history: tuple[Failure, ...], others_train: bool, one_is_fruitful: bool) -> Verdict | None:
+    def judge_node(
+        self, history: tuple[WorkerFailure, ...], others_train: bool, one_is_fruitful: bool
+    ) -> Verdict | None:
         return self._seen(judge_node(history, others_train, one_is_fruitful))
 
     def _seen(self, verdict: Verdict | None) -> Verdict | None:

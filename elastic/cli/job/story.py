@@ -80,7 +80,9 @@ def _logs(options: argparse.Namespace) -> int:
 
 def _story(options: argparse.Namespace) -> int:
     if (options.about is not None) + options.flight + options.why != 1:
-        raise ConfigError("say what the story is about: a worker or a generation; or --why; or --flight, of all workers")
+        raise ConfigError(
+            "say what the story is about: a worker or a generation; or --why; or --flight, of all workers"
+        )
     if options.job_dir is None and (newest := job_dir_of(options)) is not None:
         options.job_dir = [newest]
     if options.flight:

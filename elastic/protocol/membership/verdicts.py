@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from elastic.protocol import messages
 from elastic.protocol.failures import (
-    Failure,
     FailureKind,
     Ruling,
     Verdict,
+    WorkerFailure,
     judge,
     judge_node,
     parse_place,
@@ -66,14 +66,14 @@ def refuse_excluded(g: Group, worker: str, do: list[Action]) -> None:
     do.append(Tell((worker,), Close(g.term, f"refused: {because}", 1)))
 
 
-def _failure(g: Group, worker: str, kind: FailureKind, because: str, where: str) -> Failure | None:
+def _failure(g: Group, worker: str, kind: FailureKind, because: str, where: str) -> WorkerFailure | None:
     """The failure of a worker that this leader knows; None: it tells nothing."""
     seen = g.workers.get(worker)
     if seen is None or g.spec.restart or seen.stage in (Stage.LEFT, Stage.FINISHED, Stage.EXPELLED, Stage.KILLED):
         return None
     number = g.running.number if g.running is not None else 0
     node, done = seen.member.node, g.failures.furthest
-    return Failure(worker, node, kind, because, number, done, g.lists(worker), _is_fruitful(seen), where)
+    return WorkerFailure(worker, node, kind, because, number, done, g.lists(worker), _is_fruitful(seen), where)
 
 
 def _is_fruitful(seen: WorkerView) -> bool:
@@ -81,7 +81,7 @@ def _is_fruitful(seen: WorkerView) -> bool:
     return seen.came >= 0 and seen.reduced > seen.came
 
 
-def _judge(g: Group, failure: Failure, words: str, now_s: float, do: list[Action]) -> None:
+def _judge(g: Group, failure: WorkerFailure, words: str, now_s: float, do: list[Action]) -> None:
     if g.failures.knows(failure.worker_id):
         return
     g.failures = g.failures.and_then(failure)

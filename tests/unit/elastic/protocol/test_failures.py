@@ -12,10 +12,10 @@ from elastic.protocol.failures import (
     NO_PROGRESS,
     NODE_FAILURES,
     SAME_SHARD,
-    Failure,
     FailureKind,
     Failures,
     Ruling,
+    WorkerFailure,
     judge,
     judge_node,
     last_shard,
@@ -26,12 +26,12 @@ from elastic.protocol.messages import Failed
 WHERE = "shard 3 in pass 0 of step 5"
 
 
-def crash(number: int, **more: object) -> Failure:
+def crash(number: int, **more: object) -> WorkerFailure:
     about: dict[str, object] = {
         "worker_id": f"a.0.{number}", "node": "a", "kind": FailureKind.CRASHED, "because": "killed by SIGSEGV",
         "generation": number + 1, "done": 5, "member": True, "fruitful": True, **more,
     }  # fmt: skip
-    return Failure(**about)  # type: ignore[arg-type]
+    return WorkerFailure(**about)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_shard_that_ends_one_worker_after_the_other_is_the_data() -> None:
     assert verdict is not None and verdict.ruling is Ruling.DATA and verdict == last_shard(ends)
     assert judge([*ends[:2], crash(99, where="shard 4 in pass 0 of step 5"), *ends[2:]]) is None
     assert judge([crash(number, where=WHERE, generation=1) for number in range(SAME_SHARD)]) is None, "one blow"
-    assert verdict.because.startswith(f"the data of {WHERE} (samples 1, 2) ends every worker")
+    assert verdict.because.startswith(f"the data of {WHERE} (samples 1, 2) ends worker after worker")
 
 
 def test_a_shard_for_which_no_worker_has_the_memory() -> None:
@@ -69,7 +69,7 @@ def test_a_shard_for_which_no_worker_has_the_memory() -> None:
 def test_two_ends_in_one_shard_are_told_if_the_job_ends_anyway() -> None:
     assert last_shard([]) is None and last_shard([crash(0, where=WHERE)]) is None
     told = last_shard([crash(0, where="shard 4 in pass 0 of step 1", done=1), *(crash(n, where=WHERE) for n in (1, 2))])
-    assert told is not None and told.because.startswith(f"the data of {WHERE} ends every worker")
+    assert told is not None and told.because.startswith(f"the data of {WHERE} ends worker after worker")
     assert last_shard([crash(0, where=WHERE), crash(1)]) is None, "the last one was not in a shard"
 
 
@@ -131,7 +131,7 @@ def test_what_is_remembered_is_bounded_and_the_first_who_raised_stays() -> None:
     assert failures.errors["here"].worker_id == "a"
 
 
-def storm(random: Random, nodes: int, rate: float) -> Iterator[Failure]:
+def storm(random: Random, nodes: int, rate: float) -> Iterator[WorkerFailure]:
     """400 unrelated failures (faults of random workers, as a chaos test injects them): a worker of any node is struck,
     in whatever shard it computes; `rate` of them before the next operation was complete."""
     done = generation = 0
@@ -141,7 +141,7 @@ def storm(random: Random, nodes: int, rate: float) -> Iterator[Failure]:
             done += random.randint(1, 20)
         generation += random.random() < 0.9
         shard, kind = random.randrange(8), random.choice([FailureKind.CRASHED, FailureKind.STARVED])
-        yield Failure(
+        yield WorkerFailure(
             f"{node}.0.{number}", node, kind, "killed by SIGSEGV", generation, done, member=random.random() < 0.7,
             fruitful=random.random() < 0.5, where=f"shard {shard} in pass 0 of step {done}",
         )  # fmt: skip
@@ -153,7 +153,7 @@ def test_storms_of_unrelated_failures_lead_to_no_verdict() -> None:
     for seed in range(2000):
         random = Random(seed)
         nodes = random.randint(2, 6)
-        history: tuple[Failure, ...] = ()
+        history: tuple[WorkerFailure, ...] = ()
         for failure in storm(random, nodes, rate=0.1):
             history = (*history, failure)[-KEPT:]
             assert judge(history) is None, seed
