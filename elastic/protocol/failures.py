@@ -36,7 +36,10 @@ SAME_SHARD = 5
 """A few crashes in one shard may be chance, if faults come faster than steps."""
 
 NO_PROGRESS = 20
-NODE_FAILURES = 5
+NODE_FAILURES = 8
+
+SUSPECTS, SUSPECTS_WITHIN = 3, 100
+"""So many members with other values within so many operations are hardly broken machines."""
 
 CAUSES_SHOWN = 3
 KEPT = 256
@@ -102,6 +105,8 @@ class Failures:
     """The newest failures, each of another worker."""
     furthest: int = 0
     """The most operations of the job that a member has ever said are complete."""
+    suspects: tuple[int, ...] = ()
+    """How many operations were complete when a member had other values than the others (`--verify`), each time."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Node that is left -> why."""
 

@@ -22,6 +22,7 @@ from runtime.loop.control_scalars import RESERVED, UNRECORDED
 from runtime.loop.step_cache import Cached
 from runtime.loop.training import Training
 from runtime.recovery.state.change_detection import StateMarks
+from runtime.recovery.state.verification import digest_of
 from runtime.session import Op, OpKind, StepRecord
 
 Gradients: TypeAlias = Literal["mean", "sum"]
@@ -212,6 +213,12 @@ class Pass(Iterator[Any]):
         """The fingerprint when the pass began, if the script may change it in a rehearsal."""
         self._snapshot: StateMarks | None = None
         self._checksums: StateMarks | None = None
+        self._verified: int | None = None
+        """The shard of this pass that several workers compute."""
+        self._vouched, self._own = 0, False
+        """How often this worker has computed it, and whether once for the sum."""
+        self._verifying = False
+        """Whether the running shard is computed only to be compared."""
         self._harvest: Harvest
         """For the parameters that are trained when the pass begins."""
 
@@ -223,7 +230,7 @@ class Pass(Iterator[Any]):
     @property
     def collects(self) -> bool:
         """Whether shards that are computed now count."""
-        return self._is(ScriptStage.COLLECTING)
+        return self._is(ScriptStage.COLLECTING) and not self._verifying
 
     def settle_rates(self, rates: dict[str, Any]) -> None:
         """The script may have set these learning rates since the pass began. rates: as Carrier.watch_rates has them."""
@@ -264,6 +271,8 @@ class Pass(Iterator[Any]):
             unit = self._training.session.next_unit()
             if unit is not None:
                 return unit
+            if (verified := self._to_verify()) is not None:
+                return verified
             self._check_unchanged()
             result = self._training.session.finish()
             if result is not None and self._repeated(result):
@@ -324,8 +333,24 @@ class Pass(Iterator[Any]):
         self._collect(place, self._fingerprint or training.agreement.fingerprint())
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
-        harvest = self._harvest
-        self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.early.cuts)
+        harvest, op, session = self._harvest, self._op(place), self._training.session
+        comparable = op.joinable and not isinstance(self._running.work.loader, Stream)
+        self._verified = session.verification.shard(place.index, op.units) if comparable else None
+        self._vouched, self._own = 0, False
+        cuts = harvest.early.cuts if self._verified is None else ()  # what has been sent would be used
+        session.begin(op, fingerprint, harvest.groups(), cuts=cuts)
+
+    def _to_verify(self) -> int | None:
+        """The shard that this worker computes again, only to compare its values with those of others; None: none."""
+        if self._verified is None:
+            return None
+        session = self._training.session
+        here = session.place()
+        times = session.verification.again(self._running.place.index, here.rank, here.world, own=self._own)
+        if self._vouched >= times:
+            return None
+        self._verifying = True
+        return self._verified
 
     def _repeated(self, result: Partial) -> bool:
         """Whether the pass has to be computed again, and has begun again, on all workers alike: see Harvest.misfits.
@@ -367,7 +392,7 @@ class Pass(Iterator[Any]):
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self.where}") from error
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
-        if self._is(ScriptStage.COLLECTING) and (early := training.session.send_early()) is not None:
+        if self.collects and (early := training.session.send_early()) is not None:
             self._harvest.early.expect(early, lambda: self._counted(shard))
         running.cached.begin_shard()
         return running.shard if loader is None else batch
@@ -391,8 +416,17 @@ class Pass(Iterator[Any]):
         if work.loader is not None and work.loader.ends(shard.index):
             scalars[ENDS] = ("sum", 1.0, 0.0)
         counted = self._counted(shard.index)
-        training.session.unit_done(self._harvest.leaf(shard.index, counted, training.riders.travel(scalars)))
+        leaf = self._harvest.leaf(shard.index, counted, scalars)
+        if shard.index == self._verified:
+            training.session.vouch(shard.index, digest_of(leaf))
+            self._vouched, self._own = self._vouched + 1, self._own or not self._verifying
         training.calls.running = None
+        if self._verifying:
+            self._verifying = False
+            self._harvest.drop_shard()
+            return
+        leaf.scalars = training.riders.travel(scalars)
+        training.session.unit_done(leaf)
 
     def _counted(self, shard: int) -> float:
         """By what the gradients of the running shard are multiplied, as far as the script has said."""

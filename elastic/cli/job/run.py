@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from elastic.agent.worker.environment import VERIFY
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.cli.options import complain
 from elastic.config import JobSpec, Option, RingKind, Timing
@@ -77,6 +78,14 @@ def add(verbs: Any) -> None:
         help="move an old job in DIR aside; without it, one that was interrupted goes on",
     )
     run.add_argument("--name", metavar="JOB", help="name of the job (default: from the script's name)")
+    run.add_argument(
+        "--verify",
+        metavar="every=N",
+        type=verified,
+        default=(),
+        help="in every N-th step compute one shard on several workers, and compare it and the state of all workers bit "
+        "by bit: a worker whose memory or processor has changed a bit is named and replaced (default: never)",
+    )
     selection.add_option(run)
     run.add_argument(
         "--grace",
@@ -129,6 +138,7 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         name=options.name if options.name is not None else job_directory.default_name(program),
         command=words,
         workers=workers,
+        env=options.verify,
         **chosen(options),
     )
     if not options.quiet and not options.module and (names := misplaced(words[2:], options.known, Path(program))):
@@ -169,6 +179,14 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
                 quiet=options.quiet,
                 as_json=options.json,
             )
+
+
+def verified(text: str) -> tuple[str, ...]:
+    """--verify as environment of the workers. Raises ArgumentTypeError."""
+    name, _, number = text.partition("=")
+    if name != "every" or not number.isdecimal() or number == "0":
+        raise argparse.ArgumentTypeError(f"{text!r} is not every=N, where N is a number of steps, as in every=100")
+    return (f"{VERIFY}={number}",)
 
 
 def _about_torch() -> str:

@@ -246,6 +246,17 @@ class WorkerFrozen:
 
 
 @dataclass(frozen=True, slots=True)
+class Corrupted:
+    """The worker's ring is broken on purpose: the member `suspect` has other values than the others, by `because`. All
+    members that have heard the same say so."""
+
+    worker_id: str
+    generation: int
+    suspect: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotGivenUp:
     """The agent will start no worker in this slot again."""
 
@@ -271,6 +282,7 @@ Word: TypeAlias = (
     | WorkerDead
     | WorkerFrozen
     | SlotGivenUp
+    | Corrupted
     | CheckpointComplete
     | Unreadable
 )
