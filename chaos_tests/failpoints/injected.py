@@ -130,7 +130,8 @@ def _act(order: FailpointOrder) -> None:
 
 
 def _flip(order: FailpointOrder) -> None:
-    """Behind torch's back, as hardware does it: no version is counted. Another tensor and bit for each order."""
+    """Behind torch's back, as hardware does it: no version is counted. Another tensor, element and bit for each order,
+    in the last byte but one: sums of integers round the lowest bits of a gradient away."""
     parameters = [parameter for model in _Place.carrier.modules().values() for parameter in model.parameters()]
     found = [parameter.data for parameter in parameters]
     if order.act is Act.FLIP_GRADIENT:
@@ -140,8 +141,8 @@ def _flip(order: FailpointOrder) -> None:
         moments = [value for state in states for value in state.values() if hasattr(value, "numel")]
         found = [moment for moment in moments if moment.numel() > 1] or found  # plain SGD has none
     tensor = found[order.number % len(found)]
-    address = tensor.data_ptr() + order.number % (tensor.numel() * tensor.element_size())
-    byte = ctypes.c_ubyte.from_address(address)
+    size = tensor.element_size()
+    byte = ctypes.c_ubyte.from_address(tensor.data_ptr() + order.number % tensor.numel() * size + size - 2)
     byte.value ^= 1 << order.number % 8
 
 

@@ -53,7 +53,7 @@ def exclude(g: Group, node: str, because: str, now_s: float, do: list[Action]) -
         seen = g.workers[worker]
         if worker not in g.dead and not g.lists(worker) and seen.stage in NEWCOMERS:
             refuse_excluded(g, worker, do)
-        elif worker not in g.dead and seen.stage is Stage.MEMBER:
+        elif worker not in {*g.dead, *g.given_up} and seen.stage is Stage.MEMBER:
             g.drains[worker] = Leaver(because, math.inf)
     plan_change(g, now_s, do)
 

@@ -40,6 +40,7 @@ from elastic.protocol.messages import (
     BuildFailedReport,
     CheckpointComplete,
     Close,
+    Corrupted,
     Doing,
     DrainOver,
     DrainWish,
@@ -211,6 +212,8 @@ class Job:
             case "unreadable":
                 memory, instead = "memory" in plain, options.get("instead", "")
                 return Unreadable(worker, plain[1], "a bit flipped", memory, instead)
+            case "corrupted":
+                return Corrupted(worker, number, plain[2], "the state of model")
             case "frozen":
                 return WorkerFrozen(worker, "silent and using no CPU")
             case "pointer":
