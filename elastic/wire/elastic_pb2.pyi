@@ -781,11 +781,13 @@ class Progress(_message.Message):
         SHARD: _ClassVar[Progress.Doing]
         WAITING: _ClassVar[Progress.Doing]
         DECLARED: _ClassVar[Progress.Doing]
+        EVALUATION: _ClassVar[Progress.Doing]
     DOING_UNKNOWN: Progress.Doing
     ELSEWHERE: Progress.Doing
     SHARD: Progress.Doing
     WAITING: Progress.Doing
     DECLARED: Progress.Doing
+    EVALUATION: Progress.Doing
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REDUCED_FIELD_NUMBER: _ClassVar[int]

@@ -12,7 +12,7 @@ from typing import NoReturn
 from elastic.agent.worker.client import AgentClient
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.config import Compression, Reduction
-from elastic.errors import DeviceHung, RingBroken, StateLost
+from elastic.errors import ConfigError, DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Corrupted, Ready
 from elastic.records.journal import Journal
@@ -60,6 +60,10 @@ class OperationLoop:
         """To be called when the subclass has made the parts."""
         reduction, overlap = self._told.reduction, self._told.overlap
         self._verification = Verification.from_environ(os.environ)
+        if self._verification.every and not reduction.stable:
+            raise ConfigError(
+                f"--verify with --reduction {reduction}: workers may have other bits; say --reduction exact or fixed"
+            )
         verifying = Verifying(self._verification, self._checksums, self._suspect)
         parts = (self._shared, self._rings, self._reporter, self._journal, reduction, overlap)
         self._turn = RingExchange(*parts, verifying)

@@ -17,7 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from elastic.agent.worker.environment import VERIFY
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.cli.options import complain
 from elastic.config import JobSpec, Option, RingKind, Timing
@@ -141,6 +140,10 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         env=options.verify,
         **chosen(options),
     )
+    if options.verify and spec.restart:
+        raise ConfigError(
+            "--verify compares what elastic.join() and --ranks compute; scripts of --restart sum by themselves"
+        )
     if not options.quiet and not options.module and (names := misplaced(words[2:], options.known, Path(program))):
         said = f"behind {program} is given to the script; options of `elastic run` come before it"
         print(f"elastic: {', '.join(names)} {said}", file=sys.stderr, flush=True)
@@ -183,6 +186,8 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
 
 def verified(text: str) -> tuple[str, ...]:
     """--verify as environment of the workers. Raises ArgumentTypeError."""
+    from elastic.agent.worker.environment import VERIFY
+
     name, _, number = text.partition("=")
     if name != "every" or not number.isdecimal() or number == "0":
         raise argparse.ArgumentTypeError(f"{text!r} is not every=N, where N is a number of steps, as in every=100")

@@ -27,7 +27,7 @@ from elastic.protocol.messages import (
 
 
 def heard_of_ring(
-    g: Group, word: RingUp | RingBrokenReport | BuildFailedReport, now_s: float, do: list[Action]
+    g: Group, word: RingUp | RingBrokenReport | BuildFailedReport | Corrupted, now_s: float, do: list[Action]
 ) -> None:
     seen = g.workers.get(word.worker_id)
     record = next((r for r in g.chain if r.number == word.generation), None)
@@ -38,6 +38,8 @@ def heard_of_ring(
             if record is g.base or seen.entered == record.number:
                 g.workers[word.worker_id] = seen._replace(ring=RingState.LIVE)
             end_rebuilding(g, now_s, do)
+        case Corrupted():
+            _corrupted(g, word, now_s, do)
         case RingBrokenReport(_, number, because):
             g.workers[word.worker_id] = seen._replace(ring=RingState.ABORTED)
             if g.state is State.CLOSING:
@@ -58,7 +60,7 @@ def heard_of_ring(
                 _turn_away(g, record, {word.worker_id, *unreachable}, now_s, do)
 
 
-def corrupted(g: Group, word: Corrupted, now_s: float, do: list[Action]) -> None:
+def _corrupted(g: Group, word: Corrupted, now_s: float, do: list[Action]) -> None:
     """Give up a member whose values differ from those of the others: its sums do not count, and its node is left if
     there are others. All members say the same; the first word counts."""
     worker = word.suspect

@@ -19,7 +19,7 @@ from elastic.protocol.membership.loss import decide, lost, reported, wait_for_ot
 from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, try_again, wait_for_slow
 from elastic.protocol.membership.partitions import fell_silent, is_absence, next_silence_ends_s, silent_too_long
 from elastic.protocol.membership.restore import checkpointed, unreadable
-from elastic.protocol.membership.ring_reports import corrupted, heard_of_ring, rebuilt
+from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
 from elastic.protocol.membership.roster import Stage
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
 from elastic.protocol.membership.verdicts import ended
@@ -68,7 +68,7 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             announced(g, event, now_s, do)
         case messages.Report():
             reported(g, event, now_s, do)
-        case messages.RingUp() | messages.RingBrokenReport() | messages.BuildFailedReport():
+        case messages.RingUp() | messages.RingBrokenReport() | messages.BuildFailedReport() | messages.Corrupted():
             heard_of_ring(g, event, now_s, do)
         case messages.Progress():
             rebuilt(g, event, now_s, do)
@@ -95,8 +95,6 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             lost(g, worker, because, now_s, do, dead=False)
         case messages.Failed():
             failed(g, event, now_s, do)
-        case messages.Corrupted():
-            corrupted(g, event, now_s, do)
         case messages.Finished():
             finished(g, event, now_s, do)
         case messages.SlotGivenUp():

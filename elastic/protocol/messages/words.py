@@ -100,7 +100,9 @@ class Doing(StrEnum):
     ELSEWHERE = "elsewhere"
     """The script's own code runs between two operations."""
     DECLARED = "declared"
-    """A task runs that the library knows to take its time: an evaluation, `once`, joining, the end of the script."""
+    """A task runs that the library knows to take its time: `once`, joining, the end of the script."""
+    EVALUATION = "evaluation"
+    """A part of an evaluation is computed."""
     SHARD = "shard"
     """A shard of a pass is computed."""
     WAITING = "waiting"
@@ -111,12 +113,12 @@ class Doing(StrEnum):
 class Progress:
     """How far a worker is; it is sent with each beat. reduced only grows within a generation.
 
-    shards: number of shards of a pass. shard_us: microseconds that this worker takes for a shard. exchange_us:
-    microseconds per pass that it takes to send, receive and add what is reduced. Each is 0 if not known yet. phase:
-    where its script stands, in words. doing: the same for a machine. for_ms: how long the worker has been doing that.
+        shards: number of shards of a pass. shard_us: microseconds that this worker takes for a shard. exchange_us:
+        microseconds per pass that it takes to send, receive and add what is reduced. Each is 0 if not known yet. phase:
+        where its script stands, in words. doing: the same for a machine. for_ms: how long it has been doing that.
     computes: whether its process, or one of its children, uses a processor meanwhile. usual_ms: its longest recent
-    shard; 0: none yet. over: what carries the gradients, a value of --ring; "": there is no ring now. over_because: why
-    this differs from what was asked for.
+        shard or, while it evaluates, part of an evaluation; 0: none yet. over: what carries the gradients, a value of
+        --ring; "": there is no ring now. over_because: why this differs from what was asked for.
     """
 
     worker_id: str

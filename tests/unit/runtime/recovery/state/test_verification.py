@@ -74,7 +74,7 @@ def test_the_minority_is_wrong(votes: Mapping[str, tuple[list[str], str]], found
 
 
 def test_what_members_compare_anyway_names_one_of_three_and_none_of_two() -> None:
-    alike = {worker: ([], "s") for worker in "abc"}
+    alike: dict[str, tuple[list[str], str]] = {worker: ([], "s") for worker in "abc"}
     found = suspect(headers(alike, {"c": "other"}))
     assert found is not None and found.worker == "c" and found.what.startswith("a part of its state")
     assert suspect(headers({worker: ([], "s") for worker in "ab"}, {"b": "other"})) is None, "Disagree names both"
