@@ -31,12 +31,13 @@ def digest(job: Job) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("every", "reduction"), [(1, "exact"), (7, "fixed")])
+@pytest.mark.parametrize(("every", "reduction"), [(1, "exact"), (1, "fixed"), (7, "exact")])
 def test_flipped_bits_are_named_and_leave_no_trace(every: int, reduction: str, tmp_path: Path) -> None:
+    """If not every step is verified, a state with such a bit may be used until it is seen."""
     orders = FailpointOrders(tmp_path / "orders")
     options = ("--reduction", reduction)
     with job_of(tmp_path, orders, 3, "--verify", f"every={every}", *options) as job:
-        for number in range(6):
+        for number in range(len(FLIPS)):
             job.await_world(3)
             job.await_steps(len(job.steps()) + APART)
             victim = job.await_world(3)[number % 3]
@@ -47,9 +48,11 @@ def test_flipped_bits_are_named_and_leave_no_trace(every: int, reduction: str, t
             job.await_event("expelled", worker_id=victim)
         job.gates.joinpath("end").touch()
         assert job.wait() == ExitCode.DONE
-        assert len(job.events("corrupted")) == 6, "nobody else was taken for wrong"
+        assert len(job.events("corrupted")) == len(FLIPS), "nobody else was taken for wrong"
         steps, bits = job.steps(), digest(job)
         assert f"{victim} on node local has other values" in job.output
+    if every > 1:
+        return
     quiet_steps = {"STEPS": str(len(steps) - 1)}
     with Job(tmp_path, "--quiet", *options, str(VERIFIED), name="quiet", environment=quiet_steps) as quiet:
         assert quiet.wait() == ExitCode.DONE
@@ -75,7 +78,7 @@ def test_of_two_members_nobody_can_say_whose_state_is_wrong(tmp_path: Path) -> N
 def test_kills_and_joins_are_no_false_alarm(tmp_path: Path) -> None:
     orders = FailpointOrders(tmp_path / "orders")
     with job_of(tmp_path, orders, 3, "--verify", "every=1") as job:
-        for turn in range(6):
+        for turn in range(4):
             job.send(job.await_world(3)[turn % 3])
             job.await_steps(len(job.steps()) + 20)
         job.await_world(3)

@@ -311,7 +311,7 @@ ROWS = (
     _leader("corrupted", "because", "{worker_id} has other values than the other members", "With `--verify`. It is "
         "replaced, and its sums do not count; its node is left if there are others. Test the machine's memory and its "
         "processors", BAD, instant=True, console="{worker_id} on node {node} has other values than the other members, "
-        "and is ended before they are used: {because}. Test the memory and the processors of this machine"),
+        "and is ended: {because}. Test the memory and the processors of this machine"),
     _leader("node_excluded", "because", "node {node} gets no worker any more", "Its members leave between two steps. "
         "See what is wrong with the machine; the job takes the node again after a new start", BAD, instant=True,
         console="node {node} is left out from now on: {because}"),
