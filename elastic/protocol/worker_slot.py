@@ -434,10 +434,10 @@ def _after_refusal(slot: Slot, because: str, words: str, now_s: float) -> tuple[
 
 
 def _dead(slot: Slot, end: Dying | Exited) -> WorkerDead:
-    """The word of its death, with the kind of its failure: none if it may leave, has raised, or was ended from
-    outside."""
-    kind = ""
-    if end.status and not end.cause and not slot.may_leave and slot.raised is None:
+    """The word of its death, with the kind of its failure: none if it may or has to leave, has raised, or was ended
+    from outside."""
+    kind, leaves = "", slot.may_leave or slot.node_leaves or slot.phase is not SlotPhase.RUNNING
+    if end.status and not end.cause and not leaves and slot.raised is None:
         kind = FailureKind.STARVED if end.starved else "" if is_from_outside(end.status) else FailureKind.CRASHED
     return WorkerDead(slot.worker_id, end.because, failure=str(kind))
 

@@ -69,7 +69,8 @@ def refuse_excluded(g: Group, worker: str, do: list[Action]) -> None:
 def _failure(g: Group, worker: str, kind: FailureKind, because: str, where: str) -> WorkerFailure | None:
     """The failure of a worker that this leader knows; None: it tells nothing."""
     seen = g.workers.get(worker)
-    if seen is None or g.spec.restart or seen.stage in (Stage.LEFT, Stage.FINISHED, Stage.EXPELLED, Stage.KILLED):
+    settled = (Stage.REFUSED, Stage.LEFT, Stage.FINISHED, Stage.EXPELLED, Stage.KILLED)
+    if seen is None or g.spec.restart or seen.stage in settled or worker in g.stuck:
         return None
     number = g.running.number if g.running is not None else 0
     node, done = seen.member.node, g.failures.furthest
