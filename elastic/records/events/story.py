@@ -32,7 +32,16 @@ _CHANGES = frozenset({"submitted", "scaled", "stop_asked", "cordoned", "drain_as
 """Changes made by operators."""
 _DEPARTURES = frozenset({"drained", "demoted", "surplus", "notice", "node_leaves", "drain_asked", "agent_signalled"})
 _FAILURES = frozenset(
-    {"verdict", "node_excluded", "worker_failed", "worker_out_of_memory", "script_killed", "stuck", "slot_given_up"}
+    {
+        "verdict",
+        "node_excluded",
+        "corrupted",
+        "worker_failed",
+        "worker_out_of_memory",
+        "script_killed",
+        "stuck",
+        "slot_given_up",
+    }
     | {"state_lost", "job_ended"}
 )
 """What is told of why a job has ended, or is in trouble."""
@@ -81,13 +90,17 @@ def of_failures(lines: Sequence[Line]) -> list[StoryMoment]:
 
 
 def why(lines: Sequence[Line]) -> str:
-    """The cause of the job's end, or of its trouble, in a sentence: the newest verdict, else what has ended the job."""
-    said = {line["event"]: str(line["because"]).partition("\n")[0] for line in lines if line["event"] in _FAILURES}
-    lost = Counter(str(line["because"]).partition("\n")[0] for line in lines if line["event"] == "member_lost")
+    """What has ended the job, which a verdict begins with, or else the newest verdict; and how members were lost."""
+    said = {line["event"]: _because(line) for line in lines if line["event"] in _FAILURES}
+    lost = Counter(_because(line) for line in lines if line["event"] == "member_lost")
     causes = ", ".join(f"{count} {because}" for because, count in lost.most_common(CAUSES_SHOWN))
     causes += ", ..." * (len(lost) > CAUSES_SHOWN)
-    cause = said.get("verdict") or said.get("job_ended") or "the job goes on"
+    cause = said.get("job_ended") or said.get("verdict") or "the job goes on"
     return f"{cause}\nmembers lost: {sum(lost.values())}{f' ({causes})' if causes else ''}"
+
+
+def _because(line: Line) -> str:
+    return str(line.get("because", "")).partition("\n")[0]
 
 
 def generations(lines: Iterable[Line]) -> list[int]:
