@@ -34,6 +34,7 @@ from runtime.allreduce.reduction.early_sums import EarlySums
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.state.verification import Verification
 
 
 class OpKind(StrEnum):
@@ -257,6 +258,16 @@ class Operations(Protocol):
         """
 
     def next_unit(self) -> int | None: ...
+
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        """Say how to name the samples of a shard, before they are loaded: one that ends worker after worker is told
+        with them."""
+
+    @property
+    def verification(self) -> Verification: ...
+
+    def vouch(self, shard: int, digest: str) -> None:
+        """Tell the other members what this one has computed for a shard of this operation, as digest_of has it."""
 
     def send_early(self) -> EarlySums | None:
         """Begin to send the unit that was handed out last while it is computed, if it is this member's last one.

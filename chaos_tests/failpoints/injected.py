@@ -37,6 +37,8 @@ class _Place:
 
     step: int | None = None
     in_pass = False
+    carrier: Any = None
+    """The registered objects."""
 
 
 class _Disk:
@@ -52,6 +54,7 @@ def install(directory: str) -> None:
     for module, patch in (
         ("runtime.worker.operations", _in_walk),
         ("runtime.worker.exchange", _in_turn),
+        ("runtime.loop.passes", _in_verified),
         ("runtime.worker.progress_report", partial(in_pass, "ProgressReporter.gathered", failpoints.IN_REDUCTION)),
         ("runtime.allreduce.reduction.slice_sums", partial(in_pass, "SliceSums._sum", failpoints.BETWEEN)),
         (
@@ -128,8 +131,27 @@ def _act(order: FailpointOrder) -> None:
         case Act.NO_MEMORY:
             resource.setrlimit(resource.RLIMIT_AS, (FAR_TOO_MUCH_BYTES - 1, FAR_TOO_MUCH_BYTES - 1))
             bytearray(FAR_TOO_MUCH_BYTES)
+        case Act.FLIP_GRADIENT | Act.FLIP_PARAMETER | Act.FLIP_MOMENT:
+            _flip(order)
         case Act.DISK_FAILS | Act.DISK_SLOW:
             _Disk.act, _Disk.until_s = order.act, time.monotonic() + order.for_s
+
+
+def _flip(order: FailpointOrder) -> None:
+    """Behind torch's back, as hardware does it: no version is counted. Another tensor, element and bit for each order,
+    in the last byte but one: sums of integers round the lowest bits of a gradient away."""
+    parameters = [parameter for model in _Place.carrier.modules().values() for parameter in model.parameters()]
+    found = [parameter.data for parameter in parameters]
+    if order.act is Act.FLIP_GRADIENT:
+        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    elif order.act is Act.FLIP_MOMENT:
+        states = [state for one in _Place.carrier.optimizers().values() for state in one.state.values()]
+        moments = [value for state in states for value in state.values() if hasattr(value, "numel")]
+        found = [moment for moment in moments if moment.numel() > 1] or found  # plain SGD has none
+    tensor = found[order.number % len(found)]
+    size = tensor.element_size()
+    byte = ctypes.c_ubyte.from_address(tensor.data_ptr() + order.number % tensor.numel() * size + size - 2)
+    byte.value ^= 1 << order.number % 8
 
 
 def _wait_with_the_lock() -> None:
@@ -164,7 +186,7 @@ def _in_walk(module: Any, look: Look) -> None:
 
     def looking_next(self: Any) -> Any:
         unit = next_unit(self)
-        _Place.step = self._task.op.step
+        _Place.step, _Place.carrier = self._task.op.step, self._donor.carrier
         if unit is not None and self._task.op.kind is module.OpKind.PASS:
             look(failpoints.IN_REPETITION if self._task.op.label else failpoints.IN_SHARD)
         return unit
@@ -190,6 +212,17 @@ def _in_turn(module: Any, look: Look) -> None:
         return result
 
     module.RingExchange.exchange = looking
+
+
+def _in_verified(module: Any, look: Look) -> None:
+    end_shard = module.Pass._end_shard
+
+    def looking(self: Any, shard: Any) -> None:
+        if shard.index == self._verified:
+            look(failpoints.GRADIENT_READY)
+        end_shard(self, shard)
+
+    module.Pass._end_shard = looking
 
 
 def _in_scripts(module: Any, look: Look) -> None:

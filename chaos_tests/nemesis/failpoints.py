@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos_tests.nemesis import kept, scripts, signals, workers
-from chaos_tests.nemesis.scene import RunningFault, Scene
+from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.failpoints import (
     ANYBODY,
     EARLY_SENT,
+    FLIPS,
     IN_REPETITION,
     IN_SCRIPT,
     MIRROR,
@@ -21,10 +22,13 @@ from chaos_tests.scenario.failpoints import (
 )
 from chaos_tests.scenario.faults import Effect, When
 from chaos_tests.scenario.schedule import Planned
+from elastic.agent.worker.environment import VERIFY
 from elastic.config import JobSpec, Overlap, Reduction
 
 PLACE_S = 10.0
 """How long a fault waits for its place once it has made a recovery or a join begin."""
+DECIDE = 3
+"""So many members can say whose bit has changed."""
 ARMED_S = 45.0
 """Seconds for which a failpoint waits for a worker to come there: checkpoints and evaluations are rare."""
 
@@ -33,6 +37,8 @@ def arm(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> None:
     """worker: who is hit when it comes by; "": as the fault's row says."""
     if planned.place in OF_ROUNDS:
         scripts.check(scene)
+    if act in FLIPS:
+        _check_verified(scene)
     step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[planned.fault.step]
     order = FailpointOrder(planned.number, planned.place, act, step, planned.lasts_s)
     if planned.fault.spark:
@@ -43,6 +49,14 @@ def arm(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> None:
     scene.orders.give(order, worker)
     scene.victims.targeted.add(worker)
     scene.running.append(RunningFault(planned, armed=(order, worker), alone=planned.place in OF_ROUNDS))
+
+
+def _check_verified(scene: Scene) -> None:
+    """Raises Impossible if nobody would see a flipped bit, or NotNow if nobody could say whose it is."""
+    if not any(setting.startswith(f"{VERIFY}=") for setting in scene.spec.env):
+        raise Impossible("nobody would see it: the job needs --verify every=N")
+    if len(scene.victims.healthy()) < DECIDE:
+        raise NotNow(f"with fewer than {DECIDE} members nobody could say whose value is wrong")
 
 
 def never_reached(place: str, spec: JobSpec, *, on_nodes: bool) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def starve(pid: int, root: Path = ROOT) -> int:
         with contextlib.suppress(OSError):  # it may have ended just now
             (home / "cgroup.procs").write_text(str(pid))
         raise
+    finally:
+        _remove(cell)
+
+
+@contextlib.contextmanager
+def limited(limit_bytes: int, root: Path = ROOT) -> Iterator[Path]:
+    """A memory cgroup with this limit, whose file cgroup.procs takes processes; all in it have ended afterwards. Raises
+    Impossible."""
+    hierarchy, names = _hierarchy(root)
+    cell = _cell(hierarchy, names)
+    try:
+        (cell / names.limit).write_text(str(limit_bytes))
+        yield cell
     finally:
         _remove(cell)
 

@@ -41,6 +41,7 @@ _freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY
 _at_point = partial(Fault, by="failpoints.arm", effect=Effect.ENDS, aim=Aim.ANY)
 _kill_at = partial(_at_point, given={"act": Act.KILL}, presets={"places": 1})
 _get_stuck = partial(_at_point, presets={"stuck": 1})
+_flip = partial(_at_point, places=(failpoints.BEFORE_REDUCTION,), noted_s=RAISED_S, usual=False)
 _disk = partial(_at_point, effect=Effect.NONE, places=failpoints.DISK, stalls=False, presets={"storage": 1})
 _freeze_service = partial(
     Fault,
@@ -215,6 +216,14 @@ ROWS = (
         noted_s=RAISED_S,
         given={"act": Act.NO_MEMORY},
     ),
+    _flip(
+        "bit-flip-gradient",
+        "one bit of a gradient changes in a member, which is named and replaced (needs --verify every=N)",
+        places=(failpoints.GRADIENT_READY,),
+        given={"act": Act.FLIP_GRADIENT},
+    ),
+    _flip("bit-flip-parameter", "the same in a parameter", given={"act": Act.FLIP_PARAMETER}),
+    _flip("bit-flip-moment", "the same in the state of the optimizer", given={"act": Act.FLIP_MOMENT}),
     Fault(
         "out-of-memory",
         "the kernel kills a member for which there is no memory (needs root, and cgroups)",

@@ -21,6 +21,8 @@ EARLY_SENT = "early-sent"
 IN_REPETITION = "in-repetition"
 """A gradient did not fit its integers, and it is about to compute a shard again (--reduction fixed)."""
 IN_EVALUATION = "in-evaluation"
+GRADIENT_READY = "gradient-ready"
+"""The gradients of a shard that several workers compute are there, and nobody has seen them (--verify)."""
 IN_SCRIPT = "in-script"
 """While a script of a job in rounds runs."""
 SEGMENT_BEGUN = "segment-begun"
@@ -70,8 +72,14 @@ class Act(StrEnum):
     RAISE = "raises"
     INTERRUPT = "gets an exception from another thread"
     NO_MEMORY = "asks for more memory than it may have"
+    FLIP_GRADIENT = "has one bit of a gradient flipped"
+    FLIP_PARAMETER = "has one bit of a parameter flipped"
+    FLIP_MOMENT = "has one bit of its optimizer's state flipped"
     DISK_FAILS = "gets an error for whatever it makes durable on its disk"
     DISK_SLOW = "waits a second more for whatever it makes durable on its disk"
+
+
+FLIPS = (Act.FLIP_GRADIENT, Act.FLIP_PARAMETER, Act.FLIP_MOMENT)
 
 
 @dataclass(frozen=True, slots=True)

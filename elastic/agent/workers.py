@@ -15,7 +15,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Protocol
@@ -153,7 +152,8 @@ class WorkerManager:
         for action in actions:
             match action:
                 case worker_slot.SayTo(messages.WorkerDead() as dead):
-                    self._leader.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
+                    where = self._last_shard(dead.worker_id) if dead.failure else ""
+                    self._leader.say(replace(dead, snapshot=newest_in_memory(self._checkpoints), where=where))
                 case worker_slot.SayTo(word):
                     if isinstance(word, messages.SlotGivenUp):
                         self._here.journal.write("slot_given_up", slot=word.slot, because=word.because)
@@ -226,16 +226,16 @@ class WorkerManager:
         if worker_id == self._standing.leader:
             self._stdout.put(line)
 
-    def on_dying(self, worker_id: str, status: int) -> None:
+    def on_dying(self, worker_id: str, status: int, starved: str) -> None:
         self._say_how_far(worker_id)
-        self.supervise_worker(worker_id, worker_slot.Dying(status, self._mpirun.why_lost(worker_id)))
+        self.supervise_worker(worker_id, worker_slot.Dying(status, self._mpirun.why_lost(worker_id), starved))
 
     def _say_how_far(self, worker_id: str) -> None:
         """Say how many steps are on file: the worker's last beat may be old, and no other worker may be left."""
         steps = self._ledger.next_step
         self._leader.say(messages.Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
 
-    def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
+    def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str], starved: str) -> None:
         if cause := self._mpirun.left(worker_id):
             status = -signal.SIGKILL  # the last words are those of the MPI library, about another process
         self._detector.forget(worker_id)
@@ -243,7 +243,7 @@ class WorkerManager:
         self._ledger.keep_left_behind(worker_id)
         self._say_how_far(worker_id)
         self._events.on_exited(worker_id, status)
-        self._supervise(number, worker_slot.Exited(status, last_words() if status else "", cause))
+        self._supervise(number, worker_slot.Exited(status, last_words() if status else "", cause, starved))
 
     # ------------------------------------------------------------------------------------------- words
 
@@ -311,13 +311,15 @@ class WorkerManager:
                 self._standing.thawed(worker_id)
 
     def _last_note(self, worker_id: str) -> str:
-        """What the worker did last, by its flight recorder, to be put behind a sentence; "" if that is not known."""
-        with suppress(OSError):
-            flight = flight_recorder.read(flight_recorder.path_of(self._here.job_dir, worker_id))
-            if flight is not None and flight.notes:
-                last = flight.notes[-1]
-                return f"; in operation {last.operation} it {last_notes.said(last)}"
-        return ""
+        """What the worker did last, to be put behind a sentence; "" if that is not known."""
+        last = flight_recorder.last(self._here.job_dir, worker_id)
+        return f"; in operation {last.operation} it {last_notes.said(last)}" if last is not None else ""
+
+    def _last_shard(self, worker_id: str) -> str:
+        """The shard that the worker computed last, in words; "": it did something else."""
+        last = flight_recorder.last(self._here.job_dir, worker_id)
+        computes = last is not None and last.event is flight_recorder.FlightEvent.COMPUTES
+        return last.text if last is not None and computes and last.text.startswith("shard ") else ""
 
     def _settle_slots(self) -> None:
         """Write the slot file. Journal once if that fails: a later agent could then give a worker's id again."""

@@ -12,6 +12,7 @@ The state machines are fed events and answer with actions; the simulator runs th
     reduction_tree.py    which leaves are added to which, on any worker
     sampling.py          which samples a shard gets
     failure_detector.py  which workers are alive, suspect or frozen; which agents are silent
+    failures.py          what repeated failures prove: of the script, the data, the memory, a node
     worker_slot.py       a slot of an agent: whether and when another worker starts in it
     worker_id.py         what the id of a worker says
 """

@@ -30,6 +30,7 @@ from typing import TypeAlias
 
 from elastic.config import JobSpec
 from elastic.errors import ExitCode
+from elastic.protocol.failures import FailureKind
 from elastic.protocol.messages import SlotGivenUp, Word, WorkerDead
 
 FAULTS = frozenset(
@@ -145,29 +146,31 @@ class StopSlot:
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """The worker's main thread has ended, and its process will end soon. status, cause: as in Exited; status 0:
-    unknown."""
+    """The worker's main thread has ended, and its process will end soon. Fields: as in Exited; status 0: unknown."""
 
     status: int
     cause: str = ""
+    starved: str = ""
 
     @property
     def because(self) -> str:
-        return self.cause or describe(self.status)
+        return self.cause or _said(self.status, self.starved)
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
     """The worker's process has ended. status: its exit code, or minus the signal. last_words: the end of its log.
-    cause: the process whose end has ended the worker, in words; "": there is none, and status says all."""
+    cause: the process whose end has ended the worker, in words; "": there is none, and status says all. starved: what
+    had no memory left when the kernel killed it for want of that, in words; "": it did not."""
 
     status: int
     last_words: str = ""
     cause: str = ""
+    starved: str = ""
 
     @property
     def because(self) -> str:
-        return self.cause or describe(self.status)
+        return self.cause or _said(self.status, self.starved)
 
 
 Event: TypeAlias = (
@@ -329,7 +332,7 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
             return replace(slot, phase=SlotPhase.OVER, deadline_s=math.inf), ()
         case Dying() if slot.phase is SlotPhase.RUNNING and event.status and not slot.may_leave and not slot.told_dead:
             # The signal makes the word true if only the main thread has ended.
-            dead = SayTo(WorkerDead(slot.worker_id, event.because))
+            dead = SayTo(_dead(slot, event))
             return replace(slot, told_dead=True), (dead, Signal(signal.SIGKILL))
         case Exited():
             return _exited(slot, event, now_s)
@@ -359,7 +362,7 @@ def _ask_to_stop(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
 
 def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     because = exit_.because
-    dead = () if slot.told_dead else (SayTo(WorkerDead(slot.worker_id, because)),)
+    dead = () if slot.told_dead else (SayTo(_dead(slot, exit_)),)
     gone = replace(slot, pid=0, told_dead=False)
     if slot.phase in (SlotPhase.LEAVING, SlotPhase.STOPPING):
         # A released worker may hear of the job's end before it has exited, and then exits with the job's own code.
@@ -428,6 +431,19 @@ def _after_refusal(slot: Slot, because: str, words: str, now_s: float) -> tuple[
     wait_s = _back_off_s(slot.spec, slot.refusals)
     because += f", before its first step; members train on with this script, so the next one is tried in {wait_s:g} s"
     return _replaced(slot, wait_s, now_s)[0], (TellLeader(slot.worker_id, because, words),)
+
+
+def _dead(slot: Slot, end: Dying | Exited) -> WorkerDead:
+    """The word of its death, with the kind of its failure: none if it may or has to leave, has raised, or was ended
+    from outside."""
+    kind, leaves = "", slot.may_leave or slot.node_leaves or slot.phase is not SlotPhase.RUNNING
+    if end.status and not end.cause and not leaves and slot.raised is None:
+        kind = FailureKind.STARVED if end.starved else "" if is_from_outside(end.status) else FailureKind.CRASHED
+    return WorkerDead(slot.worker_id, end.because, failure=str(kind))
+
+
+def _said(status: int, starved: str) -> str:
+    return f"{describe(status)}: {starved}" if starved else describe(status)
 
 
 def _at(because: str, traceback: str) -> str:

@@ -140,6 +140,14 @@ def read(path: Path) -> Flight | None:
     return Flight(path.stem, pid, offset_ns, tuple(found))
 
 
+def last(job_dir: Path, worker_id: str) -> FlightNote | None:
+    """The last note of a worker; None: it is not known."""
+    with suppress(OSError):
+        flight = read(path_of(job_dir, worker_id))
+        return flight.notes[-1] if flight is not None and flight.notes else None
+    return None
+
+
 def read_all(job_dir: Path) -> list[Flight]:
     """The flights of all workers whose files are in a job's directory, by worker id."""
     return [flight for path in sorted((job_dir / "flight").glob("*.ring")) if (flight := read(path)) is not None]

@@ -627,7 +627,7 @@ class Generation(_message.Message):
     def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., base: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., because: _Optional[str] = ..., hold: bool = ..., token: _Optional[str] = ..., early: bool = ..., began: _Optional[str] = ...) -> None: ...
 
 class Word(_message.Message):
-    __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over", "checkpoint_complete", "unreadable")
+    __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over", "checkpoint_complete", "unreadable", "corrupted")
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     RING_UP_FIELD_NUMBER: _ClassVar[int]
@@ -645,6 +645,7 @@ class Word(_message.Message):
     DRAIN_OVER_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    CORRUPTED_FIELD_NUMBER: _ClassVar[int]
     announce: Announce
     report: Report
     ring_up: RingUp
@@ -662,7 +663,8 @@ class Word(_message.Message):
     drain_over: DrainOver
     checkpoint_complete: CheckpointComplete
     unreadable: Unreadable
-    def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ...) -> None: ...
+    corrupted: Corrupted
+    def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ..., corrupted: _Optional[_Union[Corrupted, _Mapping]] = ...) -> None: ...
 
 class Announce(_message.Message):
     __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited", "snapshot", "home", "device")
@@ -779,11 +781,13 @@ class Progress(_message.Message):
         SHARD: _ClassVar[Progress.Doing]
         WAITING: _ClassVar[Progress.Doing]
         DECLARED: _ClassVar[Progress.Doing]
+        EVALUATION: _ClassVar[Progress.Doing]
     DOING_UNKNOWN: Progress.Doing
     ELSEWHERE: Progress.Doing
     SHARD: Progress.Doing
     WAITING: Progress.Doing
     DECLARED: Progress.Doing
+    EVALUATION: Progress.Doing
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REDUCED_FIELD_NUMBER: _ClassVar[int]
@@ -859,7 +863,7 @@ class Finished(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("worker_id", "generation", "place", "message", "exit_code", "of_device", "newcomer")
+    __slots__ = ("worker_id", "generation", "place", "message", "exit_code", "of_device", "newcomer", "samples")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -867,6 +871,7 @@ class Failed(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     OF_DEVICE_FIELD_NUMBER: _ClassVar[int]
     NEWCOMER_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     place: str
@@ -874,17 +879,22 @@ class Failed(_message.Message):
     exit_code: int
     of_device: bool
     newcomer: bool
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., of_device: bool = ..., newcomer: bool = ...) -> None: ...
+    samples: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., of_device: bool = ..., newcomer: bool = ..., samples: _Optional[str] = ...) -> None: ...
 
 class WorkerDead(_message.Message):
-    __slots__ = ("worker_id", "because", "snapshot")
+    __slots__ = ("worker_id", "because", "snapshot", "failure", "where")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     because: str
     snapshot: str
-    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ..., snapshot: _Optional[str] = ...) -> None: ...
+    failure: str
+    where: str
+    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ..., snapshot: _Optional[str] = ..., failure: _Optional[str] = ..., where: _Optional[str] = ...) -> None: ...
 
 class WorkerFrozen(_message.Message):
     __slots__ = ("worker_id", "because")
@@ -893,6 +903,18 @@ class WorkerFrozen(_message.Message):
     worker_id: str
     because: str
     def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+
+class Corrupted(_message.Message):
+    __slots__ = ("worker_id", "generation", "suspect", "because")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    suspect: str
+    because: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., suspect: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
 
 class SlotGivenUp(_message.Message):
     __slots__ = ("node", "slot", "because", "exit_code")

@@ -403,6 +403,14 @@ def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> errors.Di
     )
 
 
+def corrupted(workers: Sequence[str], what: str, op: Op) -> errors.Disagree:
+    """Members are of two opinions, and as many are of one as of the other."""
+    return errors.Disagree(
+        f"{what} differ in {describe(op)} between {' and '.join(workers)}, and nobody can say who is wrong: a third "
+        "worker could. Test the memory and processors of their machines, and go on from a checkpoint before this step"
+    )
+
+
 def describe(op: Op) -> str:
     """An operation in the words of the API."""
     when = "before" if op.early else "after"

@@ -12,7 +12,7 @@ from runtime.data.loader import Loader
 from runtime.data.random_state import seed_shard
 from runtime.guards import checks
 from runtime.loop.control_scalars import RESERVED
-from runtime.loop.passes import Contribution, Pass, Place, RunningPass, Shard
+from runtime.loop.passes import Contribution, Pass, Place, RunningPass, Shard, samples_in_words
 from runtime.loop.training import Training
 from runtime.outer import Round
 from runtime.outer.traffic import bytes_of
@@ -80,7 +80,10 @@ class OuterPass(Pass):
         return super()._repeated(result)
 
     def begin_shard(self, shard: int) -> Any:
-        self._training.calls.running = shard
+        training, running = self._training, self._running
+        training.calls.running = shard
+        if running.work.loader is not None:
+            training.session.draws(shard, lambda: samples_in_words(running.work.samples(running.place), shard))
         self._harvest.before(shard)
         self._round.begin_replica(shard)
         self._inner, self._scalars = 0, {}

@@ -5,7 +5,7 @@ The iterator is a class, because a generator that is left by `break` closes unno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -22,6 +22,7 @@ from runtime.loop.control_scalars import RESERVED, UNRECORDED
 from runtime.loop.step_cache import Cached
 from runtime.loop.training import Training
 from runtime.recovery.state.change_detection import StateMarks
+from runtime.recovery.state.verification import digest_of
 from runtime.session import Op, OpKind, StepRecord
 
 Gradients: TypeAlias = Literal["mean", "sum"]
@@ -138,6 +139,17 @@ class RunningPass:
     """The record of the passes so far; None until the first pass is reduced."""
 
 
+SAMPLES_SHOWN = 8
+
+
+def samples_in_words(samples: Sequence[Json], shard: int) -> str:
+    """What a shard was given, in a few words, by PassWork.samples; "": that is not known."""
+    given = samples[shard] if shard < len(samples) else None
+    if isinstance(given, list):
+        return f"samples {', '.join(map(str, given[:SAMPLES_SHOWN]))}{', ...' * (len(given) > SAMPLES_SHOWN)}"
+    return ", ".join(f"{name} {value}" for name, value in given.items()) if isinstance(given, dict) else ""
+
+
 class Trials(Protocol):
     """Which shards of a pass are computed and thrown away."""
 
@@ -205,6 +217,12 @@ class Pass(Iterator[Any]):
         """The fingerprint when the pass began, if the script may change it in a rehearsal."""
         self._snapshot: StateMarks | None = None
         self._checksums: StateMarks | None = None
+        self._verified: int | None = None
+        """The shard of this pass that several workers compute."""
+        self._vouched, self._own = 0, False
+        """How often this worker has computed it, and whether once for the sum."""
+        self._verifying = False
+        """Whether the running shard is computed only to be compared."""
         self._harvest: Harvest
         """For the parameters that are trained when the pass begins."""
 
@@ -216,7 +234,7 @@ class Pass(Iterator[Any]):
     @property
     def collects(self) -> bool:
         """Whether shards that are computed now count."""
-        return self._is(ScriptStage.COLLECTING)
+        return self._is(ScriptStage.COLLECTING) and not self._verifying
 
     def settle_rates(self, rates: dict[str, Any]) -> None:
         """The script may have set these learning rates since the pass began. rates: as Carrier.watch_rates has them."""
@@ -257,6 +275,8 @@ class Pass(Iterator[Any]):
             unit = self._training.session.next_unit()
             if unit is not None:
                 return unit
+            if (verified := self._to_verify()) is not None:
+                return verified
             self._check_unchanged()
             result = self._training.session.finish()
             if result is not None and self._repeated(result):
@@ -321,8 +341,26 @@ class Pass(Iterator[Any]):
         return self._training.registered.harvest()
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
-        harvest = self._harvest
-        self._training.session.begin(self._op(place), fingerprint, harvest.groups(), cuts=harvest.early.cuts)
+        harvest, op, session = self._harvest, self._op(place), self._training.session
+        work = self._running.work
+        # A round of inner steps takes too long to be computed twice: of those the states alone are compared.
+        comparable = op.joinable and not isinstance(work.loader, Stream) and not work.inner_steps
+        self._verified = session.verification.shard(place.index, op.units) if comparable else None
+        self._vouched, self._own = 0, False
+        cuts = harvest.early.cuts if self._verified is None else ()  # what has been sent would be used
+        session.begin(op, fingerprint, harvest.groups(), cuts=cuts)
+
+    def _to_verify(self) -> int | None:
+        """The shard that this worker computes again, only to compare its values with those of others; None: none."""
+        if self._verified is None:
+            return None
+        session = self._training.session
+        here = session.place()
+        times = session.verification.again(self._running.place.index, here.rank, here.world, own=self._own)
+        if self._vouched >= times:
+            return None
+        self._verifying = True
+        return self._verified
 
     def _repeated(self, result: Partial) -> bool:
         """Whether the pass has to be computed again, and has begun again, on all workers alike: see Harvest.misfits.
@@ -356,6 +394,7 @@ class Pass(Iterator[Any]):
         loader, place = running.work.loader, running.place
         batch = None
         if loader is not None:
+            training.session.draws(shard, lambda: samples_in_words(running.work.samples(place), shard))
             wanted = Wanted(place.epoch, place.position, self.number, shard)
             try:
                 batch = loader.batch(wanted, training.session.owned(running.work.shards))
@@ -363,7 +402,7 @@ class Pass(Iterator[Any]):
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self.where}") from error
         running.shard = Shard(self._harvest.before(shard), shard)
         running.contribution = Contribution()
-        if self._is(ScriptStage.COLLECTING) and (early := training.session.send_early()) is not None:
+        if self.collects and (early := training.session.send_early()) is not None:
             self._harvest.early.expect(early, lambda: self._counted(shard))
         running.cached.begin_shard()
         return running.shard if loader is None else batch
@@ -387,8 +426,17 @@ class Pass(Iterator[Any]):
         if work.loader is not None and work.loader.ends(shard.index):
             scalars[ENDS] = ("sum", 1.0, 0.0)
         counted = self._counted(shard.index)
-        training.session.unit_done(self._harvest.leaf(shard.index, counted, training.riders.travel(scalars)))
+        leaf = self._harvest.leaf(shard.index, counted, scalars)
+        if shard.index == self._verified:
+            training.session.vouch(shard.index, digest_of(leaf))
+            self._vouched, self._own = self._vouched + 1, self._own or not self._verifying
         training.calls.running = None
+        if self._verifying:
+            self._verifying = False
+            self._harvest.drop_shard()
+            return
+        leaf.scalars = training.riders.travel(scalars)
+        training.session.unit_done(leaf)
 
     def _counted(self, shard: int) -> float:
         """By what the gradients of the running shard are multiplied, as far as the script has said."""

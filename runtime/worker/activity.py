@@ -11,8 +11,11 @@ from pathlib import Path
 
 from elastic.protocol.messages import Doing
 
+MEASURED = (Doing.SHARD, Doing.EVALUATION)
+"""What recurs, so that its usual time is known."""
+
 RECENT = 256
-"""The number of recent shards whose longest is remembered: long shards, such as those of long sequences, recur."""
+"""The number of recent ones whose longest is remembered: long shards, such as those of long sequences, recur."""
 
 CPU_CHECK_S = 2.0
 """Seconds in one activity after which the use of processors is measured; nothing is decided earlier."""
@@ -43,7 +46,7 @@ class Activity:
         self._clock = clock
         self._used_s = used_s or cpu_s
         self._now = ("", Doing.ELSEWHERE, clock())
-        self._shards: deque[float] = deque(maxlen=RECENT)
+        self._recent: dict[Doing, deque[float]] = {doing: deque(maxlen=RECENT) for doing in MEASURED}
         self._seen_s = self._from_s = clock()
         """When `see` was last called; and from when on time counts."""
         self._looked: tuple[float, float, float] | None = None
@@ -52,8 +55,8 @@ class Activity:
     def enter(self, what: str, doing: Doing) -> None:
         now_s = self._clock()
         _, before, since_s = self._now
-        if before is Doing.SHARD:
-            self._shards.append(now_s - max(since_s, self._from_s))
+        if before in MEASURED:
+            self._recent[before].append(now_s - max(since_s, self._from_s))
         self._now = (what, doing, now_s)
 
     def again(self) -> None:
@@ -77,7 +80,8 @@ class Activity:
             _, looked_s, used_then_s = self._looked
             if now_s - looked_s >= CPU_CHECK_S:
                 computes = used_s - used_then_s >= COMPUTES * (now_s - looked_s)
-        return ActivitySeen(what, doing, now_s - since_s, max(tuple(self._shards), default=0.0), computes)
+        alike = self._recent[doing if doing in MEASURED else Doing.SHARD]
+        return ActivitySeen(what, doing, now_s - since_s, max(tuple(alike), default=0.0), computes)
 
 
 def cpu_s(pid: int = 0) -> float:

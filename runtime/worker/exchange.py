@@ -21,6 +21,7 @@ from runtime.allreduce.reduction.schedule import Cut
 from runtime.allreduce.ring.ring import PARTS, Ring
 from runtime.allreduce.ring.ring_set import Rings
 from runtime.guards import checks
+from runtime.recovery.state.verification import VOUCHED, Suspect, Verification, suspect, vouched
 from runtime.recovery.transfer.client import parse_op
 from runtime.session import Op, OpKind
 from runtime.worker.overlap import BackwardOverlap
@@ -34,13 +35,15 @@ sums. More than that shows a link that connects each time but carries next to no
 
 @dataclass(frozen=True, slots=True)
 class OperationSpec:
-    """The arguments of `Session.begin` for one operation."""
+    """The arguments of `Session.begin` for one operation; and what `Session.vouch` was told of the shard `verified`."""
 
     op: Op
     fingerprint: dict[str, str]
     groups: dict[str, int]
     own: Json
     cuts: tuple[Cut, ...] = ()
+    vouched: tuple[str, ...] = ()
+    verified: int = -1
 
 
 @dataclass(slots=True)
@@ -66,6 +69,31 @@ class _Attempts:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """`--verify` in the headers of a pass. checksums: of this member's state. tell: called with whoever is wrong."""
+
+    verification: Verification
+    checksums: Callable[[], dict[str, str]]
+    tell: Callable[[Suspect], None]
+
+    def header(self, task: OperationSpec, carries: bool) -> dict[str, Json]:
+        """carries: newcomers may copy the state in this operation, so that the states are compared."""
+        if not (task.op.joinable and self.verification.every and (carries or self.verification.due(task.op.step))):
+            return {}
+        return {VOUCHED: vouched(task.verified, task.vouched, self.checksums())}
+
+    def check(self, headers: Headers, op: Op) -> None:
+        """Raise RingBroken if a member is wrong, after it was told; Disagree if nobody can say which."""
+        found = suspect(headers) if self.verification.every else None
+        if found is None:
+            return
+        if not found.worker:
+            raise checks.corrupted(sorted(headers), found.what, op)
+        self.tell(found)
+        raise RingBroken(f"{found.worker} is wrong in {checks.describe(op)}: {found.what}")
+
+
 class RingExchange:
     def __init__(
         self,
@@ -75,7 +103,9 @@ class RingExchange:
         journal: Journal,
         reduction: Reduction,
         overlap: Overlap,
+        verifying: Verifying,
     ) -> None:
+        self._verifying = verifying
         self._shared = shared
         self._rings = rings
         self._reporter = reporter
@@ -97,7 +127,7 @@ class RingExchange:
             p = shared.post(worker_state.ReadHeader())
             if not isinstance(worker_state.next_move(p), worker_state.Exchange) or p.entered != generation:
                 return None
-            roots, ring, again = shared.roots(), self._rings.get(generation), _again(p.record, p.reduced)
+            roots, ring, again = shared.roots(), self._rings.get(generation), is_again(p.record, p.reduced)
         self._overlap.leave_others(generation, p.reduced)
         if ring is None:
             shared.post(worker_state.RingLost(generation, "the ring is gone"))
@@ -107,6 +137,7 @@ class RingExchange:
         carried: list[tuple[int, ...]] = []
 
         def check(headers: Headers) -> None:
+            self._verifying.check(headers, task.op)
             _check_agreement(headers, ring.members[0], task.op)
             carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
             shared.post(worker_state.HeadersHeld(generation, p.reduced))
@@ -143,7 +174,7 @@ class RingExchange:
             units=task.op.units,
             groups=task.groups,
             roots=[total(roots)] if native and roots else roots,
-            header={"carry": list[Json](p.carry or ()), "own": task.own},
+            header={"carry": list[Json](p.carry or ()), "own": task.own, **self._verifying.header(task, bool(p.carry))},
             agreed={
                 "about": {**asdict(task.op), "kind": str(task.op.kind)},
                 "fingerprint": dict(task.fingerprint),
@@ -170,7 +201,7 @@ class RingExchange:
         shared = self._shared
         with shared.changed:
             p = shared.position
-            ring, unit, again = self._rings.get(p.entered), p.running, _again(p.record, p.reduced)
+            ring, unit, again = self._rings.get(p.entered), p.running, is_again(p.record, p.reduced)
             if (
                 p.quiesced
                 or p.todo
@@ -201,7 +232,7 @@ class RingExchange:
         return _Attempts(number, members, task, Sums(self._shared.result_buffer(task.groups)))
 
 
-def _again(record: Generation | None, number: int) -> bool:
+def is_again(record: Generation | None, number: int) -> bool:
     """Whether the operation is the one that a loss has interrupted: some members may have begun it before."""
     return record is not None and record.kind is Kind.LOSS and record.plan.op == number
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
 from elastic.agent.worker.client import AgentClient
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.config import Compression, Reduction
-from elastic.errors import DeviceHung, RingBroken, StateLost
+from elastic.errors import ConfigError, DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
-from elastic.protocol.messages import Ready
+from elastic.protocol.messages import Corrupted, Ready
 from elastic.records.journal import Journal
 from runtime.allreduce.reduction.early_sums import EarlySums
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.allreduce.ring.handshake import HelloRefused
 from runtime.allreduce.ring.ring_set import Rings
+from runtime.recovery.state.verification import Suspect, Verification
 from runtime.recovery.transfer.client import CopyClient
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.session import Op, OpKind, ScriptLoop
 from runtime.worker.donor import CopyServer
-from runtime.worker.exchange import OperationSpec, RingExchange
+from runtime.worker.exchange import OperationSpec, RingExchange, Verifying, is_again
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.progress_report import ProgressReporter
@@ -56,12 +59,28 @@ class OperationLoop:
     def __init__(self) -> None:
         """To be called when the subclass has made the parts."""
         reduction, overlap = self._told.reduction, self._told.overlap
-        self._turn = RingExchange(self._shared, self._rings, self._reporter, self._journal, reduction, overlap)
+        self._verification = Verification.from_environ(os.environ)
+        if self._verification.every and not reduction.stable:
+            raise ConfigError(
+                f"--verify with --reduction {reduction}: workers may have other bits; say --reduction exact or fixed"
+            )
+        verifying = Verifying(self._verification, self._checksums, self._suspect)
+        parts = (self._shared, self._rings, self._reporter, self._journal, reduction, overlap)
+        self._turn = RingExchange(*parts, verifying)
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0
+        self._samples: Callable[[], str] = str
+        """The samples of the shard that was computed last, in words."""
         self._before_leaving: Callable[[], None] = lambda: None
         self.may_part = True
+
+    def _checksums(self) -> dict[str, str]:
+        assert self._donor.carrier is not None
+        return self._donor.carrier.checksums()
+
+    def _suspect(self, found: Suspect) -> None:
+        self._client.send(Corrupted(self.worker_id, self.generation, found.worker, found.what))
 
     def _say_progress(self) -> None:
         raise NotImplementedError
@@ -144,6 +163,19 @@ class OperationLoop:
 
     def advanced(self) -> None:
         self._reporter.advanced()
+
+    @property
+    def verification(self) -> Verification:
+        return self._verification
+
+    def vouch(self, shard: int, digest: str) -> None:
+        self._task = replace(self._task, vouched=(*self._task.vouched, digest), verified=shard)
+
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        self._samples = samples
+        position = self._shared.position
+        if is_again(position.record, position.reduced):  # the worker before may have died of them
+            self._reporter.draws(self._task.op, shard, samples())
 
     def unit_done(self, leaf: Partial) -> None:
         self._reporter.computed()

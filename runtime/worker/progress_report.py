@@ -50,7 +50,13 @@ class ProgressReporter:
             self._speed.handed_out(time.monotonic())
         where = f"{'shard' if in_pass else 'part'} {unit} in {checks.describe(op)}"
         self._note(FlightEvent.COMPUTES, where, unit)
-        self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
+        evaluates = op.kind is OpKind.EVALUATE and not self._loop_over
+        other = Doing.EVALUATION if evaluates else Doing.DECLARED
+        self._activity.enter(where, Doing.SHARD if in_pass else other)
+
+    def draws(self, op: Op, unit: int, samples: str) -> None:
+        """The shard that is to be computed has these samples."""
+        self._note(FlightEvent.COMPUTES, f"shard {unit} in {checks.describe(op)}: {samples}", unit)
 
     def advanced(self) -> None:
         """The unit that was handed out has come on by a part, which counts like a unit of its own."""

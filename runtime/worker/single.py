@@ -20,6 +20,7 @@ from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.state.verification import Verification
 from runtime.session import HomeRank, JoinMeta, LoopPlace, Op, OpKind, ScriptLoop, StepRecord
 
 
@@ -42,6 +43,7 @@ class SingleSession:
     parting = False
     may_part = True
     going = None
+    verification = Verification()
 
     def __init__(self, device: torch.device = CPU) -> None:
         """device: the device on which it trains."""
@@ -107,6 +109,12 @@ class SingleSession:
 
     def advanced(self) -> None:
         """Nobody judges how long it takes."""
+
+    def vouch(self, shard: int, digest: str) -> None:
+        """Do nothing: there is nobody to compare with."""
+
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        """Do nothing: no other worker would compute the unit again."""
 
     def unit_done(self, leaf: Partial) -> None:
         if self._op is None:

@@ -328,7 +328,9 @@ class WorkerSession(OperationLoop):
             code = ExitCode.BELOW_QUORUM
         message = "".join(traceback.format_exception(error))
         of_device, newcomer = is_of_device(error), self._shared.position.newcomer
-        failed = messages.Failed(self.worker_id, self.generation, place, message, int(code), of_device, newcomer)
+        samples = self._samples() if shard is not None else ""
+        about = (self.worker_id, self.generation, place, message, int(code))
+        failed = messages.Failed(*about, of_device, newcomer, samples)
         self._client.send(failed)
         self._journal.write("script_failed", generation=self.generation, place=place)
         self._client.close()

@@ -77,6 +77,12 @@ def test_so_does_one_in_which_all_hold_the_interpreter(workers: int, quiet: Quie
         _check_goes_on(job, workers, quiet)
 
 
+@pytest.mark.long
+def test_so_does_one_in_which_all_hang_in_an_evaluation(quiet: Quiet, tmp_path: Path) -> None:
+    with _held(tmp_path, 2, "evaluate") as job:
+        _check_goes_on(job, 2, quiet)
+
+
 @contextmanager
 def _held(home: Path, workers: int, gate: str) -> Iterator[Job]:
     """Its first workers wait at that gate for what does not come; those that replace them pass it."""

@@ -229,7 +229,60 @@ _OF_LOOPS = {
     ),
 }
 
+_VERDICT = Excluded(
+    "workers of the simulator do not fail again and again for one cause, flip bits or evaluate; test_storms.py has the "
+    "storms in which there is no verdict",
+    "elastic/protocol/test_membership.py::test_scenario",
+)
+_VERDICTS = dict.fromkeys(
+    (
+        "protocol/membership/state_machine.py _died: not if g.state is not State.CLOSED",
+        "protocol/membership/transitions.py become_closed: if cause is not None",
+        "protocol/membership/verdicts.py raised: not if failure is not None",
+        "protocol/membership/verdicts.py ended: if word.failure and (failure := _failure(g, "
+        "word.worker_id, FailureKind(word.failure), word.because,",
+        "protocol/membership/verdicts.py exclude",
+        "protocol/membership/verdicts.py exclude: for worker in sorted((worker for worker, seen in "
+        "g.workers.items() if seen.member.node == node))",
+        "protocol/membership/verdicts.py exclude: if worker not in g.dead and (not g.lists(worker)) and "
+        "(seen.stage in NEWCOMERS)",
+        "protocol/membership/verdicts.py exclude: if worker not in {*g.dead, *g.given_up} and "
+        "seen.stage is Stage.MEMBER",
+        "protocol/membership/verdicts.py exclude: not if worker not in {*g.dead, *g.given_up} and "
+        "seen.stage is Stage.MEMBER",
+        "protocol/membership/verdicts.py refuse_excluded",
+        "protocol/membership/verdicts.py _judge: if g.failures.knows(failure.worker_id)",
+        "protocol/membership/verdicts.py _judge: if (verdict := judge(g.failures.history)) is not None",
+        "protocol/membership/verdicts.py _judge: if verdict.ruling not in (Ruling.DATA, Ruling.MEMORY)",
+        "protocol/membership/verdicts.py _judge: not if verdict.ruling not in (Ruling.DATA, Ruling.MEMORY)",
+        "protocol/membership/verdicts.py _judge: if verdict is not None and failure.node not in g.failures.excluded",
+        "protocol/membership/verdicts.py note_of_same_place: if of_data",
+        "protocol/membership/formation.py announced: if listed is None and word.node in g.failures.excluded",
+        "protocol/membership/ring_reports.py heard_of_ring: case Corrupted()",
+        "protocol/membership/ring_reports.py _corrupted",
+        "protocol/membership/ring_reports.py _corrupted: if g.state is State.CLOSED or not "
+        "g.lists(worker) or worker in g.dead or (worker in g.stuck)",
+        "protocol/membership/ring_reports.py _corrupted: not if g.state is State.CLOSED or not "
+        "g.lists(worker) or worker in g.dead or (worker in g.stuck)",
+        "protocol/membership/ring_reports.py _corrupted: if len(before) >= SUSPECTS - 1 and done - "
+        "before[1 - SUSPECTS] < SUSPECTS_WITHIN",
+        "protocol/membership/ring_reports.py _corrupted: not if len(before) >= SUSPECTS - 1 and done - "
+        "before[1 - SUSPECTS] < SUSPECTS_WITHIN",
+        "protocol/membership/ring_reports.py _corrupted: if any((g.workers[other].member.node != node "
+        "for other in g.alive(g.listed)))",
+        "protocol/membership/ring_reports.py _corrupted: not if any((g.workers[other].member.node != "
+        "node for other in g.alive(g.listed)))",
+        "protocol/membership/hangs.py _limit_s: if one.said.doing is Doing.EVALUATION",
+        "protocol/membership/hangs.py _limit_s: if in_shard and one.said.computes and (not usual_s)",
+        "protocol/membership/hangs.py _evaluation_limit_s",
+        "protocol/membership/hangs.py _evaluation_limit_s: if one.said.computes and (not one.usual_s)",
+        "protocol/membership/hangs.py _evaluation_limit_s: not if one.said.computes and (not one.usual_s)",
+        "protocol/membership/hangs.py _limit_alone_s: if one.said.doing is Doing.EVALUATION",
+    ),
+    _VERDICT,
+)
 EXCLUDED = _OF_LOOPS | {
+    **_VERDICTS,
     "protocol/failure_detector.py AgentMonitor.beat_s": Excluded(_THOUSANDS, _SHRINKS),
     _FOLLOWED: Excluded(_THOUSANDS, _SHRINKS),
     f"{_FOLLOWED}: for node in self._silent": Excluded(_THOUSANDS, _SHRINKS),

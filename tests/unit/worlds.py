@@ -23,6 +23,7 @@ from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.guards import checks
 from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.state.verification import Verification
 from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, Op, OpKind, ScriptLoop, StepRecord
 
 WAIT_S = 100.0
@@ -195,6 +196,7 @@ class FakeMember:
     local_rank = 0
     restarted = False
     sums_on = torch.device("cpu")
+    verification = Verification()
 
     def __init__(self, world: World, name: str, joining: bool) -> None:
         self.world = world
@@ -404,6 +406,12 @@ class FakeMember:
         """What the oldest member has applied stands for the ledger."""
         records = next(iter(self.world.sessions.values())).records
         return [record for record in records if first <= record.step < end]
+
+    def vouch(self, shard: int, digest: str) -> None:
+        """Do nothing: these threads have one memory."""
+
+    def draws(self, shard: int, samples: Callable[[], str]) -> None:
+        """Do nothing: nobody is told of samples here."""
 
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
         self.failures.append((error, step, shard))

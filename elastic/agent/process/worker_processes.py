@@ -32,10 +32,13 @@ class ProcessEvents(Protocol):
     def on_started(self, number: int, worker_id: str, pid: int) -> None: ...
     def on_not_started(self, number: int, because: str) -> None: ...
     def on_line(self, worker_id: str, line: bytes) -> None: ...
-    def on_dying(self, worker_id: str, status: int) -> None:
-        """The worker's main thread has ended; its process will soon. status: as of worker_process.ending_status."""
+    def on_dying(self, worker_id: str, status: int, starved: str) -> None:
+        """The worker's main thread has ended; its process will soon. status: as of worker_process.ending_status.
+        starved: as in worker_slot.Exited."""
 
-    def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None: ...
+    def on_exit(
+        self, number: int, worker_id: str, status: int, last_words: Callable[[], str], starved: str
+    ) -> None: ...
 
 
 class WorkerProcesses:
@@ -54,6 +57,8 @@ class WorkerProcesses:
         """Workers to which this agent has sent SIGKILL while they lived."""
         self._dead: set[str] = set()
         """Workers whose end has begun."""
+        self._starved: dict[str, str] = {}
+        """What had no memory left for a worker whose end has begun, or "": the kernel counts before it kills."""
         self._memory = MemoryKills()
         self._look: asyncio.TimerHandle | None = None
         self._exits = asyncio.Event()
@@ -155,23 +160,32 @@ class WorkerProcesses:
     def _dying(self, worker_id: str) -> None:
         """Report a dying worker before its pidfd is ready; later the worker is reaped and replaced."""
         if (worker := self._processes.get(worker_id)) is not None:
-            self._dead.add(worker_id)
             status = worker_process.ending_status(worker.pid)
+            starved = self._starved_by(worker_id, status)
+            self._dead.add(worker_id)
             because = describe(status)
             self._journal.write("worker_dying", worker_id=worker_id, pid=worker.pid, because=because)
-            self._events.on_dying(worker_id, status)
+            self._events.on_dying(worker_id, status, starved)
 
     def _exited(self, number: int, worker_id: str, status: int) -> None:
         worker = self._processes.pop(worker_id)
         self._lifelines.pop(worker_id).close()
         del self._numbers[worker_id]
         pid, because = self._announced.pop(worker_id, worker.pid), describe(status)
-        if status == -signal.SIGKILL and worker_id not in self._ended_by_us and (want := self._memory.take()):
+        if want := self._starved_by(worker_id, status):
             # With --restart it was a script: what that had is not known here.
             peak = {} if self._starter.restarts else {"peak_bytes": worker.peak_bytes}
             self._journal.write("worker_out_of_memory", worker_id=worker_id, pid=pid, because=want, **peak)
         self._ended_by_us.discard(worker_id)
         self._dead.discard(worker_id)
+        self._starved.pop(worker_id, None)
         self._journal.write("worker_exited", worker_id=worker_id, pid=pid, because=because)
         self._exits.set()
-        self._events.on_exit(number, worker_id, status, worker.last_words)
+        self._events.on_exit(number, worker_id, status, worker.last_words, want)
+
+    def _starved_by(self, worker_id: str, status: int) -> str:
+        if status != -signal.SIGKILL or worker_id in self._ended_by_us:
+            return ""
+        if not self._starved.get(worker_id):
+            self._starved[worker_id] = self._memory.take()
+        return self._starved[worker_id]

@@ -32,6 +32,8 @@ RANKS = "ELASTIC_RANKS"
 """The number of ranks of a script that was written for torchrun. Unset or "0": the script calls elastic.join()."""
 RESTART = "ELASTIC_RESTART"
 """Whether the script is started again in each generation: "1" or "0"."""
+VERIFY = "ELASTIC_VERIFY"
+"""N of `elastic run --verify every=N`, in the environment of the job. Unset or "0": nothing is verified."""
 WORKER_ID = "ELASTIC_WORKER_ID"
 JOB_DIR = "ELASTIC_JOB_DIR"
 

@@ -77,6 +77,14 @@ def add(verbs: Any) -> None:
         help="move an old job in DIR aside; without it, one that was interrupted goes on",
     )
     run.add_argument("--name", metavar="JOB", help="name of the job (default: from the script's name)")
+    run.add_argument(
+        "--verify",
+        metavar="every=N",
+        type=verified,
+        default=(),
+        help="in every N-th step compute one shard on several workers, and compare it and the state of all workers bit "
+        "by bit: a worker whose memory or processor has changed a bit is named and replaced (default: never)",
+    )
     selection.add_option(run)
     run.add_argument(
         "--grace",
@@ -129,8 +137,13 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         name=options.name if options.name is not None else job_directory.default_name(program),
         command=words,
         workers=workers,
+        env=options.verify,
         **chosen(options),
     )
+    if options.verify and spec.restart:
+        raise ConfigError(
+            "--verify compares what elastic.join() and --ranks compute; scripts of --restart sum by themselves"
+        )
     if not options.quiet and not options.module and (names := misplaced(words[2:], options.known, Path(program))):
         said = f"behind {program} is given to the script; options of `elastic run` come before it"
         print(f"elastic: {', '.join(names)} {said}", file=sys.stderr, flush=True)
@@ -169,6 +182,16 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
                 quiet=options.quiet,
                 as_json=options.json,
             )
+
+
+def verified(text: str) -> tuple[str, ...]:
+    """--verify as environment of the workers. Raises ArgumentTypeError."""
+    from elastic.agent.worker.environment import VERIFY
+
+    name, _, number = text.partition("=")
+    if name != "every" or not number.isdecimal() or number == "0":
+        raise argparse.ArgumentTypeError(f"{text!r} is not every=N, where N is a number of steps, as in every=100")
+    return (f"{VERIFY}={number}",)
 
 
 def _about_torch() -> str:

@@ -30,6 +30,7 @@ examples:
   elastic story 2 --job-dir elastic-jobs/train-1             a generation: what led to it, until it ends
   elastic story gpu-7.0.0 --rendezvous 127.0.0.1:7070 --job train-1
   elastic story 2 --job-dir elastic-jobs/train-1 --json | jq -r '.moments[].because'
+  elastic story --why                                        why the job has ended, or loses workers
   elastic story --flight                                     what each worker did last, and who waits for whom
 
 It is told from the journals of the job: with --job-dir of those there, with --rendezvous of its nodes and of the
@@ -58,6 +59,7 @@ def add(verbs: Any) -> None:
         epilog=EXAMPLES + EXIT_CODES,
     )
     verb.add_argument("about", metavar="WORKER|GENERATION", nargs="?", help="such as gpu-7.0.0, or a number")
+    verb.add_argument("--why", action="store_true", help="why the job has ended, or loses workers again and again")
     verb.add_argument("--flight", action="store_true", help="what each worker did last, and who waits for whom")
     add_either(verb, several=True)
     verb.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
@@ -77,27 +79,36 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def _story(options: argparse.Namespace) -> int:
-    if options.flight == (options.about is not None):
-        raise ConfigError("say what the story is about, a worker or a generation; or --flight, of all workers")
+    if (options.about is not None) + options.flight + options.why != 1:
+        raise ConfigError(
+            "say what the story is about: a worker or a generation; or --why; or --flight, of all workers"
+        )
     if options.job_dir is None and (newest := job_dir_of(options)) is not None:
         options.job_dir = [newest]
     if options.flight:
         return _flight(options)
     lines, away = _lines(options)
+    for who, because in away.items():
+        print(f"elastic: what {who} knows is missing: {because}", file=sys.stderr)
+    if options.why:
+        why, moments = story.why(lines), story.of_failures(lines)
+        document = {"why": why, "moments": _told(moments), "away": away}
+        return answer(options, document, f"{why}\n{story_text(moments)}".rstrip())
     if options.about.isdigit():
         moments = story.of_generation(lines, int(options.about))
         known = ", ".join(map(str, story.generations(lines)))
     else:
         moments = story.of_worker(lines, options.about)
         known = ", ".join(story.workers(lines))
-    for who, because in away.items():
-        print(f"elastic: what {who} knows is missing: {because}", file=sys.stderr)
     if not moments:
         what = "generation" if options.about.isdigit() else "worker"
         raise ConfigError(f"there is no {what} {options.about} in the journals; there are {known or 'none'}")
-    told = [{"t_wall": m.line["t_wall"], "said": m.said, "because": m.because, "line": m.line} for m in moments]
-    document = {"about": options.about, "moments": told, "away": away}
+    document = {"about": options.about, "moments": _told(moments), "away": away}
     return answer(options, document, story_text(moments, _recovery(options, lines)))
+
+
+def _told(moments: list[story.StoryMoment]) -> list[dict[str, Any]]:
+    return [{"t_wall": m.line["t_wall"], "said": m.said, "because": m.because, "line": m.line} for m in moments]
 
 
 def _flight(options: argparse.Namespace) -> int:

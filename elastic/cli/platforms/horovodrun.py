@@ -160,7 +160,7 @@ def _take_in_config(options: argparse.Namespace) -> None:
     """What the command line does not say. Raises ConfigError."""
     if options.config_file is None:
         return
-    from elastic.platforms.horovod.host_options import read
+    from elastic.platforms.horovod.host_options import text_of
 
     try:
         import yaml
@@ -170,7 +170,7 @@ def _take_in_config(options: argparse.Namespace) -> None:
         ) from None
     path = str(options.config_file)
     try:
-        document = yaml.safe_load(read(options.config_file, "--config-file"))
+        document = yaml.safe_load(text_of(options.config_file, "--config-file"))
     except yaml.YAMLError as error:
         raise ConfigError(f"--config-file {path} is no YAML: {' '.join(str(error).split())}") from error
     unused = {name: option for option in NOT_USED for name in option.names}

@@ -47,7 +47,7 @@ class HostOptions:
         if self.hosts is not None:
             found = lists.of_option(self.hosts)
         elif self.hostfile is not None:
-            found = lists.of_file(read(self.hostfile, "--hostfile"), str(self.hostfile))
+            found = lists.of_file(text_of(self.hostfile, "--hostfile"), str(self.hostfile))
         lists.check_enough(found, workers)
         return found
 
@@ -89,7 +89,7 @@ class HostOptions:
             )
 
 
-def read(path: Path, option: str) -> str:
+def text_of(path: Path, option: str) -> str:
     """The text of a file that an option names. Raises ConfigError."""
     try:
         return path.read_text()

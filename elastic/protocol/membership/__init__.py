@@ -42,6 +42,7 @@ Each worker has a stage (`Stage` in roster.py), and only these may follow each o
     partitions.py       nodes of which nothing is heard
     hangs.py            members that live and get nowhere
     stragglers.py       shards follow speed; a straggler gives its place to a spare
+    verdicts.py         what repeated failures prove: the job ends, or a node is left
     restore.py          every copy is lost: what was kept becomes the state
     closing.py          all have finished, or the job has failed
     status.py           what `elastic status` shows

@@ -8,6 +8,7 @@ from elastic.protocol.membership.planned_changes import stop_waiting
 from elastic.protocol.membership.restore import revive
 from elastic.protocol.membership.roster import Stage
 from elastic.protocol.membership.transitions import become_closed, become_closing, dismiss, heard_inside, heard_to_be
+from elastic.protocol.membership.verdicts import note_of_same_place, raised
 from elastic.protocol.messages import Failed, Finished, SlotGivenUp
 
 
@@ -20,14 +21,16 @@ def failed(g: Group, word: Failed, now_s: float, do: list[Action]) -> None:
         become_closed(g, word.exit_code, f"{word.worker_id} stopped the job at {word.place}\n{word.message}", now_s, do)
         return
     if word.newcomer and any(worker != word.worker_id for worker in g.alive(g.listed)):
+        raised(g, word, now_s, do)
         return
     if word.of_device:
-        g.errors[f"{word.worker_id} {word.place}"] = word
-        return
-    first = g.errors.setdefault(word.place, word).worker_id
-    if first != word.worker_id:
-        because = f"{first} and {word.worker_id} both raised at {word.place}\n{word.message}"
-        become_closed(g, 1, because, now_s, do)
+        g.failures = g.failures.and_raised(f"{word.worker_id} {word.place}", word)
+    else:
+        g.failures = g.failures.and_raised(word.place, word)
+        if (first := g.failures.errors[word.place].worker_id) != word.worker_id:
+            become_closed(g, 1, note_of_same_place(word, first, do), now_s, do)
+            return
+    raised(g, word, now_s, do)
 
 
 def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -> None:

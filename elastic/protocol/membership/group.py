@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from elastic.config import JobSpec, Timing
+from elastic.protocol.failures import Failures
 from elastic.protocol.membership.roster import NEWCOMERS, Roster, Stage, slot_of
 from elastic.protocol.messages import Failed, Generation, Member, Report, Unreadable
 
@@ -119,8 +120,8 @@ class Group:
     accused: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
     """Members -> those of their generations whose ring could not be built."""
-    errors: dict[str, Failed] = field(default_factory=dict)
-    """Place of an exception -> the word of the worker that raised it first. Failures of devices have a place each."""
+    failures: Failures = field(default_factory=Failures)
+    """What has failed by itself, and the nodes that are left for that (verdicts.py)."""
     slots_given_up: dict[str, str] = field(default_factory=dict)
     youngest: int = -1
     """The highest seniority that has been given."""
@@ -182,7 +183,7 @@ class Group:
     def raised(self) -> Failed | None:
         """The last exception of the script that has ended a worker of the present world; None: the job has survived all
         that there were."""
-        words = [word for word in self.errors.values() if not word.of_device and self.lists(word.worker_id)]
+        words = [word for word in self.failures.errors.values() if not word.of_device and self.lists(word.worker_id)]
         return words[-1] if words else None
 
     @property

@@ -1,8 +1,9 @@
 """Members that live and beat but make no progress.
 
 The limit for a member for which others wait follows from what is usual in this job: long shards have a long limit, and
-so has a member that uses a processor, because it may compile. Between two operations a script may do anything, also on
-one worker only; there the limit is hang_s. A declared task (`Doing.DECLARED`) has no limit.
+so has a member that uses a processor, because it may compile: COMPUTES times hang_s in the first shard of all. Between
+two operations a script may do anything, also on one worker only; there the limit is hang_s. A part of an evaluation has
+a limit by the parts before it. A declared task (`Doing.DECLARED`) has none.
 
 If no member makes progress, there is nobody to compare with: then hang_s is the limit for each, times COMPUTES for a
 member that uses a processor. All members are ended, and the job goes on from what is kept (restore.py), or ends, if it
@@ -131,14 +132,29 @@ def _limit_s(g: Group, one: WorkerView) -> float:
     timing = g.spec.timing
     if one.said.doing in (Doing.DECLARED, Doing.WAITING):
         return math.inf
+    if one.said.doing is Doing.EVALUATION:
+        return _evaluation_limit_s(g, one)
     usual_s = _usual_s(g)
-    may_wait = one.said.doing is Doing.SHARD and not one.said.computes and usual_s > 0
+    in_shard = one.said.doing is Doing.SHARD
+    if in_shard and one.said.computes and not usual_s:
+        return COMPUTES * timing.hang_s  # nobody has computed a shard yet: it compiles
+    may_wait = in_shard and not one.said.computes and usual_s > 0
     return max(timing.progress_s if may_wait else timing.hang_s, USUAL * usual_s)
+
+
+def _evaluation_limit_s(g: Group, one: WorkerView) -> float:
+    """By the longest part of an evaluation that this member has computed; the first one may compile, and take any time
+    as long as it uses a processor."""
+    if one.said.computes and not one.usual_s:
+        return math.inf
+    return max(g.spec.timing.hang_s * (COMPUTES if one.said.computes else 1), USUAL * one.usual_s)
 
 
 def _limit_alone_s(g: Group, one: WorkerView, usual_s: float) -> float:
     if one.said.doing in (Doing.DECLARED, Doing.WAITING):
         return math.inf
+    if one.said.doing is Doing.EVALUATION:
+        return _evaluation_limit_s(g, one)
     return max(g.spec.timing.hang_s * (COMPUTES if one.said.computes else 1), USUAL * usual_s)
 
 

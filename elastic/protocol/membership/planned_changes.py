@@ -237,6 +237,7 @@ def progressed(g: Group, word: messages.Progress, now_s: float, do: list[Action]
         reduced=max(seen.reduced, word.reduced),
         applied=max(seen.applied, word.applied),
         said=word,
+        came=word.reduced if word.generation and seen.came < 0 else seen.came,
         shard_us=word.shard_us or seen.shard_us,
         exchange_us=word.exchange_us or seen.exchange_us,
         moved_s=seen.moved_s if word.phase == seen.said.phase else now_s,
@@ -245,6 +246,8 @@ def progressed(g: Group, word: messages.Progress, now_s: float, do: list[Action]
         heard_from_s=seen.heard_from_s if now_s - seen.heard_s <= g.spec.timing.suspect_s else now_s,
     )
     g.shards = word.shards or g.shards
+    if word.reduced > g.failures.furthest:
+        g.failures = replace(g.failures, furthest=word.reduced)
     if g.applied >= 0:
         g.applied = max(g.applied, word.applied)
     if word.generation and not seen.entered:

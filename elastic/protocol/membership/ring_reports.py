@@ -1,19 +1,33 @@
-"""What members say of their rings: up, broken, or impossible to build."""
+"""What members say of their rings: up, broken, impossible to build, or with a member that has other values."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from elastic.errors import ExitCode
+from elastic.protocol.failures import SUSPECTS, SUSPECTS_WITHIN
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.loss import lost
 from elastic.protocol.membership.newcomers import keep_waiting
 from elastic.protocol.membership.planned_changes import commit_planned, plan_change, settle
 from elastic.protocol.membership.roster import slot_of
-from elastic.protocol.membership.transitions import become_quiescing
-from elastic.protocol.messages import BuildFailedReport, Generation, Progress, RingBrokenReport, RingState, RingUp
+from elastic.protocol.membership.transitions import become_closed, become_quiescing
+from elastic.protocol.membership.verdicts import exclude
+from elastic.protocol.messages import (
+    BuildFailedReport,
+    Corrupted,
+    Generation,
+    Progress,
+    RingBrokenReport,
+    RingState,
+    RingUp,
+)
 
 
 def heard_of_ring(
-    g: Group, word: RingUp | RingBrokenReport | BuildFailedReport, now_s: float, do: list[Action]
+    g: Group, word: RingUp | RingBrokenReport | BuildFailedReport | Corrupted, now_s: float, do: list[Action]
 ) -> None:
     seen = g.workers.get(word.worker_id)
     record = next((r for r in g.chain if r.number == word.generation), None)
@@ -24,6 +38,8 @@ def heard_of_ring(
             if record is g.base or seen.entered == record.number:
                 g.workers[word.worker_id] = seen._replace(ring=RingState.LIVE)
             end_rebuilding(g, now_s, do)
+        case Corrupted():
+            _corrupted(g, word, now_s, do)
         case RingBrokenReport(_, number, because):
             g.workers[word.worker_id] = seen._replace(ring=RingState.ABORTED)
             if g.state is State.CLOSING:
@@ -42,6 +58,26 @@ def heard_of_ring(
                     become_quiescing(g, f"{word.worker_id} cannot reach {named} in generation {number}", now_s, do)
             elif together and (record is g.aim or record.early):
                 _turn_away(g, record, {word.worker_id, *unreachable}, now_s, do)
+
+
+def _corrupted(g: Group, word: Corrupted, now_s: float, do: list[Action]) -> None:
+    """Give up a member whose values differ from those of the others: its sums do not count, and its node is left if
+    there are others. All members say the same; the first word counts."""
+    worker = word.suspect
+    if g.state is State.CLOSED or not g.lists(worker) or worker in g.dead or worker in g.stuck:
+        return
+    done, before, node = g.failures.furthest, g.failures.suspects, g.workers[worker].member.node
+    g.failures = replace(g.failures, suspects=(*before, done)[-SUSPECTS:])
+    do.append(Note("corrupted", {"worker_id": worker, "node": node, "because": word.because}))
+    if len(before) >= SUSPECTS - 1 and done - before[1 - SUSPECTS] < SUSPECTS_WITHIN:
+        because = f"{SUSPECTS} members in a row had other values than the others, last {worker}: {word.because}"
+        advice = "so many machines are hardly broken; see whether the script computes the same on all of them"
+        become_closed(g, int(ExitCode.DISAGREE), f"{because}; {advice}", now_s, do)
+        return
+    g.stuck.add(worker)
+    lost(g, worker, f"corrupted: {word.because}", now_s, do, dead=False)
+    if any(g.workers[other].member.node != node for other in g.alive(g.listed)):
+        exclude(g, node, f"{worker} had other values than the other members: {word.because}", now_s, do)
 
 
 def _turn_away(g: Group, record: Generation, involved: set[str], now_s: float, do: list[Action]) -> None:

@@ -87,6 +87,8 @@ class WorkerView(NamedTuple):
     """The newest whole snapshot in its machine's memory when the worker started."""
     shard_us: int = 0
     """Microseconds that the worker takes for a shard; 0: not known yet."""
+    came: int = -1
+    """Operations that were complete when it first said that it is a member; -1: it has not said so."""
     exchange_us: int = 0
     """Microseconds that it takes for the reduction of a pass, once all members are there; 0: not known yet."""
 

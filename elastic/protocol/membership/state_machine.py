@@ -22,6 +22,7 @@ from elastic.protocol.membership.restore import checkpointed, unreadable
 from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
 from elastic.protocol.membership.roster import Stage
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
+from elastic.protocol.membership.verdicts import ended
 
 
 def advance(g: Group, arrived: Iterable[events.Event], now_s: float) -> tuple[events.Action, ...]:
@@ -67,7 +68,7 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             announced(g, event, now_s, do)
         case messages.Report():
             reported(g, event, now_s, do)
-        case messages.RingUp() | messages.RingBrokenReport() | messages.BuildFailedReport():
+        case messages.RingUp() | messages.RingBrokenReport() | messages.BuildFailedReport() | messages.Corrupted():
             heard_of_ring(g, event, now_s, do)
         case messages.Progress():
             rebuilt(g, event, now_s, do)
@@ -88,8 +89,8 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             planned_changes.drain_is_over(g, event, now_s, do)
         case messages.Left():
             planned_changes.left(g, event, now_s, do)
-        case messages.WorkerDead(worker, because, snapshot):
-            lost(g, worker, because, now_s, do, dead=True, snapshot=snapshot)
+        case messages.WorkerDead():
+            _died(g, event, now_s, do)
         case messages.WorkerFrozen(worker, because):
             lost(g, worker, because, now_s, do, dead=False)
         case messages.Failed():
@@ -118,6 +119,12 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             planned_changes.stop_in_order(g, now_s, do)
         case events.GroupTick():
             ticked(g, now_s, do)
+
+
+def _died(g: Group, word: messages.WorkerDead, now_s: float, do: list[events.Action]) -> None:
+    ended(g, word, now_s, do)
+    if g.state is not State.CLOSED:  # by a verdict
+        lost(g, word.worker_id, word.because, now_s, do, dead=True, snapshot=word.snapshot)
 
 
 def deadline_s(g: Group) -> float:

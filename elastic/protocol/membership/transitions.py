@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.config import Reduction
+from elastic.errors import ExitCode
 from elastic.protocol import messages, shard_assignment
+from elastic.protocol.failures import last_shard
 from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
 from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.roster import ARCS, Stage, WorkerView, slot_of
@@ -76,6 +78,11 @@ def become_closing(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def become_closed(g: Group, exit_code: int, because: str, now_s: float, do: list[Action]) -> None:
+    """End the job. If workers have ended in one shard again and again, that is told first."""
+    cause = last_shard(g.failures.history) if exit_code in (ExitCode.SCRIPT_FAILED, ExitCode.STATE_LOST) else None
+    if cause is not None:
+        do.append(Note("verdict", {"ruling": str(cause.ruling), "because": cause.because}))
+        because = f"{cause.because}; {because}" if because != cause.because else because
     become(g, State.CLOSED, because, now_s, do)
     alive = tuple(worker for worker in g.workers if worker not in g.dead)
     if alive:

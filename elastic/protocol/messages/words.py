@@ -100,7 +100,9 @@ class Doing(StrEnum):
     ELSEWHERE = "elsewhere"
     """The script's own code runs between two operations."""
     DECLARED = "declared"
-    """A task runs that the library knows to take its time: an evaluation, `once`, joining, the end of the script."""
+    """A task runs that the library knows to take its time: `once`, joining, the end of the script."""
+    EVALUATION = "evaluation"
+    """A part of an evaluation is computed."""
     SHARD = "shard"
     """A shard of a pass is computed."""
     WAITING = "waiting"
@@ -111,12 +113,12 @@ class Doing(StrEnum):
 class Progress:
     """How far a worker is; it is sent with each beat. reduced only grows within a generation.
 
-    shards: number of shards of a pass. shard_us: microseconds that this worker takes for a shard. exchange_us:
-    microseconds per pass that it takes to send, receive and add what is reduced. Each is 0 if not known yet. phase:
-    where its script stands, in words. doing: the same for a machine. for_ms: how long the worker has been doing that.
+        shards: number of shards of a pass. shard_us: microseconds that this worker takes for a shard. exchange_us:
+        microseconds per pass that it takes to send, receive and add what is reduced. Each is 0 if not known yet. phase:
+        where its script stands, in words. doing: the same for a machine. for_ms: how long it has been doing that.
     computes: whether its process, or one of its children, uses a processor meanwhile. usual_ms: its longest recent
-    shard; 0: none yet. over: what carries the gradients, a value of --ring; "": there is no ring now. over_because: why
-    this differs from what was asked for.
+        shard or, while it evaluates, part of an evaluation; 0: none yet. over: what carries the gradients, a value of
+        --ring; "": there is no ring now. over_because: why this differs from what was asked for.
     """
 
     worker_id: str
@@ -210,7 +212,7 @@ class Unreadable:
 class Failed:
     """The script raised. place: "type file:line step shard", equal for the same mistake in another worker. of_device:
     what failed is the worker's GPU, its driver or NCCL, so that equal places prove nothing. newcomer: this worker came
-    to a job that trains, and has completed no operation with the others."""
+    to a job that trains, and has completed no operation with the others. samples: those of the shard, in words."""
 
     worker_id: str
     generation: int
@@ -219,15 +221,22 @@ class Failed:
     exit_code: int = 1
     of_device: bool = False
     newcomer: bool = False
+    samples: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDead:
-    """A worker's own agent says: its process is gone. snapshot: the newest whole one in its machine's memory, or ""."""
+    """A worker's own agent says: its process is gone. snapshot: the newest whole one in its machine's memory, or "".
+
+    failure: a FailureKind (failures.py), if the end has its cause in the worker; "": it came from outside. where: the
+    shard that it computed then, "shard 3 in pass 0 of step 5: samples 1, 2", or "".
+    """
 
     worker_id: str
     because: str
     snapshot: str = ""
+    failure: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +244,17 @@ class WorkerFrozen:
     """A worker's own agent says: it lives, but is silent and uses no CPU. This is no proof of death."""
 
     worker_id: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupted:
+    """The worker's ring is broken on purpose: the member `suspect` has other values than the others, by `because`. All
+    members that have heard the same say so."""
+
+    worker_id: str
+    generation: int
+    suspect: str
     because: str
 
 
@@ -264,6 +284,7 @@ Word: TypeAlias = (
     | WorkerDead
     | WorkerFrozen
     | SlotGivenUp
+    | Corrupted
     | CheckpointComplete
     | Unreadable
 )

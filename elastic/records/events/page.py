@@ -89,6 +89,7 @@ FIELDS: Mapping[str, str] = {
     "resume": "the job from which this one goes on; empty: none",
     "revision": "etcd's revision",
     "round": "number of the attempt to leave the ring",
+    "ruling": "`script`, `data`, `memory`, `no progress` or `node`",
     "script": "pid of the script; of `script_outlived` of its process",
     "seconds": "seconds that it took, or that were waited",
     "seconds_left": "seconds until the machine goes",

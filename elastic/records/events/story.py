@@ -6,6 +6,7 @@ or about workers whose loss or arrival led to the generation.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,21 @@ _ENDS = frozenset({"quiesce_started", "job_ended"})
 _CHANGES = frozenset({"submitted", "scaled", "stop_asked", "cordoned", "drain_asked"})
 """Changes made by operators."""
 _DEPARTURES = frozenset({"drained", "demoted", "surplus", "notice", "node_leaves", "drain_asked", "agent_signalled"})
+_FAILURES = frozenset(
+    {
+        "verdict",
+        "node_excluded",
+        "corrupted",
+        "worker_failed",
+        "worker_out_of_memory",
+        "script_killed",
+        "stuck",
+        "slot_given_up",
+    }
+    | {"state_lost", "job_ended"}
+)
+"""What is told of why a job has ended, or is in trouble."""
+CAUSES_SHOWN = 5
 _ABORTS = frozenset({"quiesce_started", "quiesce_complete", "ring_aborted", "reported"})
 
 
@@ -66,6 +82,25 @@ def of_generation(lines: Sequence[Line], number: int) -> list[StoryMoment]:
     since, end = 0 if before is None else before, max(course, default=record)
     chosen |= course | {i for i in range(since, end) if lines[i]["event"] in _CHANGES}
     return [moment(lines[i]) for i in sorted(chosen)]
+
+
+def of_failures(lines: Sequence[Line]) -> list[StoryMoment]:
+    """All failures of the job's workers, and what was decided because of them."""
+    return [moment(line) for line in lines if line["event"] in _FAILURES]
+
+
+def why(lines: Sequence[Line]) -> str:
+    """What has ended the job, which a verdict begins with, or else the newest verdict; and how members were lost."""
+    said = {line["event"]: _because(line) for line in lines if line["event"] in _FAILURES}
+    lost = Counter(_because(line) for line in lines if line["event"] == "member_lost")
+    causes = ", ".join(f"{count} {because}" for because, count in lost.most_common(CAUSES_SHOWN))
+    causes += ", ..." * (len(lost) > CAUSES_SHOWN)
+    cause = said.get("job_ended") or said.get("verdict") or "the job goes on"
+    return f"{cause}\nmembers lost: {sum(lost.values())}{f' ({causes})' if causes else ''}"
+
+
+def _because(line: Line) -> str:
+    return str(line.get("because", "")).partition("\n")[0]
 
 
 def generations(lines: Iterable[Line]) -> list[int]:

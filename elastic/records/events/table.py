@@ -311,6 +311,15 @@ ROWS = (
     _leader("stuck", "because limit_s?", "{worker_id} lives and gets nowhere", "It is ended, and replaced", BAD,
         instant=True, console="{worker_id} lives and gets nowhere, and is ended: {because}. See where it hangs in its "
         "log in logs/"),
+    _leader("verdict", "ruling because", "verdict, {ruling}", "What repeated failures prove, with the evidence "
+        "([the rules](failure-model.md#verdicts)). The job ends, or goes on without the node", BAD, instant=True),
+    _leader("corrupted", "because", "{worker_id} has other values than the other members", "With `--verify`. It is "
+        "replaced, and its sums do not count; its node is left if there are others. Test the machine's memory and its "
+        "processors", BAD, instant=True, console="{worker_id} on node {node} has other values than the other members, "
+        "and is ended: {because}. Test the memory and the processors of this machine"),
+    _leader("node_excluded", "because", "node {node} gets no worker any more", "Its members leave between two steps. "
+        "See what is wrong with the machine; the job takes the node again after a new start", BAD, instant=True,
+        console="node {node} is left out from now on: {because}"),
     _leader("expelled", "because", "{worker_id} is expelled", "", BAD, instant=True),
     _leader("kill", "because", "", "The agent is to kill an expelled worker that has not ended by itself"),
     _leader("straggler", "because", "{worker_id} is a straggler", "It is much slower than the others. See what else "

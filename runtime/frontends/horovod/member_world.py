@@ -133,6 +133,10 @@ class MemberWorld(World):
         """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. It resets, too, if
         it has the state of others, or of an earlier run, or the workers are other ones than when the script began."""
         job, training = self._job, self._training
+        if training.session.verification.every:
+            raise ConfigError(
+                "--verify compares workers that are alike; under hvd.elastic.run each has its own buffers"
+            )
         modules = [thing for thing in named.values() if isinstance(thing, nn.Module)]
         parts = {id(part) for module in modules for part in module.modules()}
         besides = [module for module in self._modules if id(module) not in parts]

@@ -9,6 +9,7 @@ script_state.py      job.state
 encoding.py          values as typed JSON and raw bytes
 host_bytes.py        the bytes of tensors, also of those on a GPU
 small_values.py      values small enough for a header
+verification.py      values that several workers have computed alike, compared bit by bit
 change_detection.py  changes of registered state while it must not change
 available_memory.py  how much memory a process can still get
 """

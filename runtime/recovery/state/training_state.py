@@ -211,6 +211,10 @@ class Carrier(RegisteredObjects):
         """Name -> digest of each leaf, cut to 16 hex digits, in the order of registration."""
         return state_digests.digests(self._leaves())
 
+    def checksums(self) -> dict[str, str]:
+        """Registered object -> checksum of its state at the moment, during a pass of that when the pass began."""
+        return state_digests.checksums(self._leaves())
+
     def _leaves(self, copy: tuple[dict[str, Json], Sequence[torch.Tensor]] | None = None) -> list[state_digests.Leaf]:
         if copy is None:
             header, named = self.describe()

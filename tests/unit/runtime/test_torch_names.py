@@ -65,7 +65,7 @@ def listed() -> set[str]:
 
 
 FRONTENDS = ROOT / "runtime" / "frontends"
-ADAPTERS = {*(FRONTENDS / "frameworks").rglob("*.py"), FRONTENDS / "restart" / "kept_trainer.py"}
+ADAPTERS = {*(FRONTENDS / "frameworks").rglob("*.py"), *(FRONTENDS / "restart").glob("kept_*.py")}
 """Their private names are those of frameworks: each adapter lists them, and says which are missing."""
 
 

@@ -24,6 +24,10 @@ class Loose:
         self._parts = list(parts)
         self._room = room
 
+    @property
+    def parts(self) -> Sequence[Tensor]:
+        return self._parts
+
     def flat(self) -> Tensor:
         """All parts in one new flat tensor."""
         flat = self._room.take()

@@ -188,16 +188,16 @@ class RankCallbacks:
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._forward("on_epoch_end", epoch, logs)
 
-    def _forward(self, event: str, *args: Any) -> None:
+    def _forward(self, method: str, *args: Any) -> None:
         """As Keras does; what callbacks print comes once. Nothing is handed to other threads, as Keras does for
-        callbacks that leave an event out."""
-        if self.passes_by(event):
+        callbacks that leave one out."""
+        if self.passes_by(method):
             return
         number, logs = args
         said = {name: value.item() if hasattr(value, "item") else value for name, value in (logs or {}).items()}
         with self._printed_once():
             for callback in self.callbacks:
-                getattr(callback, event)(number, said)
+                getattr(callback, method)(number, said)
 
     @contextmanager
     def _printed_once(self) -> Iterator[None]:

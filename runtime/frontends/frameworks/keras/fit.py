@@ -180,11 +180,11 @@ class Fit:
     def _lead(self) -> None:
         self._callbacks.lead()
 
-    def _passes_by(self, event: str) -> bool:
+    def _passes_by(self, method: str) -> bool:
         """A worker that comes in the middle of an epoch: the others have had the events before its first step."""
         if not self._behind:
             return False
-        if event == "on_train_batch_begin":
+        if method == "on_train_batch_begin":
             self._put_back()
         return True
 

@@ -40,6 +40,7 @@ from elastic.protocol.messages import (
     BuildFailedReport,
     CheckpointComplete,
     Close,
+    Corrupted,
     Doing,
     DrainOver,
     DrainWish,
@@ -196,17 +197,23 @@ class Job:
                 return Failed(
                     worker,
                     0,
-                    plain[1],
+                    plain[1].replace("_", " "),
                     "Traceback",
                     exit_code,
                     of_device="device" in plain,
                     newcomer="newcomer" in plain,
+                    samples=options.get("samples", "").replace("_", " "),
                 )
             case "dead":
-                return WorkerDead(worker, "signal 9", options.get("snapshot", ""))
+                where = options.get("where", "").replace("_", " ")
+                return WorkerDead(
+                    worker, "signal 9", options.get("snapshot", ""), failure=options.get("as", ""), where=where
+                )
             case "unreadable":
                 memory, instead = "memory" in plain, options.get("instead", "")
                 return Unreadable(worker, plain[1], "a bit flipped", memory, instead)
+            case "corrupted":
+                return Corrupted(worker, number, plain[2], "the state of model")
             case "frozen":
                 return WorkerFrozen(worker, "silent and using no CPU")
             case "pointer":

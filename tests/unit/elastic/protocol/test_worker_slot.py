@@ -539,3 +539,32 @@ def test_a_released_worker_that_leaves_with_the_code_of_a_job_which_stopped_in_o
         life.tell(1.0, sv.JobOver(complete=False))
         life.tell(1.1, sv.Exited(code))
         assert len(life.told) == told
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "failure"),
+    [
+        ((), sv.Exited(-signal.SIGSEGV), "crash"),
+        ((), sv.Exited(3, "words"), "crash"),
+        ((), sv.Exited(-signal.SIGKILL, starved="no memory was left on the machine"), "memory"),
+        ((), sv.Dying(-signal.SIGKILL, starved="no memory was left on the machine"), "memory"),
+        ((), sv.Exited(-signal.SIGKILL), ""),
+        ((), sv.Exited(ExitCode.FENCED), ""),
+        ((), sv.Exited(-signal.SIGKILL, cause="mpirun has ended"), ""),
+        ((sv.Raised("here", "Traceback"),), sv.Exited(1), ""),
+        ((sv.MayLeave(),), sv.Exited(1), ""),
+        ((sv.NodeLeaves(),), sv.Exited(-signal.SIGSEGV), ""),
+        ((sv.JobOver(complete=False),), sv.Exited(1), ""),
+    ],
+)
+def test_an_end_is_a_failure_if_its_cause_is_in_the_worker(
+    before: tuple[sv.Event, ...], end: sv.Exited | sv.Dying, failure: str
+) -> None:
+    slot = sv.Slot("a", 0, JobSpec(name="job", command=("train",), workers=1), 0)
+    for event in (sv.Due(), sv.Spawned(7), sv.WorkerJoined(), *before):
+        slot, _ = sv.step(slot, event, 0.0)
+    _, actions = sv.step(slot, end, 1.0)
+    words = [action.word for action in actions if isinstance(action, sv.SayTo)]
+    (dead,) = [word for word in words if isinstance(word, WorkerDead)]
+    assert dead.failure == failure
+    assert ("no memory was left" in dead.because) == (failure == "memory")

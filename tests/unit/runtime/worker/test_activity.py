@@ -89,6 +89,18 @@ def test_the_time_in_which_the_process_itself_could_not_run_is_not_counted() -> 
     assert activity.see().for_s == PAUSE_S - 0.5, "a beat that is late is no pause"
 
 
+def test_parts_of_evaluations_have_a_usual_time_of_their_own() -> None:
+    machine = Machine()
+    activity = machine.activity()
+    for doing, lasts_s in ((Doing.SHARD, 1.0), (Doing.EVALUATION, 20.0), (Doing.SHARD, 2.0)):
+        activity.enter("it", doing)
+        machine.now_s += lasts_s
+    activity.enter("the others", Doing.WAITING)
+    assert activity.see().usual_s == 2.0
+    activity.enter("a part", Doing.EVALUATION)
+    assert activity.see().usual_s == 20.0
+
+
 def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> None:
     reporter = ProgressReporter(on_host=True, note=lambda moment, text="", unit=-1: None)
 
@@ -97,7 +109,11 @@ def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> Non
 
     reporter.after(Op(OpKind.PASS, 4, step=6))
     assert doing() is Doing.ELSEWHERE
+    reporter.handed_out(Op(OpKind.EVALUATE, 4, step=6, label="accuracy"), 1)
+    assert doing() is Doing.EVALUATION
     reporter.loop_over()
+    assert doing() is Doing.DECLARED
+    reporter.handed_out(Op(OpKind.EVALUATE, 4, step=6, label="accuracy"), 1)
     assert doing() is Doing.DECLARED
     reporter.after(Op(OpKind.EVALUATE, 1, label="evaluate()"))
     assert doing() is Doing.DECLARED

@@ -20,8 +20,9 @@ from runtime.allreduce.reduction.over_mesh import ReductionRequest, Sums
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.allreduce.ring.ring import PARTS, Ring
 from runtime.allreduce.ring.ring_set import Rings
+from runtime.recovery.state.verification import Verification
 from runtime.session import Op, OpKind
-from runtime.worker.exchange import SILENCES_MAX, OperationSpec, RingExchange
+from runtime.worker.exchange import SILENCES_MAX, OperationSpec, RingExchange, Verifying
 from runtime.worker.overlap import BackwardOverlap
 from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
@@ -29,6 +30,9 @@ from runtime.worker.state_owner import SharedWorkerState
 GROUPS = {"float32": 4}
 TASK = OperationSpec(Op(OpKind.PASS, 2), {"w": "1"}, GROUPS, None)
 MEMBERS = ("a.0.0", "b.0.0")
+
+
+UNVERIFIED = Verifying(Verification(), dict, lambda found: None)
 
 
 class Buffers:
@@ -54,7 +58,7 @@ def buffers() -> Buffers:
 @pytest.fixture
 def turn(buffers: Buffers) -> RingExchange:
     shared, rings, reporter = cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None)
-    return RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, Overlap.OFF)
+    return RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, Overlap.OFF, UNVERIFIED)
 
 
 def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: RingExchange, buffers: Buffers) -> None:
@@ -149,7 +153,7 @@ def two_steps(overlap: Overlap, monkeypatch: pytest.MonkeyPatch) -> tuple[list[P
     shared = SharedWorkerState(MEMBERS[0], rings, lambda word: None, cast(Journal, None))
     root = Partial(0, 2, {"float32": torch.ones(4)})
     reporter = ProgressReporter(on_host=True, note=lambda event, text="", unit=-1: None)
-    turn = RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, overlap)
+    turn = RingExchange(shared, rings, reporter, cast(Journal, None), Reduction.EXACT, overlap, UNVERIFIED)
     results = []
     for step in range(2):
         task = replace(TASK, op=Op(OpKind.PASS, 2, step=step), cuts=((("float32", 0, 4),),))

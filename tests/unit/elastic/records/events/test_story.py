@@ -107,6 +107,25 @@ def test_an_event_without_a_sentence_is_told_by_its_name() -> None:
     assert (moment.said, moment.because) == ("unheard of, b.0.1", "{braces}")
 
 
+def test_why_begins_with_what_has_ended_the_job_and_counts_what_was_lost() -> None:
+    bad = {"because": "the data of shard 1 ends worker after worker", "ruling": "data"}
+    lost = ("member_lost", 0, "b.0.0", {**KILLED, "rank": 1})
+    told = lines(lost, ("worker_started", 0, "b.0.1", {"pid": 9}), lost, ("script_killed", 0, "a.0.0", {"signal": 9}))
+    assert story.why(told) == "the job goes on\nmembers lost: 2 (2 killed by SIGKILL)"
+    told += lines(("verdict", 0, "", bad))
+    assert story.why(told).startswith(f"{bad['because']}\nmembers lost: 2")
+    told += lines(("job_ended", 0, "", {"exit_code": 4, "because": f"{bad['because']}; all is lost\nTraceback"}))
+    assert story.why(told).startswith(f"{bad['because']}; all is lost\nmembers lost: 2")
+    events = [moment.line["event"] for moment in story.of_failures(told)]
+    assert events == ["script_killed", "verdict", "job_ended"]
+    assert story.why([]) == "the job goes on\nmembers lost: 0"
+
+
+def test_a_question_why_is_about_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["story", "--why", "a.0.0", "--job-dir", str(tmp_path)]) == ExitCode.BAD_INPUT
+    assert "or --why" in capsys.readouterr().err
+
+
 def test_every_sentence_can_be_told_of_a_line_that_lacks_its_fields() -> None:
     for event in TABLE:
         assert story.moment(lines((event, 1, "a.0.0", {}))[0]).said
