@@ -56,6 +56,8 @@ class WholeBatches:
     def at(self, epoch: int, step: int) -> Any:
         """The batch of a step; None if the data have ended."""
         number, place = self._place(epoch, step)
+        if self._adapter.num_batches and place >= self._adapter.num_batches:
+            return None
         if number != self._pass or place < self._next - 1:
             self._begin(number)
         while self._next <= place:
@@ -71,8 +73,11 @@ class WholeBatches:
         """(number of the pass over the data, number of the batch in it)"""
         if self._steps is None:
             return epoch, step
-        total = epoch * self._steps + step
-        return divmod(total, self._adapter.num_batches) if self._adapter.num_batches else (0, total)
+        if self._adapter.num_batches is None:
+            return 0, epoch * self._steps + step
+        # An epoch goes on where the one before it has ended, and ends with the data.
+        number, part = divmod(epoch, -(-self._adapter.num_batches // self._steps))
+        return number, part * self._steps + step
 
     def _begin(self, number: int) -> None:
         """Begin a pass over the data. A data set of Keras may shuffle itself when an epoch begins or ends."""
