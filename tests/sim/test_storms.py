@@ -90,3 +90,8 @@ def test_no_storm_of_unrelated_faults_leads_to_a_verdict(first: int) -> None:
         assert storm.verdicts == [], seed
         total += storm.failures
     assert total["crash"] > 5 * SEEDS and total["memory"] > SEEDS, total
+
+
+def test_what_a_tick_gives_up_may_end_a_silence_in_the_same_tick() -> None:
+    """Else the leader asks for a tick in the past. Seed 1214 has a node whose last member is given up in a tick."""
+    Storm(Random(1214)).run(1214, stormy(1214))

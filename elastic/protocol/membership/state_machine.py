@@ -158,16 +158,7 @@ def ticked(g: Group, now_s: float, do: list[events.Action]) -> None:
         transitions.become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
     if now_s >= g.last_call_s:
         planned_changes.plan_change(g, now_s, do)
-    silent = silent_too_long(g, now_s)
-    for node in silent:
-        del g.silent_nodes[node]
-        g.slots.pop(node, None)
-        g.snapshots.pop(node, None)
-        g.attended_s.pop(node, None)
-    there = {worker: seen.member.node for worker, seen in g.workers.items()} if silent else {}
-    for worker, node in there.items():
-        if node in silent and worker not in g.dead:
-            lost(g, worker, silent[node], now_s, do, dead=False)
+    _lose_silent(g, now_s, do)
     if g.state is State.FORMING and now_s >= g.since_s + timing.join_window_s:
         g.window_over = True
         form(g, now_s, do)
@@ -189,6 +180,21 @@ def ticked(g: Group, now_s: float, do: list[events.Action]) -> None:
         if now_s >= g.workers[worker].expelled_s + timing.fence_grace_s:
             # The kill waits until a later generation has completed a step: look again.
             transitions.move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
+    _lose_silent(g, now_s, do)  # what was given up in this tick may have been the last thing that spoke for a node
+
+
+def _lose_silent(g: Group, now_s: float, do: list[events.Action]) -> None:
+    """Give up the nodes whose silence is long enough."""
+    silent = silent_too_long(g, now_s)
+    for node in silent:
+        del g.silent_nodes[node]
+        g.slots.pop(node, None)
+        g.snapshots.pop(node, None)
+        g.attended_s.pop(node, None)
+    there = {worker: seen.member.node for worker, seen in g.workers.items()} if silent else {}
+    for worker, node in there.items():
+        if node in silent and worker not in g.dead:
+            lost(g, worker, silent[node], now_s, do, dead=False)
 
 
 def committed(g: Group, number: int, now_s: float, do: list[events.Action]) -> None:
