@@ -118,8 +118,6 @@ class OuterPass(Pass):
     def _end_shard(self, shard: Shard) -> None:
         training, work = self._training, self._running.work
         self._running.shard = None
-        if not self._round.inner_steps and "NoGradient" not in work.allow:
-            raise checks.no_inner_step(f"replica {shard.index} in {self.where}")
         training.scope.passes_tried.add(self.number)
         self._check_unchanged()
         if not self._is(ScriptStage.COLLECTING):
@@ -127,18 +125,22 @@ class OuterPass(Pass):
             self._harvest.drop_shard()
             training.calls.running = None
             return
+        if not self._round.trained and "NoGradient" not in work.allow:
+            raise checks.no_inner_step(f"replica {shard.index} in {self.where}")
         weight = work.weight(shard.index)
         plain = self._round.plain()
         squares = self._round.end_replica(shard.index)
         scalars = {**self._scalars, _SQUARES: ("sum", squares * weight, weight)}
         leaf = self._harvest.leaf(shard.index, weight, training.riders.travel(scalars))
+        self._round.drop()  # on_drain hooks, which may come before the result, see the outer parameters
         leaf.note = {**cast(dict[str, Json], leaf.note or {}), _INNER: plain}
         training.session.unit_done(leaf)
         training.calls.running = None
 
     def _unexpected(self, changed: list[str]) -> list[str]:
-        """Parameters, learning rates and schedulers are what inner steps change."""
-        return [name for name in changed if name.startswith(("buffer ", "job.state."))]
+        """Parameters that are trained, their learning rates and schedulers are what inner steps change."""
+        own = self._round.changes() if changed else set()
+        return [name for name in changed if name not in own]
 
     def _install(self, result: Partial) -> None:
         note = cast(dict[str, Json], result.note)

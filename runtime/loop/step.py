@@ -112,6 +112,8 @@ class Step:
         """
         shard = self.shard
         running = self._running
+        if running.work.inner_steps:
+            raise UsageError("step.cached() in a step with outer=: a step has one pass; call the function itself")
 
         def become(seed: int) -> None:
             running.shard = Shard(seed, shard.index)

@@ -62,9 +62,25 @@ class Round:
         self._start = []
         self._carrier.release()
 
+    def changes(self) -> set[str]:
+        """What a replica changes for itself, named as by Carrier.changed."""
+        inner, trained = self.outer.inner_optimizer, set(map(id, self.outer.parameters))
+        name = next(name for name, one in self._carrier.optimizers().items() if one is inner)
+        return {
+            *(f"parameter {name}" for name, parameter in self._carrier.parameters() if id(parameter) in trained),
+            *(f"learning rate of {name}, group {i}" for i in range(len(inner.param_groups))),
+            *(f"scheduler {name}" for name in self._carrier.schedulers()),
+        }
+
+    @property
+    def trained(self) -> bool:
+        """Whether the replica has made an inner step, or a GradScaler may have left all of them out."""
+        return self.inner_steps > 0 or any(
+            isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self._others().values()
+        )
+
     def begin_replica(self, replica: int) -> None:
         """Become this replica, as it was when the round began."""
-        self.drop()
         self.outer.rows.restore(replica)
 
     def take(self) -> None:
@@ -83,13 +99,17 @@ class Round:
 
     def end_replica(self, replica: int) -> float:
         """Write the replica's row, and leave the difference as the gradient of the fragment's parameters. Returns the
-        square of its norm."""
-        self.outer.rows.keep(replica)
+        square of its norm. If parameters are not finite, the difference is not either, even if it was taken before or
+        is that of others: else the round would count, and the row with it, from which no later round gets away."""
+        rows = self.outer.rows
+        finite = not rows.elements or all(bool(one.detach().isfinite().all()) for one in self.outer.parameters)
+        rows.keep(replica)
         self._clear_gradients()
+        if not finite:
+            self._taken[0].fill_(torch.nan)
         for parameter, difference in zip(self._due, self._taken, strict=True):
             parameter.grad = difference
-        self._taken = []
-        return _square([parameter.grad for parameter in self._due if parameter.grad is not None])
+        return _square(self._taken)
 
     def drop(self) -> None:
         """Back to the outer parameters, without a state of the inner optimizer: nobody computes here now. Outside a
@@ -136,14 +156,23 @@ class Round:
 
     def plain(self) -> Json:
         """What is the same for all replicas and changes in the inner loop, as JSON: the options of the inner
-        optimizer's groups, schedulers, and other registered objects. Raises NotCarried for a tensor in it."""
+        optimizer's groups, schedulers, and other registered objects; those with tensors are left out. Raises
+        NotCarried for one of these that has changed."""
+        now = self._plain_now()
+        for name, state in list(now["others"].items()):
+            tensors, before = _bytes_in(name, state), _bytes_in(name, self._plain["others"][name])
+            if not tensors and not before:
+                continue
+            if tensors.keys() != before.keys() or not all(map(torch.equal, tensors.values(), before.values())):
+                raise NotCarried(
+                    f"{name} has tensors that change in the inner loop; only schedulers and objects whose state is "
+                    "plain values may change there. Change it after the loop"
+                )
+            del now["others"][name]
         found: list[encoding.NamedTensor] = []
-        encoded = encoding.encode(self._plain_now(), "inner", found)
+        encoded = encoding.encode(now, "inner", found)
         if found:
-            raise NotCarried(
-                f"{found[0][0]} is a tensor that changes in the inner loop; only schedulers and objects whose state is "
-                "plain values may change there"
-            )
+            raise NotCarried(f"{found[0][0]} is a tensor; give the inner optimizer a number")
         return encoded
 
     def _plain_now(self) -> dict[str, Any]:
@@ -173,6 +202,13 @@ class Round:
     def _clear_gradients(self) -> None:
         for parameter in self.outer.parameters:
             parameter.grad = None
+
+
+def _bytes_in(name: str, state: object) -> dict[str, Tensor]:
+    """Path -> the bytes of each tensor in the state of an object."""
+    found: list[encoding.NamedTensor] = []
+    encoding.encode(state, name, found)
+    return {path: encoding.to_blob(tensor) for path, tensor in found}
 
 
 def _no_tensor(number: int) -> Tensor:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+
+from elastic.errors import ConfigError
 from runtime.data.prefetcher import Wanted
 from runtime.data.random_state import randomness_kept, seed_all
 
@@ -31,10 +34,11 @@ class WholeBatches:
         steps_per_epoch: int | None,
         tree: Any,
         placed: Callable[[], bool],
+        first: int = 0,
     ) -> None:
         """epochs: an EpochIterator of Keras. steps_per_epoch: as fit() got it: if given, an epoch may begin in the
         middle of the data. tree: the module keras.tree. placed: whether this worker knows which epoch the job is in;
-        what it computes before that is thrown away."""
+        what it computes before that is thrown away. first: epoch with which the data begin."""
         self._adapter = epochs.data_adapter
         self._open_pass: Callable[[], Any] = epochs._get_iterator
         self._ranks = ranks
@@ -42,6 +46,7 @@ class WholeBatches:
         self._steps = steps_per_epoch
         self._tree = tree
         self._placed = placed
+        self._first = first
         self._pass = -1
         self._next = 0
         """Number, in the pass over the data, of the batch that comes next."""
@@ -71,13 +76,13 @@ class WholeBatches:
 
     def _place(self, epoch: int, step: int) -> tuple[int, int]:
         """(number of the pass over the data, number of the batch in it)"""
+        epoch -= self._first
         if self._steps is None:
             return epoch, step
-        if self._adapter.num_batches is None:
+        if not (batches := self._adapter.num_batches):
             return 0, epoch * self._steps + step
-        # An epoch goes on where the one before it has ended, and ends with the data.
-        number, part = divmod(epoch, -(-self._adapter.num_batches // self._steps))
-        return number, part * self._steps + step
+        epochs = -(-batches // self._steps)  # the last one in a pass ends with the data, as in Keras
+        return epoch // epochs, epoch % epochs * self._steps + step
 
     def _begin(self, number: int) -> None:
         """Begin a pass over the data. A data set of Keras may shuffle itself when an epoch begins or ends."""
@@ -87,11 +92,19 @@ class WholeBatches:
                 if passed > self._pass:
                     self._adapter.on_epoch_begin()
                 self._adapter.on_epoch_end()
-            seed_all(self._seed, "keras batches", number)
+            seed = seed_all(self._seed, "keras batches", number)
             if number > self._pass:
                 self._adapter.on_epoch_begin()
             self._pass, self._next, self._last = number, 0, None
-            self._batches = iter(self._open_pass())
+            batches = self._open_pass()
+            for generator in _own_generators(batches):
+                generator.manual_seed(seed)
+            self._batches = iter(batches)
+
+    def close(self) -> None:
+        """The last pass is over. A PyDataset has threads or processes of its own during a pass."""
+        if self._pass >= 0:
+            self._adapter.on_epoch_end()
 
     def samples_at(self, epoch: int, step: int) -> int:
         """How many samples the batch of a step has."""
@@ -117,7 +130,7 @@ class WholeBatches:
         """Nothing is open between two steps."""
 
     def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Part:
-        whole = self.at(wanted.epoch, wanted.step) if self._placed() else self.at(0, 0)
+        whole = self.at(wanted.epoch, wanted.step) if self._placed() else self.at(self._first, 0)
         size = self._size(whole)
         first, end = size * wanted.shard // self._ranks, size * (wanted.shard + 1) // self._ranks
         if first == end:
@@ -131,6 +144,34 @@ class WholeBatches:
 
     def release(self) -> None:
         """Nothing is open between two steps."""
+
+
+def _own_generators(batches: Any) -> list[torch.Generator]:
+    """Those from which a DataLoader of torch draws the order of its samples, instead of the global one. Their state is
+    what earlier passes left, which a newcomer has not made."""
+    samplers = (getattr(batches, "sampler", None), getattr(batches, "batch_sampler", None))
+    places = (batches, *samplers, *(getattr(sampler, "sampler", None) for sampler in samplers))
+    found = (getattr(place, "generator", None) for place in places)
+    return [generator for generator in found if isinstance(generator, torch.Generator)]
+
+
+def check_validation(data: Any) -> None:
+    """Raise ConfigError for an iterator: each evaluation goes on where the one before it has ended, and a worker that
+    comes later has not read what came before. Its callbacks would decide otherwise than those of the others."""
+    if isinstance(data, Iterator):
+        raise ConfigError(
+            f"validation_data={type(data).__name__} cannot be used in place: a worker that joins has not read what the "
+            "others have. Give fit() arrays, a PyDataset or a DataLoader that does not shuffle"
+        )
+
+
+def read_in_order(adapter: Any) -> bool:
+    """Let a PyDatasetAdapter of Keras read without threads of its own, if these would shuffle the batches: they draw
+    the order from a generator that the script's thread uses too. Returns whether it was so."""
+    shuffles = getattr(adapter, "enqueuer", None) is not None and adapter.shuffle and bool(adapter.num_batches)
+    if shuffles:
+        adapter.enqueuer = None
+    return shuffles
 
 
 class PlaceIterator:

@@ -22,6 +22,7 @@ from runtime.frontends.frameworks.plain_state import plain_attributes, set_attri
 
 LEADER_ONLY = frozenset({"BackupAndRestore", "ProgbarLogger", "RemoteMonitor", "TensorBoard"})
 """Callbacks of Keras that write, and decide nothing."""
+BFLOAT16 = "bfloat16"
 OF_PROCESS = frozenset({"params", "csv_file", "writer"})
 
 
@@ -122,9 +123,9 @@ class OwnCallback:
         if self._writes:
             return {}
         arrays = {
-            name: [torch.from_numpy(array) for array in value]
+            name: [_tensor(array) for array in value]
             for name, value in vars(self.callback).items()
-            if type(value) is list and value and all(isinstance(array, np.ndarray) for array in value)
+            if type(value) is list and value and all(map(_is_numbers, value))
         }
         functions = {
             name: [value.__module__, value.__name__]
@@ -140,12 +141,29 @@ class OwnCallback:
             return
         set_attributes(self.callback, state["plain"])
         for name, tensors in state["arrays"].items():
-            setattr(self.callback, name, [tensor.numpy() for tensor in tensors])
+            setattr(self.callback, name, [_array(tensor) for tensor in tensors])
         for name, (module, function) in state["functions"].items():
             setattr(self.callback, name, _of_keras(module, function))
         if self._csv and state["text"] is not None:
             self.callback.csv_file.text = state["text"]
             self.callback.append_header = not state["text"]
+
+
+def _is_numbers(value: object) -> bool:
+    """Whether it is an array of numbers that torch has too."""
+    return isinstance(value, np.ndarray) and (value.dtype.kind in "biuf" or value.dtype.name == BFLOAT16)
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    if array.dtype.name == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.dtype(BFLOAT16))  # of ml_dtypes, which Keras imports
+    return tensor.numpy()
 
 
 def _of_keras(module: str, name: str) -> Any:

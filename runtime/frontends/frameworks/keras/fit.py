@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,13 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
-from runtime.frontends.frameworks.keras.batches import Part, PlaceIterator, WholeBatches
+from runtime.frontends.frameworks.keras.batches import (
+    Part,
+    PlaceIterator,
+    WholeBatches,
+    check_validation,
+    read_in_order,
+)
 from runtime.frontends.frameworks.keras.callbacks import OwnCallback, callback_list
 from runtime.frontends.frameworks.keras.variables import ModelVariables, OptimizerVariables
 from runtime.frontends.frameworks.step_loop import StepLoop
@@ -156,6 +163,8 @@ class Fit:
             _here.fit = None
             del model.make_train_function
             model.train_function = None
+            if self._batches is not None:
+                self._batches.close()
         self._loop.end()
         return model.history
 
@@ -167,6 +176,7 @@ class Fit:
             print("elastic: compile(jit_compile=True): train_step() runs without torch.compile in place", flush=True)
         if model.steps_per_execution > 1:
             raise ConfigError("compile(steps_per_execution=...) cannot train in place: leave it out")
+        check_validation(self._arguments["validation_data"])
 
     # Who this worker is
 
@@ -236,7 +246,13 @@ class Fit:
             self._arguments["steps_per_epoch"],
             self._tree,
             placed=lambda: self._found is not None or not script.training.at.joining,
+            first=self._arguments["initial_epoch"],
         )
+        if read_in_order(iterator.data_adapter):
+            script.job.print(
+                "elastic: fit() shuffles, and workers of a PyDataset would give each machine another order: batches "
+                "are read without them. fit(shuffle=False) keeps them"
+            )
         self._callbacks.set_params({**self._callbacks.params, "steps": iterator.num_batches})
         objects = {"model": self._variables, "optimizer": OptimizerVariables(model.optimizer)}
         rules = {f"model.{name}": rule for name, rule in self._variables.rules.items()}
@@ -258,6 +274,8 @@ class Fit:
         while (batches.limit is None or step < batches.limit) and batches.at(epoch, step) is not None:
             yield step
             step += 1
+        if step < (batches.limit or 1) and self._leads():
+            warnings.warn(f"the training data have ended: epoch {epoch} has {step} steps", stacklevel=2)
 
     def make_train_function(self, force: bool = False) -> None:
         self._model.train_function = self._train

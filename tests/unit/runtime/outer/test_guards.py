@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -10,10 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.agent.worker.node_notice import NodeNotice
 from elastic.errors import BufferChanged, ConfigError, NoGradient, NotCarried, StateChanged, TooEarly, UsageError
 from elastic.records import exactly_once
+from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo, LocalSGD
+from runtime.session import OpKind
 from tests.unit.jobs import Recorded, dataset, make_job, one_thread
 
 
@@ -26,7 +30,7 @@ def _one_thread() -> Iterator[None]:
 @dataclass
 class Setup:
     job: Job
-    model: nn.Module
+    model: nn.Linear
     optimizer: torch.optim.Optimizer
     outer: DiLoCo
 
@@ -107,6 +111,173 @@ def test_a_replica_without_an_inner_step() -> None:
         for step in steps(setup):
             for x, _ in step:
                 setup.model(x).square().mean().backward()
+
+
+def test_gradients_are_accumulated_over_inner_steps() -> None:
+    """A shard that is tried before the first step has one inner step, in which this body does not step."""
+    setup = set_up()
+    before = setup.model.weight.detach().clone()
+    for step in steps(setup):
+        for x, _ in step:
+            setup.model(x).square().mean().backward()
+            if step.shard.inner == 1:
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
+    assert not torch.equal(before, setup.model.weight)
+
+
+def test_a_grad_scaler_may_leave_out_all_inner_steps() -> None:
+    setup = set_up(lambda m, o: DiLoCo(m, o, every=1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, backoff_factor=2.0**-40)
+    setup.job.register(scaler=scaler)
+    before = setup.model.weight.detach().clone()
+    for step in steps(setup):
+        for x, _ in step:
+            scaler.scale(setup.model(x).square().mean() * 100).backward()
+            scaler.step(setup.optimizer)
+            scaler.update()
+            setup.optimizer.zero_grad()
+        if step.index == 0:
+            assert torch.equal(before, setup.model.weight)
+    assert not torch.equal(before, setup.model.weight)
+
+
+def test_what_no_replica_has_for_itself_does_not_change_in_a_round() -> None:
+    """Neither weights of another model, such as an average of them, nor the rate of the outer optimizer."""
+    setup = set_up()
+    average = nn.Linear(6, 2).requires_grad_(False)
+    setup.job.register(average=average)
+    with pytest.raises(StateChanged, match=r"average\.weight"):
+        for step in steps(setup):
+            for x, _ in step:
+                setup.inner_step(x)
+                average.weight.lerp_(setup.model.weight.detach(), 0.1)
+    setup = set_up()
+    with pytest.raises(StateChanged, match="learning rate of outer optimizer"):
+        for step in steps(setup):
+            for x, _ in step:
+                setup.inner_step(x)
+                setup.outer.outer_optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def test_a_parameter_that_is_trained_later_is_no_silent_part_of_a_replica() -> None:
+    setup = set_up()
+    other = nn.Linear(2, 2).requires_grad_(False)
+    setup.job.register(other=other)
+    with pytest.raises(StateChanged, match=r"other\.weight"):
+        for step in steps(setup):
+            for x, _ in step:
+                other(setup.model(x)).square().mean().backward()
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
+            other.requires_grad_(True)
+            setup.optimizer.add_param_group({"params": list(other.parameters())})
+
+
+class Average:
+    """Of weights, by hand: no module, and its state has tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, value in model.state_dict().items():
+            self.values[name].lerp_(value, 0.5)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = {name: value.clone() for name, value in state.items()}
+
+
+def test_an_object_with_tensors_changes_after_the_inner_loop_and_not_in_it() -> None:
+    setup = set_up()
+    average = Average(setup.model)
+    setup.job.register(average=average)
+    wanted = average.values["weight"].clone()
+    for step in steps(setup):
+        for x, _ in step:
+            setup.inner_step(x)
+        average.update(setup.model)
+        wanted.lerp_(setup.model.weight.detach(), 0.5)
+    assert torch.equal(average.values["weight"], wanted)
+    setup = set_up()
+    average = Average(setup.model)
+    setup.job.register(average=average)
+    with pytest.raises(NotCarried, match="average has tensors that change"):
+        for step in steps(setup):
+            for x, _ in step:
+                setup.inner_step(x)
+                average.update(setup.model)
+
+
+def test_nothing_is_cached_for_a_second_pass() -> None:
+    setup = set_up()
+    with pytest.raises(UsageError, match="cached"):
+        for step in steps(setup):
+            for _ in step:
+                step.cached(lambda: 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"fragments": 2}, {"delay": 1}, {"alpha": 0.5, "delay": 1}, {"moments": "mean", "delay": 1}]
+)
+def test_a_replica_that_is_not_finite_is_left_with_the_round(options: dict[str, Any]) -> None:
+    """In the round's last inner step, behind the difference or in a parameter of the other fragment."""
+    every = 2 * options.get("fragments", 1)
+    setup = set_up(lambda m, _: DiLoCo(m, torch.optim.AdamW(m.parameters(), lr=0.1), every=every, **options))
+    optimizer = setup.outer.inner_optimizer
+    job = make_job(Recorded())
+    job.register(model=setup.model, optimizer=optimizer, outer=setup.outer)
+    skipped = []
+    for step in job.steps(shards=2, total=5, outer=setup.outer, nonfinite="skip"):
+        for _ in step:
+            setup.model(torch.randn(4, 6)).square().mean().backward()
+            if step.index == 1 and step.shard.index == 1 and step.shard.inner == 1:
+                cast(torch.Tensor, setup.model.weight.grad).fill_(torch.nan)
+            optimizer.step()
+            optimizer.zero_grad()
+        skipped.append(step.metrics.get("elastic.nonfinite", 0.0))
+    assert skipped == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert all(bool(parameter.isfinite().all()) for parameter in setup.model.parameters())
+
+
+class Leaving(Recorded):
+    """Calls, while all wait for the result of a pass, what has to come before this worker leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], None]] = []
+        self.going: NodeNotice | None = None  # type: ignore[assignment]
+
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def finish(self) -> Partial | None:
+        if self._op is not None and self._op.kind is OpKind.PASS:
+            self.going = NodeNotice(because="spot", until_s=time.monotonic() + 60)
+            for call in self.calls:
+                call()
+        return super().finish()
+
+
+def test_a_worker_that_leaves_in_a_round_has_the_parameters_with_which_it_began() -> None:
+    job = make_job(Leaving())
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    outer = DiLoCo(model, optimizer, every=2)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    seen: list[torch.Tensor] = []
+    job.on_drain(lambda seconds, because: seen.append(model.weight.detach().clone()))
+    for step in job.steps(shards=2, total=1, outer=outer):
+        begun = model.weight.detach().clone()
+        for _ in step:
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not torch.equal(model.weight, begun)
+    assert len(seen) == 1 and torch.equal(seen[0], begun)
 
 
 @pytest.mark.parametrize("call", ["skip", "weigh"])
