@@ -18,7 +18,7 @@ class ModelVariables(nn.Module):
 
     A rank begins with the values of the beginning of the step. Behind it, floating point variables that are not
     trained, such as the moving statistics of BatchNormalization, are the mean over ranks, weighted by samples; integers
-    are those of the first rank. Variables of metrics are summed over ranks, which is what Keras declares for them
+    are those of the first rank. Layers that are frozen are sent to nobody. Variables of metrics are summed over ranks, which is what Keras declares for them
     (`aggregation="sum"`), in float64. Seeds are drawn from (seed of the job, step, rank).
     """
 
@@ -34,6 +34,9 @@ class ModelVariables(nn.Module):
         self._seeds = [variable for variable in model.variables if id(variable) not in known]
         if all(variable is not random_state for variable in self._seeds):
             self._seeds.append(random_state)
+        frozen = {
+            id(variable) for layer in model._flatten_layers() if not layer.trainable for variable in layer.weights
+        }  # nothing changes them: a BatchNormalization that is frozen only reads its statistics
         for number, variable in enumerate(weights):
             name = variable.path.replace(".", "_")
             if name in self._parameters or name in self._buffers:
@@ -42,7 +45,8 @@ class ModelVariables(nn.Module):
                 self.register_parameter(name, variable.value)
             else:
                 self.register_buffer(name, variable.value.data)
-                self.rules[name] = "mean" if variable.value.is_floating_point() else "first"
+                if id(variable) not in frozen:
+                    self.rules[name] = "mean" if variable.value.is_floating_point() else "first"
         sizes = [variable.value.numel() for variable in self._metrics]
         device = next(self.parameters()).device
         self.register_buffer(SUMS, torch.zeros(sum(sizes), dtype=torch.float64, device=device))
