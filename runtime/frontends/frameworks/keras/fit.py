@@ -2,7 +2,8 @@
 
 Names of Keras that are not public, as 3.15 has them: TorchTrainer and TorchEpochIterator in
 keras.src.backend.torch.trainer, of an iterator `_get_iterator`, `data_adapter`, and of an adapter `num_batches`,
-`on_epoch_begin`, `on_epoch_end`; of a model `_initial_epoch`, `_flatten_layers`; keras.src.random.seed_generator.global_seed_generator.
+`on_epoch_begin`, `on_epoch_end`; of a model `_initial_epoch` and `_flatten_layers`; and global_seed_generator in
+keras.src.random.seed_generator.
 """
 
 from __future__ import annotations
