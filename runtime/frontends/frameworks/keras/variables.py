@@ -18,8 +18,9 @@ class ModelVariables(nn.Module):
 
     A rank begins with the values of the beginning of the step. Behind it, floating point variables that are not
     trained, such as the moving statistics of BatchNormalization, are the mean over ranks, weighted by samples; integers
-    are those of the first rank. Layers that are frozen are sent to nobody. Variables of metrics are summed over ranks, which is what Keras declares for them
-    (`aggregation="sum"`), in float64. Seeds are drawn from (seed of the job, step, rank).
+    are those of the first rank. Layers that are frozen are sent to nobody. Variables of metrics are summed over ranks,
+    which is what Keras declares for them (`aggregation="sum"`), in float64. Seeds are drawn from (seed of the job,
+    step, rank).
     """
 
     def __init__(self, model: Any, random_state: Any) -> None:
