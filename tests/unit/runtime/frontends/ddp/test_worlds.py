@@ -109,7 +109,7 @@ def test_a_step_that_begins_with_the_batch_of_another_rank_changes_no_bit(script
 def test_shards_that_are_computed_to_be_compared_change_nothing(
     workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--verify every=1`: neither bits, nor what a script has in its variables behind the step, as the loss of a rank."""
+    """`--verify every=1`: neither bits, nor what a script has behind the step, as the loss of a rank."""
 
     def main() -> None:
         dist.init_process_group("gloo")
