@@ -104,15 +104,15 @@ def test_a_timeline_is_of_a_job_and_is_begun_before_it_is_stopped(
 
 def test_a_commit_holds_for_weights_that_were_tied_before(alone: None) -> None:
     """A commit is written over the one before, in which they had one memory."""
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = model[0].weight
-    state = hvd.elastic.TorchState(model)
-    model[1].weight = nn.Parameter(torch.full((2, 2), 7.0))
-    nn.init.constant_(model[0].weight, 5.0)
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    state = hvd.elastic.TorchState(nn.Sequential(first, second))
+    second.weight = nn.Parameter(torch.full((2, 2), 7.0))
+    nn.init.constant_(first.weight, 5.0)
     state.commit()
-    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(first.weight)
     state.restore()
-    assert [layer.weight.mean().item() for layer in model] == [5.0, 7.0]
+    assert [layer.weight.mean().item() for layer in (first, second)] == [5.0, 7.0]
 
 
 def test_a_commit_takes_tensors_that_want_gradients_or_share_their_elements(alone: None) -> None:
