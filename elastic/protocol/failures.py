@@ -72,7 +72,7 @@ class WorkerFailure:
     """because: how it ended, in words. where: the shard that it computed, as messages.WorkerDead has it, or "". error,
     step: of an exception its type and line, and its step; -1: none. generation: that of the job. done: the most
     operations of the job that were ever complete. member: whether it was one. fruitful: whether an operation was
-    completed with it."""
+    completed with it, or later with another one of its node."""
 
     worker_id: str
     node: str
@@ -104,7 +104,10 @@ class Failures:
     history: tuple[WorkerFailure, ...] = ()
     """The newest failures, each of another worker."""
     furthest: int = 0
-    """The most operations of the job that a member has ever said are complete."""
+    """The most operations of the job that a member has ever said are complete. If the job has gone back to what is
+    kept, operations are counted from 0 again: then one more for each word of a later step than any before."""
+    steps: int = 0
+    """The most steps of the job that a member has ever said are applied."""
     suspects: tuple[int, ...] = ()
     """How many operations were complete when a member had other values than the others (`--verify`), each time."""
     excluded: Mapping[str, str] = field(default_factory=dict)
@@ -113,6 +116,22 @@ class Failures:
     def knows(self, worker: str) -> bool:
         """Whether the failure of this worker is among the newest."""
         return any(known.worker_id == worker for known in self.history)
+
+    def and_got_to(self, reduced: int, steps: int) -> Failures:
+        """Note how far a member is: operations that are complete (0: not known), and applied steps of the job."""
+        behind = 0 < reduced < self.furthest and steps > self.steps
+        furthest = self.furthest + 1 if behind else max(self.furthest, reduced)
+        steps = max(self.steps, steps)
+        return (
+            self if (furthest, steps) == (self.furthest, self.steps) else replace(self, furthest=furthest, steps=steps)
+        )
+
+    def and_serves(self, node: str) -> Failures:
+        """Note that an operation was completed with a worker of this node: what failed there before is no row."""
+        if not any(known.node == node and not known.fruitful for known in self.history):
+            return self
+        marked = (replace(known, fruitful=known.fruitful or known.node == node) for known in self.history)
+        return replace(self, history=tuple(marked))
 
     def and_then(self, failure: WorkerFailure) -> Failures:
         return replace(self, history=(*self.history, failure)[-KEPT:])

@@ -219,9 +219,9 @@ class Pass(Iterator[Any]):
         self._checksums: StateMarks | None = None
         self._verified: int | None = None
         """The shard of this pass that several workers compute."""
-        self._vouched, self._own = 0, False
-        """How often this worker has computed it, and whether once for the sum."""
-        self._verifying = False
+        self._checks = 0
+        """How often this worker is still to compute it for no other purpose."""
+        self.verifying = False
         """Whether the running shard is computed only to be compared."""
         self._harvest: Harvest
         """For the parameters that are trained when the pass begins."""
@@ -234,7 +234,7 @@ class Pass(Iterator[Any]):
     @property
     def collects(self) -> bool:
         """Whether shards that are computed now count."""
-        return self._is(ScriptStage.COLLECTING) and not self._verifying
+        return self._is(ScriptStage.COLLECTING) and not self.verifying
 
     def settle_rates(self, rates: dict[str, Any]) -> None:
         """The script may have set these learning rates since the pass began. rates: as Carrier.watch_rates has them."""
@@ -272,11 +272,11 @@ class Pass(Iterator[Any]):
             assert self._result is not None
             self._end(self._result)
         while self._is(ScriptStage.COLLECTING):
+            if (verified := self._to_verify()) is not None:
+                return verified
             unit = self._training.session.next_unit()
             if unit is not None:
                 return unit
-            if (verified := self._to_verify()) is not None:
-                return verified
             self._check_unchanged()
             result = self._training.session.finish()
             if result is not None and self._repeated(result):
@@ -346,20 +346,25 @@ class Pass(Iterator[Any]):
         # A round of inner steps takes too long to be computed twice: of those the states alone are compared.
         comparable = op.joinable and not isinstance(work.loader, Stream) and not work.inner_steps
         self._verified = session.verification.shard(place.index, op.units) if comparable else None
-        self._vouched, self._own = 0, False
+        self._checks = 0 if self._verified is None else self._checks_of(self._verified)
         cuts = harvest.early.cuts if self._verified is None else ()  # what has been sent would be used
         session.begin(op, fingerprint, harvest.groups(), cuts=cuts)
 
-    def _to_verify(self) -> int | None:
-        """The shard that this worker computes again, only to compare its values with those of others; None: none."""
-        if self._verified is None:
-            return None
-        session = self._training.session
+    def _checks_of(self, shard: int) -> int:
+        """How often this worker computes that shard only to compare its values with those of others."""
+        session, running = self._training.session, self._running
         here = session.place()
-        times = session.verification.again(self._running.place.index, here.rank, here.world, own=self._own)
-        if self._vouched >= times:
+        own = shard in (session.owned(running.work.shards) or ())
+        return session.verification.again(running.place.index, here.rank, here.world, own=own)
+
+    def _to_verify(self) -> int | None:
+        """The shard that this worker computes only to be compared; None: none. It comes before those that count: what
+        a script has in its variables behind the pass is that of a shard of its own, as without --verify."""
+        if self._checks == 0:
             return None
-        self._verifying = True
+        self._checks -= 1
+        self.verifying = True
+        self._training.session.advanced()  # a shard more than others compute is no hang
         return self._verified
 
     def _repeated(self, result: Partial) -> bool:
@@ -429,10 +434,9 @@ class Pass(Iterator[Any]):
         leaf = self._harvest.leaf(shard.index, counted, scalars)
         if shard.index == self._verified:
             training.session.vouch(shard.index, digest_of(leaf))
-            self._vouched, self._own = self._vouched + 1, self._own or not self._verifying
         training.calls.running = None
-        if self._verifying:
-            self._verifying = False
+        if self.verifying:
+            self.verifying = False
             self._harvest.drop_shard()
             return
         leaf.scalars = training.riders.travel(scalars)

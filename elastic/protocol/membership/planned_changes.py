@@ -246,8 +246,9 @@ def progressed(g: Group, word: messages.Progress, now_s: float, do: list[Action]
         heard_from_s=seen.heard_from_s if now_s - seen.heard_s <= g.spec.timing.suspect_s else now_s,
     )
     g.shards = word.shards or g.shards
-    if word.reduced > g.failures.furthest:
-        g.failures = replace(g.failures, furthest=word.reduced)
+    g.failures = g.failures.and_got_to(word.reduced, word.applied)
+    if not seen.is_fruitful and g.workers[word.worker_id].is_fruitful:
+        g.failures = g.failures.and_serves(seen.member.node)
     if g.applied >= 0:
         g.applied = max(g.applied, word.applied)
     if word.generation and not seen.entered:

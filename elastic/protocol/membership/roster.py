@@ -102,6 +102,11 @@ class WorkerView(NamedTuple):
         """Its longest recent shard; 0: none yet."""
         return self.said.usual_ms / 1000
 
+    @property
+    def is_fruitful(self) -> bool:
+        """Whether the members have completed an operation since it became one."""
+        return 0 <= self.came < self.reduced
+
 
 class Roster(dict[str, WorkerView]):
     """Worker -> its view, indexed by stage and by generation entered: nearly every word asks for these, and a look at

@@ -23,7 +23,7 @@ from elastic.protocol.failures import (
 from elastic.protocol.membership.events import Action, Note, Tell
 from elastic.protocol.membership.group import Group, Leaver
 from elastic.protocol.membership.planned_changes import plan_change
-from elastic.protocol.membership.roster import NEWCOMERS, Stage, WorkerView
+from elastic.protocol.membership.roster import NEWCOMERS, Stage
 from elastic.protocol.membership.transitions import become_closed, heard_to_be
 from elastic.protocol.messages import Close
 
@@ -74,12 +74,7 @@ def _failure(g: Group, worker: str, kind: FailureKind, because: str, where: str)
         return None
     number = g.running.number if g.running is not None else 0
     node, done = seen.member.node, g.failures.furthest
-    return WorkerFailure(worker, node, kind, because, number, done, g.lists(worker), _is_fruitful(seen), where)
-
-
-def _is_fruitful(seen: WorkerView) -> bool:
-    """Whether the members have completed an operation since it became one."""
-    return seen.came >= 0 and seen.reduced > seen.came
+    return WorkerFailure(worker, node, kind, because, number, done, g.lists(worker), seen.is_fruitful, where)
 
 
 def _judge(g: Group, failure: WorkerFailure, words: str, now_s: float, do: list[Action]) -> None:
@@ -93,7 +88,7 @@ def _judge(g: Group, failure: WorkerFailure, words: str, now_s: float, do: list[
         return
     others = {w for w in g.alive(g.listed) if g.workers[w].member.node != failure.node}
     fruitful = any(
-        seen.member.node == failure.node and w != failure.worker_id and w not in g.dead and _is_fruitful(seen)
+        seen.member.node == failure.node and w != failure.worker_id and w not in g.dead and seen.is_fruitful
         for w, seen in g.workers.items()
     )
     verdict = judge_node(g.failures.history, bool(others), fruitful)

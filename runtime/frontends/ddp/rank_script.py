@@ -317,7 +317,8 @@ class RankScript:
         self._turns.begin()
         self._turns.following()
         self.turn = Turn.OPEN
-        self._void = self._turns.rank is not None and (resumed or self._offered != (source.first, self._turns.rank))
+        needed = self._turns.batch_of
+        self._void = needed is not None and (resumed or self._offered != (source.first, needed))
         if self._void:
             self._copies.keep()
             self.turned.append(None)

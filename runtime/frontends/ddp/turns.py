@@ -82,6 +82,8 @@ class Turns:
         """The result of all is in place."""
         self.rank: int | None = None
         """Whose turn this is, or was; None of one that counts for nobody."""
+        self.batch_of: int | None = None
+        """Whose batch it needs: also of a turn that counts for nobody, if its gradients are compared; None: any."""
 
     def _found_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
         return [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
@@ -97,6 +99,7 @@ class Turns:
         self._batches, self.fresh = 1, True
         batch = self._pass.begin_shard(self._next)
         self.rank = self._next if self._pass.collects else None
+        self.batch_of = self._next if self._pass.verifying else self.rank
         self._put_back()
         return batch
 

@@ -252,14 +252,16 @@ def _is_kept(value: object) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    return copy.deepcopy(value.state_dict())
+    return _copied_over(None, value.state_dict())
 
 
+@torch.no_grad()
 def _copied_over(before: Any, now: Any) -> Any:
-    """A copy of `now`, in the memory of an earlier copy where that fits: fresh memory costs more than the copy."""
+    """A copy of `now`, in the memory of an earlier copy where that fits: fresh memory costs more than the copy. Each
+    tensor has memory of its own, as weights that are tied today may be untied before the next copy."""
     if isinstance(now, torch.Tensor):
         alike = isinstance(before, torch.Tensor) and (before.shape, before.dtype) == (now.shape, now.dtype)
-        return before.copy_(now.detach()) if alike and before.device == now.device else copy.deepcopy(now.detach())
+        return before.copy_(now.detach()) if alike and before.device == now.device else now.detach().clone()
     if isinstance(now, dict):
         kept = before if isinstance(before, Mapping) else {}
         found = copy.copy(now)  # with what a module's has besides: the versions of its parts

@@ -1,9 +1,9 @@
 """`--verify every=N`: whether hardware has changed a bit, by values that several workers have computed alike.
 
 In the first pass of every N-th step, one shard is computed by its owner and again by two other members, or by the other
-one twice. Before anything is summed, all members hear all digests of that shard (its gradients, buffers, loss and
-weight) and of every member's state. Gradients and states have the same bits on every worker, so equality is exact, and
-whoever differs from the majority is wrong. Pure, but for the digests.
+one twice. Before anything is summed, all members hear all digests of that shard (its gradients, buffers and weight) and
+of every member's state. Gradients and states have the same bits on every worker, so equality is exact, and whoever
+differs from the majority is wrong. Pure, but for the digests.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class Verification:
 
 
 def digest_of(leaf: Partial) -> str:
-    """16 hex digits of a leaf's values, as they would be summed. Any single bit counts."""
+    """16 hex digits of a leaf's values, as they would be summed. Any single bit counts, but of logged values: a script
+    may log what workers cannot have in common, as the time that a shard takes."""
     sums: dict[str, int] = {name: value_sum(flat) for name, flat in leaf.flats.items()}
     for name, loose in leaf.loose.items():
         sums[name] = sum(map(value_sum, loose.parts)) % (1 << 64)
     sums = {name: total % (1 << 64) for name, total in sums.items()}
-    about = json.dumps([sums, {**leaf.meta(), "node": None}], sort_keys=True)
+    about = json.dumps([sums, {**leaf.meta(), "node": None, "scalars": None}], sort_keys=True)
     return hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
 
 

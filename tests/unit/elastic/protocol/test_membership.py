@@ -10,6 +10,7 @@ import pytest
 
 from elastic.config import JobSpec, Reduction, RingKind, Timing
 from elastic.protocol import membership
+from elastic.protocol.failures import NODE_FAILURES, FailureKind, WorkerFailure, judge_node
 from elastic.protocol.membership import (
     Action,
     AgentDown,
@@ -621,6 +622,37 @@ def test_events_taken_at_once_do_what_they_do_one_by_one() -> None:
     assert repr(at_once) == before, "the old one is as it was"
     actions = membership.advance(at_once, events, 1.0)
     assert (at_once, list(actions)) == (one_by_one, done) and at_once.state is State.RUNNING
+
+
+def test_a_job_that_went_back_gets_on_again_when_it_is_further_than_before() -> None:
+    """Its operations are counted from 0 again, its steps are not: else failures after that, each behind new steps,
+    would be taken for failures without progress."""
+    group, _ = run("0 job workers=1", "0 elected 1", "0 announce a", "0 committed", "0 ringup a 1")
+    done = []
+    for reduced, applied in ((9, 4), (1000, 990), (2, 980), (12, 990), (13, 991), (13, 991), (14, 992), (2000, 993)):
+        group, _ = step(group, Progress("a", 1, reduced, applied), 1.0)
+        done.append(group.failures.furthest)
+    assert done == [9, 1000, 1000, 1000, 1001, 1001, 1002, 2000]
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_failures_of_a_node_are_in_a_row_if_no_worker_of_it_has_served_between(serves: bool) -> None:
+    """Also if it is gone since, as spot machines are."""
+    spec = JobSpec(name="j", command=("t",), workers=2, min_workers=1)
+    group = membership.Group(spec, seed="seed")
+    first = [Announce(f"{node}.0.0", node, 0, 1, "host", 1, "same") for node in "ab"]
+    up = [RingUp(one.worker_id, 1) for one in first]
+    serving = [Progress("b.0.0", 1, 5), Progress("b.0.0", 1, 6 if serves else 5)]
+    membership.advance(group, [Elected(1), *first, Committed(1), *up, Progress("a.0.0", 1, 5)], 1.0)
+    group.failures = replace(group.failures, history=tuple(_early_end(number) for number in range(NODE_FAILURES - 1)))
+    membership.advance(group, [*serving, Progress("a.0.0", 1, 99)], 2.0)
+    ends = [*group.failures.history, replace(_early_end(NODE_FAILURES), done=99)]
+    assert (judge_node(ends, others_train=True, one_is_fruitful=False) is None) == serves
+
+
+def _early_end(number: int) -> WorkerFailure:
+    because, kind = "killed by SIGSEGV", FailureKind.CRASHED
+    return WorkerFailure(f"b.1.{number}", "b", kind, because, 1, done=number, member=False, fruitful=False)
 
 
 def test_a_member_that_takes_its_ring_back_holds_up_the_others_again() -> None:

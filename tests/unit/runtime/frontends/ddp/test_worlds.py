@@ -7,7 +7,9 @@ import importlib
 import itertools
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -17,9 +19,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from runtime.recovery.state.verification import Verification
 from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.threads import Main
 from tests.unit.thoroughness import EXAMPLES, some
+from tests.unit.worlds import FakeMember
 
 SCRIPTS = {
     "plain": 7,
@@ -99,6 +103,45 @@ def test_a_step_that_begins_with_the_batch_of_another_rank_changes_no_bit(script
     main, quiet = main_of(script), quiet_run(script)
     assert threads.alone(main, kind=threads.WrongGuess) == quiet
     check(main, quiet, 3, kills={"w0": (3, 0)}, newcomers=1, asked_at=0, admit_at=1, kind=threads.WrongGuess)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_shards_that_are_computed_to_be_compared_change_nothing(
+    workers: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--verify every=1`: neither bits, nor what a script has behind the step, as the loss of a rank."""
+
+    def main() -> None:
+        dist.init_process_group("gloo")
+        data, total = TensorDataset(torch.randn(96, 3), torch.randn(96, 1)), 0.0
+        model = DDP(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in DataLoader(data, batch_size=2, sampler=DistributedSampler(data)):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+            if dist.get_rank() == 0:
+                print(f"rank 0: {loss.item()} {total}")
+        losses = torch.tensor(total, dtype=torch.float64)
+        dist.all_reduce(losses)
+        if dist.get_rank() == 0:
+            print(f"all ranks: {losses.item()}")
+
+    said = SimpleQueue[tuple[int, int, str]]()
+    quiet = threads.alone(main)
+    capsys.readouterr()  # a worker tells of one of its ranks, so of another one there
+    check(main, quiet, workers)
+    lines = capsys.readouterr().out
+    assert len(lines.splitlines()) == 13
+    monkeypatch.setattr(FakeMember, "verification", Verification(1))
+    monkeypatch.setattr(FakeMember, "vouch", lambda self, shard, digest: said.put((self.number, shard, digest)))
+    check(main, quiet, workers)
+    assert capsys.readouterr().out == lines
+    computed = Counter(said.get() for _ in range(said.qsize()))
+    assert len({(number, shard) for number, shard, _ in computed}) == len(computed), "whoever computes one is right"
+    assert min(computed.values()) >= 3
 
 
 def test_a_line_comes_once_a_step_where_the_script_asks_the_environment_for_its_rank(

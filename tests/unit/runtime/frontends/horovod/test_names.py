@@ -102,6 +102,33 @@ def test_a_timeline_is_of_a_job_and_is_begun_before_it_is_stopped(
         hvd.stop_timeline()
 
 
+def test_a_commit_holds_for_weights_that_were_tied_before(alone: None) -> None:
+    """A commit is written over the one before, in which they had one memory."""
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    state = hvd.elastic.TorchState(nn.Sequential(first, second))
+    second.weight = nn.Parameter(torch.full((2, 2), 7.0))
+    nn.init.constant_(first.weight, 5.0)
+    state.commit()
+    nn.init.zeros_(first.weight)
+    state.restore()
+    assert [layer.weight.mean().item() for layer in (first, second)] == [5.0, 7.0]
+
+
+def test_a_commit_takes_tensors_that_want_gradients_or_share_their_elements(alone: None) -> None:
+    """As an optimizer of a script's own may have in its state."""
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.state[weight] = {"teacher": nn.Parameter(torch.ones(3)), "scale": torch.ones(1).expand(3)}
+    state = hvd.elastic.TorchState(None, optimizer)
+    for _ in range(2):
+        optimizer.state[weight]["teacher"] = nn.Parameter(torch.full((3,), 2.0))
+        state.commit()
+    optimizer.state[weight].clear()
+    state.restore()
+    assert [value.sum().item() for value in optimizer.state[weight].values()] == [6.0, 3.0]
+
+
 def test_a_state_goes_back_to_its_commit_as_often_as_it_is_asked_to(alone: None) -> None:
     """An optimizer takes the tensors that it is given for its own, and would change those of the commit."""
     torch.manual_seed(0)

@@ -93,4 +93,6 @@ def test_any_bit_of_a_leaf_counts_and_its_form_does_not() -> None:
         flipped = values.clone()
         flipped.view(torch.int32)[bit % 6] ^= -(1 << 31) if bit == 31 else 1 << bit
         assert digest_of(Partial(0, 1, {"float32": flipped}, 1, 2.0, leaf.scalars)) != digest, bit
-    assert digest_of(Partial(0, 1, {"float32": values}, 1, 2.0, {"loss": ("mean", 1.5, 2.0)})) != digest
+    assert digest_of(Partial(0, 1, {"float32": values}, 1, 2.5, leaf.scalars)) != digest
+    logged = {"seconds": ("mean", 1.5, 2.0)}
+    assert digest_of(Partial(0, 1, {"float32": values}, 1, 2.0, logged)) == digest, "workers may log their own time"
