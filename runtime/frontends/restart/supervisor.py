@@ -371,9 +371,15 @@ class Supervisor:
         # Others wait for this worker meanwhile, and give it up after the hang limit.
         grace_s = min(grace_s, max(self._told.timing.stop_grace_s, self._told.timing.hang_s / 2))
         until_s = time.monotonic() + grace_s
-        if planned and self._at.kept >= 0:
+        if planned and self._have_kept():
             self._await_last_step(min(grace_s / 2, max(LAST_STEP_MIN_S, LAST_STEPS * self._step_s)))
         self._stop_script(max(self._told.timing.stop_grace_s, until_s - time.monotonic()))
+
+    def _have_kept(self) -> bool:
+        """Whether each of this worker's scripts has kept a step of the round: asked now, as the last look at the round
+        may have come before its first step."""
+        newest = [self._kept.follow(self._round, place.rank, place.node)[0] for place in self._running]
+        return min(newest, default=-1) >= 0
 
     def _await_last_step(self, within_s: float) -> None:
         """Until the scripts of all workers have kept a last step of the round, on which they agree."""
