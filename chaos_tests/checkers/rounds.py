@@ -44,7 +44,7 @@ def _wrong_worlds(run: Run, ranks: int) -> Iterator[CheckerVerdict]:
 
 
 def _uneven(run: Run, ranks: int) -> Iterator[CheckerVerdict]:
-    """Of the rounds that were complete: how the workers share the ranks."""
+    """Find complete rounds in which workers do not share the ranks evenly, or a node has ranks in two places."""
     complete = {event.generation: event for event in _complete(run)} if ranks else {}
     members = {event.generation: list(event.line["members"]) for event in run.of("entered", "committed")}
     homes: dict[int, dict[int, str]] = {}

@@ -28,7 +28,7 @@ from elastic.config import JobSpec, Overlap, Reduction
 PLACE_S = 10.0
 """How long a fault waits for its place once it has made a recovery or a join begin."""
 DECIDE = 3
-"""So many members can say whose bit has changed."""
+"""With fewer members than these, two values that differ are one against one, and nobody can say which is wrong."""
 ARMED_S = 45.0
 """Seconds for which a failpoint waits for a worker to come there: checkpoints and evaluations are rare."""
 

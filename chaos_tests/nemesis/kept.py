@@ -87,7 +87,8 @@ def _memory(scene: Scene, node: str) -> str:
 
 
 def _newest(memory: str) -> list[tuple[Path, Header]]:
-    """Of each part, the newest segment of the newest round there. Raises NotNow unless two steps of each are there."""
+    """The newest segment of each part of the newest round. Raises NotNow if a part has segments of fewer than two
+    steps."""
     rounds = rounds_in(memory)
     found: dict[tuple[int, int], list[tuple[int, Path, Header]]] = {}
     for path in segments_in(directory_of(memory, rounds[-1])) if rounds else ():

@@ -39,7 +39,8 @@ NO_PROGRESS = 20
 NODE_FAILURES = 8
 
 SUSPECTS, SUSPECTS_WITHIN = 3, 100
-"""So many members with other values within so many operations are hardly broken machines."""
+"""If SUSPECTS members have had other values than the others within SUSPECTS_WITHIN operations, broken machines are
+hardly the cause: the script computes differently on them."""
 
 CAUSES_SHOWN = 3
 KEPT = 256

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from elastic.records import ledger
+from tests.frameworks.fates import everything_killed, two_deaths_and_two_joins
 from tests.live.jobs import DEADLINE_S, Job
 from tests.live.test_ddp import digest
 
@@ -79,15 +80,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_deaths_and_two_joins_leave_no_trace(kind: str, home: Path, tmp_path: Path) -> None:
     wanted, output = quiet(kind, home), tmp_path / "output"
     with Job(tmp_path, *words(kind, 3, output), environment=OFFLINE) as job:
-        job.pace(0.5)
-        job.await_world(3)
-        for steps in (3, 16):  # in the first epoch and in the second one
-            job.await_steps(steps)
-            first = job.members()[0]
-            job.send(first)
-            job.await_event("worker_exited", worker_id=first)
-            job.await_world(3)
-        job.pace(0)
+        two_deaths_and_two_joins(job, 3, 16)  # in the first epoch and in the second one
         same(ended(job, output), wanted)
         assert not job.events("script_failed"), job.output
 
@@ -96,11 +89,7 @@ def test_two_deaths_and_two_joins_leave_no_trace(kind: str, home: Path, tmp_path
 def test_a_run_goes_on_when_everything_was_killed(kind: str, home: Path, tmp_path: Path) -> None:
     wanted, output = quiet(kind, home), tmp_path / "output"
     with Job(tmp_path, *words(kind, 2, output), environment=OFFLINE) as job:
-        job.pace(0.1)
-        job.await_steps(17)
-        job.command.process.kill()
-        job.wait()
-        assert job.left_behind() == {}
+        everything_killed(job, 17)
     with Job(tmp_path, *words(kind, 3, output), environment=OFFLINE) as job:
         job.pace(0)
         same(ended(job, output), wanted)

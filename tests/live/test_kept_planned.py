@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from elastic.store.embedded import EmbeddedEtcd
-from tests.live.spread import Spread
 from tests.live.test_kept import Rounds
-from tests.live.test_kept_nodes import lose, memory
-from tests.live.test_kept_ranks import RANKS, SCRIPT, under_torchrun
+from tests.live.test_kept_nodes import memory
+from tests.live.test_kept_ranks import RANKS, one_of_three_nodes_lost, under_torchrun
 
 __all__ = ["memory"]
 pytestmark = pytest.mark.long
@@ -47,18 +43,7 @@ def test_a_node_joins_and_another_one_leaves_and_no_step_is_done_again(tmp_path:
     quiet, files = tmp_path / "quiet", tmp_path / "files"
     quiet.mkdir()
     files.mkdir()
-    command = (sys.executable, str(SCRIPT), "gan", str(files), str(STEPS))
-    spec: dict[str, Any] = {"command": command, "restart": True, "ranks": RANKS, "workers": 3}
-    with ExitStack() as stack:
-        etcd = stack.enter_context(EmbeddedEtcd())
-        job = stack.enter_context(Spread(tmp_path, etcd, "planned", memory=memory, **spec))
-        job.rendezvous()
-        agents = {node: job.agent(node) for node in ("a", "b", "c")}
-        rounds = Rounds(job.until, files)
-        rounds.open(0, 1, 2, 3)
-        first = rounds.await_step(4, world=RANKS)
-        lose("c", agents["c"], memory)
-        second = job.until("a round of two nodes", lambda: rounds.begun_after(first, RANKS))
+    with one_of_three_nodes_lost(tmp_path, memory, files, STEPS) as (job, rounds, _, second):
         rounds.open(4, 5, 6)
         rounds.await_step(7, world=RANKS)
         with paced(rounds, 7):

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,26 @@ def under_torchrun(kind: str, home: Path, steps: int = STEPS) -> str:
     command = [*words, str(SCRIPT), kind, str(home), str(steps)]
     subprocess.run(command, check=True, env=environment, capture_output=True, timeout=DEADLINE_S)
     return (home / "digest").read_text()
+
+
+@contextmanager
+def one_of_three_nodes_lost(
+    home: Path, memory: Path, files: Path, steps: int
+) -> Iterator[tuple[Spread, Rounds, dict[str, subprocess.Popen[bytes]], int]]:
+    """A job over the nodes a, b and c has done 4 steps, and c is then lost with its memory. Gives job, rounds, agents, and
+    the number of the round of the two nodes that are left."""
+    command = (sys.executable, str(SCRIPT), "gan", str(files), str(steps))
+    spec: dict[str, Any] = {"command": command, "restart": True, "ranks": RANKS, "workers": 3}
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EmbeddedEtcd())
+        job = stack.enter_context(Spread(home, etcd, "ranks", memory=memory, **spec))
+        job.rendezvous()
+        agents = {node: job.agent(node) for node in ("a", "b", "c")}
+        rounds = Rounds(job.until, files)
+        rounds.open(0, 1, 2, 3)
+        first = rounds.await_step(4, world=RANKS)
+        lose("c", agents["c"], memory)
+        yield job, rounds, agents, job.until("a round of two nodes", lambda: rounds.begun_after(first, RANKS))
 
 
 @pytest.mark.parametrize("kind", ["barlow", "gan"])
@@ -91,18 +112,7 @@ def test_nodes_are_lost_with_their_memory_and_new_ones_join(tmp_path: Path, memo
     quiet, files = tmp_path / "quiet", tmp_path / "files"
     quiet.mkdir()
     files.mkdir()
-    command = (sys.executable, str(SCRIPT), "gan", str(files), str(STEPS))
-    spec: dict[str, Any] = {"command": command, "restart": True, "ranks": RANKS, "workers": 3}
-    with ExitStack() as stack:
-        etcd = stack.enter_context(EmbeddedEtcd())
-        job = stack.enter_context(Spread(tmp_path, etcd, "ranks", memory=memory, **spec))
-        job.rendezvous()
-        agents = {node: job.agent(node) for node in ("a", "b", "c")}
-        rounds = Rounds(job.until, files)
-        rounds.open(0, 1, 2, 3)
-        first = rounds.await_step(4, world=RANKS)
-        lose("c", agents["c"], memory)
-        second = job.until("a round of two nodes", lambda: rounds.begun_after(first, RANKS))
+    with one_of_three_nodes_lost(tmp_path, memory, files, STEPS) as (job, rounds, agents, second):
         assert rounds.done(second, 0) == [], "no process may begin the next step"
         lose("b", agents["b"], memory)
         third = job.until("a round of one node", lambda: rounds.begun_after(second, RANKS))

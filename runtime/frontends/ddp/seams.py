@@ -1,14 +1,31 @@
-"""What is replaced in torch while a script runs with logical ranks, in one list, so that it can be put back."""
+"""What is replaced in torch, or in a framework, while a script runs with logical ranks, in one list, so that it can be
+put back; and whether it is there."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.frontends.ddp.rank_script import RankScript
 
 _MISSING = object()
+
+
+def missing(names: Mapping[str, Sequence[str]], package: str = "") -> list[str]:
+    """Which of these names the imported modules do not have, as "NAME in MODULE". names: module, below the package if
+    one is given -> a function, a class, or "CLASS.METHOD"."""
+    found = []
+    for module, every in names.items():
+        where = f"{package}.{module}" if package else module
+        for name in every:
+            thing: Any = sys.modules.get(where)
+            for part in name.split("."):
+                thing = getattr(thing, part, None)
+            if thing is None:
+                found.append(f"{name} in {where}")
+    return found
 
 
 class Seams:

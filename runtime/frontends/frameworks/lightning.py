@@ -20,8 +20,7 @@ from typing import Any
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.process_group import LiveRank
 from runtime.frontends.ddp.rank_script import RankScript
-from runtime.frontends.ddp.seams import Seams
-from runtime.frontends.frameworks import lightning_parts as parts
+from runtime.frontends.ddp.seams import Seams, missing
 from runtime.frontends.frameworks.lightning_evaluation import BatchPlace
 from runtime.frontends.frameworks.lightning_strategy import RankStrategy
 
@@ -46,9 +45,9 @@ def install(seams: Seams, module: Any) -> None:
     """module: lightning.pytorch or pytorch_lightning. Every Trainer that is made from now on trains in place. Raises
     ConfigError."""
     package = module.__name__
-    if missing := parts.missing(package, PRIVATE):
+    if names := missing(PRIVATE, package):
         raise ConfigError(
-            f"Lightning has no {', '.join(missing)}: this version cannot train in place, {', '.join(TESTED)} can; or "
+            f"Lightning has no {', '.join(names)}: this version cannot train in place, {', '.join(TESTED)} can; or "
             "start the script with --restart"
         )
     strategies = sys.modules[f"{package}.strategies"]

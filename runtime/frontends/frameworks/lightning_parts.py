@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -177,21 +176,6 @@ def detached(value: Any) -> Any:
 
 
 # Metrics of torchmetrics
-
-
-def missing(package: str, names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Which of these names the imported Lightning does not have. names: module below the package -> names in it."""
-    return [
-        f"{name} in {package}.{file}"
-        for file, every in names.items()
-        for name in every
-        if (there := sys.modules.get(f"{package}.{file}")) is None or not _has(there, name)
-    ]
-
-
-def _has(module: Any, name: str) -> bool:
-    owner, _, attribute = name.partition(".")
-    return hasattr(getattr(module, owner, None), attribute)
 
 
 def objects_of(strategy: Any, trainer: Any) -> dict[str, Any]:

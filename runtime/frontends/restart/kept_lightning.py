@@ -19,6 +19,7 @@ from typing import Any
 
 from elastic.errors import ConfigError, NotCarried
 from runtime.data.random_state import RandomNumbers
+from runtime.frontends.ddp.seams import missing
 from runtime.frontends.frameworks import lightning_parts as parts
 from runtime.frontends.frameworks.lightning_state import CsvRows, LightningState, nothing_deleted
 from runtime.recovery.kept.keep import KeptScript, keep, kept_before
@@ -45,9 +46,9 @@ def install(module: Any) -> None:
     """module: lightning.pytorch or pytorch_lightning. The first fit() of a Trainer with DDP is kept. Raises
     ConfigError."""
     package = module.__name__
-    if missing := parts.missing(package, PRIVATE):
+    if names := missing(PRIVATE, package):
         raise ConfigError(
-            f"Lightning has no {', '.join(missing)}: the state of this version is not kept in memory, that of "
+            f"Lightning has no {', '.join(names)}: the state of this version is not kept in memory, that of "
             f"{', '.join(TESTED)} is; start the script without --ranks"
         )
     ddp = sys.modules[f"{package}.strategies"].DDPStrategy

@@ -1,4 +1,4 @@
-"""Who calls which callback of Keras, and what is kept of them between steps.
+"""Callbacks of Keras: in which workers each is called, and what is kept of it between steps.
 
 All workers call all callbacks, as callbacks decide: when to stop, which learning rate, what to save. What only writes
 belongs to the leader: the bar, TensorBoard, backups. Each worker has the text of a CSVLogger's file, so that the next

@@ -21,7 +21,7 @@ import torch
 
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.rank_script import RankScript
-from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.ddp.seams import Seams, missing
 from runtime.frontends.frameworks.keras.batches import (
     Part,
     PlaceIterator,
@@ -42,7 +42,7 @@ PRIVATE = {
         "TorchTrainer.train_on_batch",
         "TorchEpochIterator._get_iterator",
     ),
-    "keras.src.trainers.trainer": ("Trainer._symbolic_build",),
+    "keras.src.layers.layer": ("Layer._flatten_layers",),
     "keras.src.random.seed_generator": ("global_seed_generator",),
 }
 """Module -> names in it."""
@@ -66,15 +66,9 @@ _here = _Here()
 
 def install(seams: Seams, module: Any) -> None:
     """module: keras.src.backend.torch.trainer. Each fit() from now on trains in place. Raises ConfigError."""
-    missing = [
-        f"{name} in {file}"
-        for file, names in PRIVATE.items()
-        for name in names
-        if (there := sys.modules.get(file)) is None or not _has(there, name)
-    ]
-    if missing:
+    if names := missing(PRIVATE):
         raise ConfigError(
-            f"Keras has no {', '.join(missing)}: this version cannot train in place, {', '.join(TESTED)} can; or write "
+            f"Keras has no {', '.join(names)}: this version cannot train in place, {', '.join(TESTED)} can; or write "
             "a loop of torch"
         )
     own_iterator = module.TorchEpochIterator
@@ -103,14 +97,8 @@ def install(seams: Seams, module: Any) -> None:
     seams.wrap(module.TorchTrainer, "fit", fit)
 
 
-def _has(module: Any, name: str) -> bool:
-    owner, _, attribute = name.partition(".")
-    found = getattr(module, owner, None)
-    return found is not None and (not attribute or hasattr(found, attribute))
-
-
 class Fit:
-    """One call of fit()."""
+    """One call of fit(): from its arguments to what it returns."""
 
     def __init__(self, model: Any, script: RankScript, arguments: dict[str, Any]) -> None:
         """arguments: of fit(), all by name."""
@@ -150,7 +138,7 @@ class Fit:
         model, script = self._model, self._script
         self._loop.check_first()
         self._check()
-        script.job.on_lead(self._lead)
+        script.job.on_lead(self._callbacks.lead)
         model.make_train_function = self.make_train_function
         for name in SAVES:
             if hasattr(model, name):  # a layer with a fit() of its own has none
@@ -174,7 +162,7 @@ class Fit:
         if not model.compiled:
             return  # fit() says so
         if model.jit_compile is True:
-            print("elastic: compile(jit_compile=True): train_step() runs without torch.compile in place", flush=True)
+            self._script.job.print("elastic: jit_compile=True: in place, train_step() runs without torch.compile")
         if model.steps_per_execution > 1:
             raise ConfigError("compile(steps_per_execution=...) cannot train in place: leave it out")
         check_validation(self._arguments["validation_data"])
@@ -187,9 +175,6 @@ class Fit:
 
     def _own_callback(self, callback: Any) -> OwnCallback:
         return OwnCallback(callback, self._leads, lambda: self._behind, self._by_itself)
-
-    def _lead(self) -> None:
-        self._callbacks.lead()
 
     def _passes_by(self, method: str) -> bool:
         """A worker that comes in the middle of an epoch: the others have had the events before its first step."""
@@ -229,7 +214,7 @@ class Fit:
             callback.load_state_dict(kept)
         self._model.stop_training = found["stop"]
         if self._leads():  # a run that goes on: its leader could not begin before
-            self._lead()
+            self._callbacks.lead()
 
     # The loop
 
@@ -282,7 +267,8 @@ class Fit:
         self._model.train_function = self._train
 
     def _train(self, place: list[int]) -> dict[str, Any]:
-        """One step. Returns the metrics of this epoch so far, over all ranks. place: of the step in its epoch."""
+        """Train one step. Returns the metrics of this epoch so far, over all ranks. place: the number of the step in
+        its epoch, in the list that PlaceIterator gives."""
         model, loop, variables = self._model, self._loop, self._variables
         assert variables is not None and self._batches is not None
         if not loop.next():
