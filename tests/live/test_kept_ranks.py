@@ -41,8 +41,8 @@ def under_torchrun(kind: str, home: Path, steps: int = STEPS) -> str:
 def one_of_three_nodes_lost(
     home: Path, memory: Path, files: Path, steps: int
 ) -> Iterator[tuple[Spread, Rounds, dict[str, subprocess.Popen[bytes]], int]]:
-    """A job over the nodes a, b and c has done 4 steps, and c is then lost with its memory. Gives job, rounds, agents, and
-    the number of the round of the two nodes that are left."""
+    """A job over the nodes a, b and c has done 4 steps, and c is then lost with its memory. Gives job, rounds, agents,
+    and the number of the round of the two nodes that are left."""
     command = (sys.executable, str(SCRIPT), "gan", str(files), str(steps))
     spec: dict[str, Any] = {"command": command, "restart": True, "ranks": RANKS, "workers": 3}
     with ExitStack() as stack:
