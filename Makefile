@@ -23,7 +23,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit unit-frontends unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-horovod bench-observation bench-nodes bench-storms bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-frontends unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-horovod bench-observation bench-nodes bench-storms bench-kept bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -203,13 +203,18 @@ bench-horovod: setup ## measure Horovod's elastic mode: the death of a node, and
 bench-observation: setup ## measure what metrics and a dashboard with an open page cost a job
 	$(PY) -m tests.bench.observation
 
-bench-nodes: setup ## measure what a node costs that dies, falls silent or comes back, beside torchrun
-	$(PY) -m tests.bench.node_deaths
-
 # torchft, which is measured beside ours, is in no environment of this project.
-bench-storms: setup ## measure what is left of a training under traces of spot markets, beside torchft and torchrun
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/torchft torchft-nightly==2026.10.26
-	$(PY) -m tests.bench.storms --peer build/torchft
+build/torchft:
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ torchft-nightly==2026.10.26
+
+bench-nodes: setup build/torchft ## measure what a node costs that dies, falls silent or comes back, beside torchrun and torchft
+	$(PY) -m tests.bench.node_deaths --peer build/torchft
+
+bench-storms: setup build/torchft ## measure what is left of a training under traces of spot markets, beside torchft and torchrun
+	$(PY) -m tests.bench.storms --runs 3 --peer build/torchft
+
+bench-kept: setup ## measure what is left of a training with FSDP2 while processes die: elastic.keep beside torchrun with checkpoints
+	$(PY) -m tests.bench.kept
 
 bench-net: setup ## measure bytes and steps between machines behind narrow cables (network namespaces, root) against torch DDP
 	$(PY) -m tests.bench.net

@@ -150,8 +150,9 @@ def ddp(name: str, directory: Path, workers: int, settings: Mapping[str, str] | 
     return Contender(name, directory, [[sys.executable, str(SCRIPTS / "train_ddp.py")]] * workers, environment)
 
 
-def torchrun(directory: Path, workers: int) -> Contender:
-    """One elastic agent with all workers, as `elastic run` has; whatever it may wait for is set short.
+def torchrun(directory: Path, workers: int, script: str = "train_ddp.py") -> Contender:
+    """One elastic agent with all workers, as `elastic run` has; whatever it may wait for is set short. script: in
+    scripts/.
 
     By default (torch 2.13) all attempts share one store, and a restarted worker may read an address which an earlier
     attempt has left there and wait for it for ever. So each attempt gets a store of its own.
@@ -166,9 +167,9 @@ def torchrun(directory: Path, workers: int) -> Contender:
         "--rdzv-id=bench",
         "--rdzv-conf=last_call_timeout=1,join_timeout=60,close_timeout=1,heartbeat_timeout=1",
     ]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPTS / "train_ddp.py")]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPTS / script)]
     environment = {
-        "BENCH_CHECKPOINT": str(directory / "checkpoint.pt"),
+        "BENCH_CHECKPOINT": str(directory / "checkpoint"),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     return Contender("torchrun", directory, [command], environment)

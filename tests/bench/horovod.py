@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from chaos_tests.support.processes import exit_on_sigterm
-from tests.bench import contenders, node_deaths, report
+from tests.bench import contenders, launchers, report
 from tests.bench.healthy import NO_COPIES, Start, take_turns
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.node_deaths import AWAY_S, Driver, Outcome
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure_deaths(home: Path, count: int, seed: int) -> tuple[list[Outcome], int]:
     """What each death has cost, and how many steps workers have done again. Raises RuntimeError, TimeoutError."""
     found: list[Outcome] = []
-    with node_deaths.elastic(home, None, SCRIPT) as job:
+    with launchers.elastic(home, None, SCRIPT) as job:
         driver = Driver(job, random.Random(seed))
         for number in range(count):
             driver.until("an agent that stands by on each node", job.have_standbys)

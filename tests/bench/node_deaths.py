@@ -1,10 +1,12 @@
-"""Measures what a node costs that dies, falls silent, has a frozen worker, and comes back; and torchrun's beside it.
+"""Measures what a node costs that dies, falls silent, has a frozen worker, and comes back; and that of two peers.
 
-    python -m tests.bench.node_deaths [--rounds 10] [--minutes 2] [--small] [--no-targets] [--seed 1] [--json FILE]
+    python -m tests.bench.node_deaths [--rounds 10] [--minutes 2] [--small] [--no-targets] [--seed 1] [--peer DIR]
+                                      [--json FILE]
 
 Three nodes on this machine, one worker each, train without end. A node dies with all its processes at one instant and
-is started again 6 s later; both launchers are judged by the same stamps of their training scripts. Exit code 1 if a
-target is missed. --small only tries whether all of it works, and leaves docs/performance.md as it is.
+is started again 6 s later; this project, torchrun and torchft are judged by the same stamps of their training scripts.
+--peer: where torchft is installed; without that option it is left out. Exit code 1 if a target is missed. --small only
+tries whether all of it works, and leaves docs/performance.md as it is.
 """
 
 from __future__ import annotations
@@ -14,44 +16,34 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
-from chaos_tests.cluster import Cluster, Network, why_not
-from chaos_tests.support.processes import Command, descendants, exit_on_sigterm, kill_if_there
-from elastic.agent.process import worker_process
-from tests.bench import contenders, report, stamps
+from chaos_tests.cluster import Network, why_not
+from chaos_tests.support.processes import descendants, exit_on_sigterm, kill_if_there
+from tests.bench import contenders, launchers, report, stamps
+from tests.bench.launchers import MORTAL, NODES, OURS, TORCHFT, TORCHRUN, Launcher
 from tests.bench.recovery import say
 from tests.bench.report import Row, target
 from tests.bench.stamps import Stamp
-from tests.bench.turnstile import OPEN, Gate
 
 DOCUMENT = contenders.ROOT / "docs" / "performance.md"
 MARKERS = ("<!-- bench-nodes:begin -->", "<!-- bench-nodes:end -->")
 JSON_FILE = contenders.ROOT / "build" / "bench" / "nodes.json"
 
-NODES = ("a", "b", "c")
-MORTAL = ("b", "c")
-"""Torchrun keeps what all nodes agree on in a process of the first one."""
 STEADY_STEPS = 6
 AWAY_S = 6.0
 DEATH_EVERY_S = 15.0
 FROZEN_S = 4.0
 WAIT_S = 180.0
 POLL_S = 0.02
-IDLE_S = 0.5
-FORK_SERVER = "runtime.forkserver.server"
-
-OURS, THEIRS = "elastic", "torchrun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +67,6 @@ class Found:
     silent: list[Outcome] = field(default_factory=list)
     freezes: list[Outcome] = field(default_factory=list)
     goodput: float = 0.0
-
-
-class Launcher(Protocol):
-    """Three nodes of a job that trains. gate: tells the workers' pids. directory: of their stamps."""
-
-    name: str
-    gate: Gate
-    directory: Path
-
-    def root(self, node: str) -> int:
-        """The pid of the process from which all others of the node descend."""
-        ...
-
-    def end(self, node: str) -> None:
-        """SIGKILL of that process alone."""
-        ...
-
-    def start(self, node: str) -> None: ...
-
-    def check(self) -> None:
-        """Raises RuntimeError if the job has ended."""
-        ...
 
 
 def judge(
@@ -251,192 +221,57 @@ class Driver:
         return max(of[-1].step for of in self.told().values() if of)
 
 
-# ---------------------------------------------------------------------------------------------- the two launchers
-
-
-class Elastic:
-    """A fleet of this project: etcd, a replica, three daemons."""
-
-    name = OURS
-
-    def __init__(self, home: Path, gate: Gate, cluster: Cluster, job: str) -> None:
-        self.gate, self.directory = gate, home / "stamps"
-        self.cluster, self._job = cluster, job
-
-    def root(self, node: str) -> int:
-        return self.cluster.nodes[node].pid
-
-    def end(self, node: str) -> None:
-        self.cluster.end(node)
-
-    def start(self, node: str) -> None:
-        self.cluster.node(node)
-
-    def kill_agent(self, node: str) -> Callable[[], None]:
-        """All that the daemon has started for the job, and neither the daemon nor what stands by."""
-        agent = self._newest("job_agent_started", node)
-        pids = (agent, *descendants(agent))
-
-        def strike() -> None:
-            for pid in pids:
-                kill_if_there(pid)
-
-        return strike
-
-    def have_standbys(self) -> bool:
-        """Whether all nodes have one that has begun its last wait."""
-        return all(self._has_standby(node) for node in NODES)
-
-    def _has_standby(self, node: str) -> bool:
-        standby = self._newest("standby_started", node)
-        if standby == self._newest("standby_begins", node):
-            return False
-        servers = [pid for pid in descendants(standby) if FORK_SERVER in Path(f"/proc/{pid}/cmdline").read_text()]
-        before = [worker_process.facts(pid) for pid in servers]
-        time.sleep(IDLE_S)
-        return bool(servers) and before == [worker_process.facts(pid) for pid in servers]
-
-    def _newest(self, event: str, node: str) -> int:
-        """The pid in that node's last line of that event; 0: there is none."""
-        lines = [line for line in self.cluster.journal() if line["event"] == event and line["node"] == node]
-        return int(lines[-1]["pid"]) if lines else 0
-
-    def check(self) -> None:
-        ended = [line for line in self.cluster.journal() if line["event"] == "job_over"]
-        if ended:
-            raise RuntimeError(f"{self._job} has ended: {ended[0]['because']}")
-
-
-@contextmanager
-def elastic(home: Path, network: Network | None, script: str = "train_elastic.py") -> Iterator[Elastic]:
-    """script: in scripts/."""
-    directory = home / "stamps"
-    directory.mkdir(parents=True)
-    with ExitStack() as stack:
-        gate = stack.enter_context(closing(Gate(home / "gate")))
-        gate.allow(OPEN)
-        cluster = stack.enter_context(
-            Cluster(home, network, replicas=1, nodes=NODES, environment={"PYTHONPATH": str(contenders.ROOT)})
-        )
-        job = cluster.submit(
-            name="bench",
-            command=["python", str(contenders.SCRIPTS / script)],
-            workers=len(NODES),
-            checkpoint_dir=str(home / "checkpoints"),
-            checkpoint_every="off",
-            snapshot_every="off",
-            env={"BENCH_GATE": str(gate.path), "BENCH_STAMPS": str(directory), "OMP_NUM_THREADS": "1"},
-        )
-        yield Elastic(home, gate, cluster, job)
-
-
-def free_port() -> int:
-    """Of 127.0.0.1."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
-class Commands:
-    """A launcher whose nodes are commands of this process."""
-
-    name: str
-
-    def __init__(self, home: Path, gate: Gate) -> None:
-        self.gate, self.directory = gate, home / "stamps"
-        self._home = home
-        self._port = free_port()
-        self._commands: dict[str, Command] = {}
-
-    def root(self, node: str) -> int:
-        return self._commands[node].process.pid
-
-    def end(self, node: str) -> None:
-        process = self._commands.pop(node).process
-        process.kill()
-        process.wait()
-
-    def check(self) -> None:
-        for node, command in self._commands.items():
-            if command.process.poll() is not None:
-                raise RuntimeError(f"{node} of {self.name} has ended:\n{command.output[-4000:]}")
-
-    def close(self) -> None:
-        for command in self._commands.values():
-            command.stop()
-
-    def _run(self, node: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        output = self._home / f"{node}-{time.monotonic_ns()}.out"
-        self._commands[node] = Command(words, output, environment=environment, cwd=self._home)
-
-
-class Torchrun(Commands):
-    """Three agents of torchrun with a worker each. Whatever they may wait for is set short."""
-
-    name = THEIRS
-
-    def start(self, node: str) -> None:
-        waits = "last_call_timeout=1,join_timeout=60,close_timeout=1,heartbeat_timeout=1"
-        options = [
-            f"--nnodes={len(NODES) - 1}:{len(NODES)}",
-            "--nproc-per-node=1",
-            "--max-restarts=1000",
-            "--monitor-interval=0.05",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{self._port}",
-            "--rdzv-id=bench",
-            f"--rdzv-conf={waits},keep_alive_interval=1,keep_alive_max_attempt=3,is_host={node == NODES[0]}",
-        ]
-        script = str(contenders.SCRIPTS / "train_ddp.py")
-        environment = {
-            "BENCH_GATE": str(self.gate.path),
-            "BENCH_STAMPS": str(self.directory),
-            "BENCH_CHECKPOINT": str(self._home / "checkpoint.pt"),
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "PYTHONPATH": str(contenders.ROOT),
-            "OMP_NUM_THREADS": "1",
-        }
-        self._run(node, [sys.executable, "-m", "torch.distributed.run", *options, script], environment)
-
-
-@contextmanager
-def torchrun(home: Path) -> Iterator[Torchrun]:
-    (home / "stamps").mkdir(parents=True)
-    with closing(Gate(home / "gate")) as gate:
-        gate.allow(OPEN)
-        with closing(Torchrun(home, gate)) as job:
-            for node in NODES:
-                job.start(node)
-            yield job
-
-
 # ------------------------------------------------------------------------------------------------ the measuring
 
 
-def measure(home: Path, rounds: int, seconds: float, seed: int) -> dict[str, Found]:
+def measure(home: Path, rounds: int, seconds: float, seed: int, peer: Path | None) -> dict[str, Found]:
     """Raises RuntimeError if a job ends, TimeoutError if it comes to a stand."""
-    found = {OURS: Found(), THEIRS: Found()}
-    with ExitStack() as stack:
-        network = None if why_not() else stack.enter_context(Network())
-        ours = stack.enter_context(elastic(home / OURS, network))
+    found = {OURS: Found()}
+    with launchers.elastic(home / OURS, None) as ours:
         driver, of = Driver(ours, random.Random(seed)), found[OURS]
-
-        def hit(aim: Callable[[str], Callable[[], None]], undo: Callable[[str], None], away_s: float) -> Outcome:
-            driver.until("an agent that stands by on each node", ours.have_standbys)
-            return driver.hit(aim, undo, away_s)
-
-        _repeat(rounds, "death", of.deaths, lambda: hit(driver.kill, ours.start, AWAY_S))
-        _repeat(rounds, "agent's death", of.warm, lambda: hit(ours.kill_agent, lambda node: None, 0.0))
-        _repeat(rounds, "freeze", of.freezes, lambda: hit(driver.freeze, driver.thaw, FROZEN_S))
-        if network is not None:
-            links = network
-            _repeat(rounds, "silence", of.silent, lambda: hit(_cut(links), lambda node: links.heal(), AWAY_S))
+        _repeat(rounds, "death", of.deaths, lambda: _hit(ours, driver, driver.kill, ours.start, AWAY_S))
+        _repeat(rounds, "agent's death", of.warm, lambda: _hit(ours, driver, ours.kill_agent, lambda node: None, 0.0))
+        _repeat(rounds, "freeze", of.freezes, lambda: _hit(ours, driver, driver.freeze, driver.thaw, FROZEN_S))
         of.goodput = _goodput(driver, seconds)
-    with torchrun(home / THEIRS) as theirs:
-        driver, of = Driver(theirs, random.Random(seed)), found[THEIRS]
-        _repeat(rounds, "torchrun: death", of.deaths, lambda: driver.hit(driver.kill, theirs.start, AWAY_S))
-        of.goodput = _goodput(driver, seconds)
+    if not why_not():
+        found[OURS].silent = _silent(home / "silent", rounds, seed)
+    others: dict[str, Callable[[Path], AbstractContextManager[Launcher]]] = {TORCHRUN: launchers.torchrun}
+    if peer is not None:
+        others[TORCHFT] = lambda home: launchers.torchft(home, peer)
+    for name, started in others.items():
+        with started(home / name) as theirs:
+            found[name] = _deaths(theirs, rounds, seconds, seed)
+    return found
+
+
+def _deaths(theirs: Launcher, rounds: int, seconds: float, seed: int) -> Found:
+    driver, of = Driver(theirs, random.Random(seed)), Found()
+    _repeat(rounds, f"{theirs.name}: death", of.deaths, lambda: driver.hit(driver.kill, theirs.start, AWAY_S))
+    of.goodput = _goodput(driver, seconds)
+    return of
+
+
+def _hit(
+    ours: launchers.Elastic,
+    driver: Driver,
+    aim: Callable[[str], Callable[[], None]],
+    undo: Callable[[str], None],
+    away_s: float,
+) -> Outcome:
+    driver.until("an agent that stands by on each node", ours.have_standbys)
+    return driver.hit(aim, undo, away_s)
+
+
+def _silent(home: Path, rounds: int, seed: int) -> list[Outcome]:
+    """On nodes that are hosts of their own, so that they can be cut off."""
+    found: list[Outcome] = []
+    with Network() as links, launchers.elastic(home, links) as ours:
+        driver = Driver(ours, random.Random(seed))
+
+        def cut_off() -> Outcome:
+            return _hit(ours, driver, _cut(links), lambda node: links.heal(), AWAY_S)
+
+        _repeat(rounds, "silence", found, cut_off)
     return found
 
 
@@ -461,7 +296,7 @@ def _goodput(driver: Driver, seconds: float) -> float:
 
 
 def rows_of(found: Mapping[str, Found]) -> list[Row]:
-    ours, theirs = found[OURS], found[THEIRS]
+    ours = found[OURS]
     rows = [
         _seconds("node killed -> next step of the others", [one.next_s for one in ours.deaths], 0.3, 0.6),
         _seconds("node silent (cut off) -> next step of the others", [one.next_s for one in ours.silent], 3.0),
@@ -471,11 +306,14 @@ def rows_of(found: Mapping[str, Found]) -> list[Row]:
         _steps("longest pause at a node's return", [one.pause_s / one.step_s for one in ours.deaths], 1.5),
         _steps("longest pause at an agent's return", [one.pause_s / one.step_s for one in ours.warm], 1.5),
         _share(f"steps with a death every {DEATH_EVERY_S:g} s / without", ours.goodput, 0.93),
-        _seconds("torchrun: node killed -> next step of the others", [one.next_s for one in theirs.deaths]),
-        _seconds("torchrun: start of a node -> step of all", [one.full_s for one in theirs.deaths]),
-        _steps("torchrun: longest pause at a node's return", [one.pause_s / one.step_s for one in theirs.deaths]),
-        _share(f"torchrun: steps with a death every {DEATH_EVERY_S:g} s / without", theirs.goodput),
     ]
+    for name, theirs in list(found.items())[1:]:
+        rows += [
+            _seconds(f"{name}: node killed -> next step of the others", [one.next_s for one in theirs.deaths]),
+            _seconds(f"{name}: start of a node -> step of all", [one.full_s for one in theirs.deaths]),
+            _steps(f"{name}: longest pause at a node's return", [one.pause_s / one.step_s for one in theirs.deaths]),
+            _share(f"{name}: steps with a death every {DEATH_EVERY_S:g} s / without", theirs.goodput),
+        ]
     return [row for row in rows if row is not None]
 
 
@@ -522,14 +360,16 @@ def notes() -> list[str]:
         "Every job trains the same MLP of 10.0 million float32 parameters on three nodes of this machine with a worker "
         f"each. A node dies by SIGKILL of all its processes at one instant, and is started again {AWAY_S:g} s later; "
         "the first node is spared, because torchrun keeps what its nodes agree on there.",
-        "Times are read from the time stamps of the training scripts, in the same way for both. The next step is the "
+        "Times are read from the time stamps of the training scripts, in the same way for all. The next step is the "
         "first step that a group without the node applies; with torchrun it may be a step that was finished before "
         "and is computed again.",
         "With elastic-ring each fault comes when all nodes have a standby agent, half a minute after the last return: "
         "the standby imports torch, here on the cores of the other nodes. The steps under deaths have no such pause.",
-        "The nodes of elastic-ring are separate hosts, in network namespaces, if that is possible; a silent node is "
-        "cut off from all others. The nodes of torchrun are not, and torchrun was not measured with a silent node or "
-        "a stopped worker.",
+        "All nodes use the loopback interface, but for the silent ones: those are hosts of their own, in network "
+        "namespaces, and are cut off from all others. torchrun and torchft were not measured with a silent node or a "
+        "stopped worker.",
+        f"torchft is the nightly 2026.10.26. Its waits are short: {launchers.SILENT_MS / 1000:g} s for a heartbeat, "
+        f"{launchers.JOIN_MS / 1000:g} s for stragglers. Its steps under deaths lack the samples of the absent node.",
         "All nodes share the cores of one machine: a node that starts takes CPU time from the others, most of all "
         "while it imports torch. A standby agent has imported torch already. Two workers use two cores as fully as "
         "three workers, and disturb each other less, so the number of steps under deaths can be higher than without "
@@ -547,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_on_sigterm()
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
-        found = measure(Path(directory), options.rounds, options.minutes * 60, options.seed)
+        found = measure(Path(directory), options.rounds, options.minutes * 60, options.seed, options.peer)
     about, rows = report.machine(), rows_of(found)
     figures = {
         "machine": about,
@@ -572,6 +412,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
     parser.add_argument("--seed", type=int, default=1, help="of the victims and moments")
+    parser.add_argument("--peer", type=Path, metavar="DIR", help="a directory in which torchft is installed")
     parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.small:

@@ -1,49 +1,51 @@
 """Measures what is left of a training while nodes come and go as a spot market has taken and given them: this project,
 torchft and torchrun, one after the other.
 
-    python -m tests.bench.storms [--traces bamboo-p3,bamboo-g4dn] [--minutes 2] [--speed 60] [--peer DIR] [--json FILE]
+    python -m tests.bench.storms [--traces bamboo-p3,..] [--minutes 1] [--speed 60] [--runs 3] [--further] [--peer DIR]
+                                 [--json FILE]
 
 Three nodes train, undisturbed and then under each trace. A node that is taken dies with all its processes at one
 instant, and is started again when the trace gives it back. --peer: where torchft is installed; without that option it
-is left out.
+is left out. The losses of this project's job under the first trace are compared, bit for bit, with those of a job that
+nothing happens to.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import TypeAlias
 
-from chaos_tests.cluster import Network, why_not
 from chaos_tests.run.request import trace_path
 from chaos_tests.scenario.traces import Absence, absences, divided, read_trace
 from chaos_tests.support.processes import exit_on_sigterm
-from tests.bench import contenders, legs, node_deaths, report, work
-from tests.bench.node_deaths import MORTAL, NODES, Commands, Driver, Launcher
+from tests.bench import contenders, launchers, legs, report, work
+from tests.bench.launchers import JOIN_MS, MORTAL, OURS, SILENT_MS, TORCHFT, TORCHRUN, Launcher
+from tests.bench.node_deaths import Driver
 from tests.bench.recovery import say
 from tests.bench.report import Row
 from tests.bench.stamps import Stamp
-from tests.bench.turnstile import OPEN, Gate
 
 DOCUMENT = contenders.ROOT / "docs" / "performance.md"
 MARKERS = ("<!-- bench-storms:begin -->", "<!-- bench-storms:end -->")
 JSON_FILE = contenders.ROOT / "build" / "bench" / "storms.json"
 
-OURS, TORCHFT, TORCHRUN = "elastic-ring", "torchft", "torchrun"
-TRACES = ("bamboo-p3", "bamboo-g4dn")
+TRACES = ("bamboo-p3", "bamboo-g4dn", "parcae-hh", "parcae-hl", "parcae-lh", "parcae-ll")
 QUIET = "quiet"
+ALIKE_WORKERS = 2
+ALIKE_WITHIN_S = 1200.0
+"""Of the job that nothing happens to."""
 POLL_S = 0.02
-TICK_MS, JOIN_MS, SILENT_MS = 100, 1000, 1000
-"""torchft's lighthouse: how often it looks, waits for stragglers, and for the heartbeat of a replica that is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,15 @@ class Leg:
     stop_s: float
     loss: float
     taken: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds
+
+
+Legs: TypeAlias = Mapping[str, Mapping[str, Leg]]
+"""Of one run: launcher -> QUIET or a trace -> what was left."""
 
 
 def planned(name: str, speed: float, seconds: float) -> tuple[Absence, ...]:
@@ -125,113 +136,146 @@ def storm(driver: Driver, launcher: Launcher, gone: Sequence[Absence], seconds: 
     return replace(leg, taken=sum(not back for at_s, _, back in events if at_s < seconds))
 
 
-class Torchft(Commands):
-    """torchft's lighthouse, and a replica group of one process on each node. Whatever they wait for is set short."""
-
-    name = TORCHFT
-
-    def __init__(self, home: Path, gate: Gate, peer: Path) -> None:
-        super().__init__(home, gate)
-        self._environment = {
-            "PYTHONPATH": os.pathsep.join(map(str, (contenders.ROOT, peer))),
-            "OMP_NUM_THREADS": "1",
-            "BENCH_GATE": str(gate.path),
-            "BENCH_STAMPS": str(self.directory),
-            "BENCH_NODES": ",".join(NODES),
-            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}",
-        }
-        waits = (f"--quorum_tick_ms={TICK_MS}", f"--join_timeout_ms={JOIN_MS}", f"--heartbeat_timeout_ms={SILENT_MS}")
-        lighthouse = (str(peer / "bin" / "torchft_lighthouse"), "--min_replicas=1", f"--bind=127.0.0.1:{self._port}")
-        self._run("the lighthouse", [sys.executable, *lighthouse, *waits], self._environment)
-
-    def start(self, node: str) -> None:
-        program = str(contenders.SCRIPTS / "train_torchft.py")
-        self._run(node, [sys.executable, program], {**self._environment, "BENCH_NODE": node})
-
-
-@contextmanager
-def torchft(home: Path, peer: Path) -> Iterator[Torchft]:
-    (home / "stamps").mkdir(parents=True)
-    with closing(Gate(home / "gate")) as gate:
-        gate.allow(OPEN)
-        with closing(Torchft(home, gate, peer)) as job:
-            for node in NODES:
-                job.start(node)
-            yield job
-
-
-def measure(
-    home: Path, traces: Mapping[str, Sequence[Absence]], seconds: float, peer: Path | None
-) -> dict[str, dict[str, Leg]]:
-    """Launcher -> QUIET or a trace -> what was left. Raises RuntimeError if a job ends, TimeoutError if it comes to a
-    stand."""
+def measure(home: Path, traces: Mapping[str, Sequence[Absence]], seconds: float, peer: Path | None) -> tuple[Legs, int]:
+    """One run, and how many steps of this project's job had the losses of a job that nothing happened to. Raises
+    RuntimeError if a job ends, TimeoutError if it comes to a stand, AssertionError if a loss differs."""
     found: dict[str, dict[str, Leg]] = {}
-    with ExitStack() as outer:
-        network = None if why_not() else outer.enter_context(Network())
-        launchers: dict[str, Callable[[Path], AbstractContextManager[Launcher]]] = {
-            OURS: lambda home: node_deaths.elastic(home, network),
-            TORCHRUN: node_deaths.torchrun,
-        }
-        if peer is not None:
-            launchers[TORCHFT] = lambda home: torchft(home, peer)
-        for name, started in launchers.items():
-            found[name] = {}
-            with started(home / name) as launcher:
-                driver = Driver(launcher, random.Random(0))
-                for trace, gone in {QUIET: (), **traces}.items():
-                    found[name][trace] = leg = storm(driver, launcher, gone, seconds, own_parts=name == TORCHFT)
-                    say(f"{name}, {trace}: {leg}")
-    return found
+    started_by: dict[str, Callable[[Path], AbstractContextManager[Launcher]]] = {
+        OURS: lambda home: launchers.elastic(home, None),
+        TORCHRUN: launchers.torchrun,
+    }
+    if peer is not None:
+        started_by[TORCHFT] = lambda home: launchers.torchft(home, peer)
+    losses: dict[int, set[float]] = {}
+    for name, started in started_by.items():
+        found[name] = {}
+        with started(home / name) as launcher:
+            driver = Driver(launcher, random.Random(0))
+            for trace, gone in {QUIET: (), **traces}.items():
+                if isinstance(launcher, launchers.Elastic):
+                    driver.until("all nodes have a standby", launcher.have_standbys)
+                found[name][trace] = leg = storm(driver, launcher, gone, seconds, own_parts=name == TORCHFT)
+                say(f"{name}, {trace}: {leg}")
+                if name == OURS and len(found[name]) == 2:
+                    losses = by_step(driver.told())
+    return found, alike(home / "alike", losses)
 
 
-def rows_of(found: Mapping[str, Mapping[str, Leg]]) -> list[Row]:
+def by_step(told: Mapping[str, Sequence[Stamp]]) -> dict[int, set[float]]:
+    """The losses that the workers have written down of each step."""
+    losses: dict[int, set[float]] = {}
+    for of in told.values():
+        for stamp in of:
+            losses.setdefault(stamp.step, set()).add(stamp.loss)
+    return losses
+
+
+def alike(home: Path, losses: Mapping[int, set[float]]) -> int:
+    """Train the same, with fewer workers and without faults, and count the steps whose losses have the same bits.
+    Raises AssertionError if one differs."""
+    steps = max(losses, default=-1) + 1
+    with contenders.elastic(home, ALIKE_WORKERS) as job:
+        job.gate.allow(steps)
+        job.until(f"{steps} steps without a fault", lambda: job.latest() + 1 >= steps, ALIKE_WITHIN_S)
+        quiet = by_step(job.stamps())
+    differ = [step for step in sorted(losses) if losses[step] != quiet[step]]
+    assert not differ, f"step {differ[0]}: {losses[differ[0]]}, without a fault {quiet[differ[0]]}"
+    return steps
+
+
+def rows_of(runs: Sequence[Legs]) -> list[Row]:
+    """The medians and ranges over the runs."""
     rows = []
-    for trace in next(iter(found.values())):
-        for name, of in found.items():
-            leg, quiet = of[trace], of[QUIET]
-            share = leg.samples / leg.seconds / (quiet.samples / quiet.seconds) if quiet.samples else float("nan")
-            rest = ", ".join(
-                (
-                    f"{leg.samples / leg.seconds:.0f}/s",
-                    f"{leg.taken} nodes taken",
-                    f"{leg.again} steps again",
-                    f"{leg.dropped} samples dropped",
-                    f"longest stop {leg.stop_s:.1f} s",
-                    f"loss {leg.loss:.3f}",
-                )
-            )
-            rows.append(Row(f"{trace}, {name}: samples / undisturbed", f"{share:.2f}", rest))
+    for trace in dict.fromkeys(trace for run in runs for of in run.values() for trace in of):
+        for name in dict.fromkeys(name for run in runs for name in run):
+            done = [run[name] for run in runs if trace in run.get(name, {})]
+            if done:
+                rows.append(row_of(name, trace, done))
     return rows
 
 
-def summary(found: Mapping[str, Mapping[str, Leg]]) -> str:
-    """The last line, for scripts: samples under each trace against those of the same launcher undisturbed."""
+def row_of(name: str, trace: str, runs: Sequence[Mapping[str, Leg]]) -> Row:
+    """runs: of one launcher."""
+    of = [run[trace] for run in runs]
     words = [
-        f"{name}:{trace}={leg.samples / leg.seconds / (of[QUIET].samples / of[QUIET].seconds):.2f}"
-        for name, of in found.items()
-        for trace, leg in of.items()
-        if trace != QUIET
+        f"{span(leg.rate for leg in of)} ({len(of)} times)",
+        f"{statistics.median(shares(runs, trace)):.2f} of undisturbed",
+        f"{of[0].taken} nodes taken",
+        f"{span(leg.again for leg in of)} steps again",
+        f"{span(leg.dropped for leg in of)} samples dropped",
+        f"longest stop {span((leg.stop_s for leg in of), '.1f')} s",
     ]
+    return Row(f"{trace}, {name}: samples/s", f"{statistics.median(leg.rate for leg in of):.0f}", ", ".join(words))
+
+
+def shares(runs: Sequence[Mapping[str, Leg]], trace: str) -> list[float]:
+    """Samples a second under the trace against those of the same launcher in the same run undisturbed."""
+    return [run[trace].rate / run[QUIET].rate if run[QUIET].rate else float("nan") for run in runs]
+
+
+def span(figures: Iterable[float], form: str = ".0f") -> str:
+    """The least and the greatest; one if they read the same."""
+    ordered = sorted(figures)
+    first, last = format(ordered[0], form), format(ordered[-1], form)
+    return first if first == last else f"{first} to {last}"
+
+
+def summary(runs: Sequence[Legs]) -> str:
+    """The last line, for scripts: samples a second under each trace against this project's own."""
+    words = []
+    for trace in dict.fromkeys(trace for run in runs for trace in run[OURS] if trace != QUIET):
+        of = [run for run in runs if trace in run[OURS]]
+        for name in of[0]:
+            if name != OURS:
+                ratio = statistics.median(run[OURS][trace].rate / max(1e-9, run[name][trace].rate) for run in of)
+                words.append(f"{name}:{trace}={ratio:.2f}")
     return "storms: " + " ".join(words)
 
 
-def notes(seconds: float, speed: float) -> list[str]:
+def notes(seconds: float, speed: float, alike_steps: Sequence[int]) -> list[str]:
+    equal = " and ".join(map(str, alike_steps))
     return [
         "Every job trains the same MLP of 10.0 million float32 parameters on three nodes of this machine with a worker "
-        "each. A node that is taken dies by SIGKILL of all its processes; the first node stays, because torchrun and "
-        "torchft keep there what their nodes agree on.",
+        "each, over the loopback interface. A node that is taken dies by SIGKILL of all its processes; the first node "
+        "stays, because torchrun and torchft keep there what their nodes agree on.",
         f"The traces are those of `elastic chaos`, {speed:g} times faster, the first {seconds:.0f} s of each; two of "
         "the three nodes stand for all machines of a trace, in such a way that each instant with a loss takes a node, "
-        "if one is there.",
+        "if one is there. A leg begins when all nodes train, with elastic-ring also when each has its standby.",
         "Samples count once: with torchrun steps that are done again after a checkpoint (one each 10 steps) do not "
         "count, with torchft the samples of a replica that a step was committed without do not: they are dropped.",
         f"torchft is the nightly 2026.10.26. Its waits are short: {SILENT_MS / 1000:g} s for a heartbeat, "
         f"{JOIN_MS / 1000:g} s for stragglers. Those of torchrun are set to 1 s, too.",
-        "The nodes of elastic-ring are hosts of their own, in network namespaces, where that is possible: their bytes "
-        "go through virtual cables. Those of torchrun and torchft use the loopback interface, which costs less.",
+        f"elastic-ring's losses of the first {equal} steps, under the first trace, have the bits of a job of "
+        f"{ALIKE_WORKERS} workers that nothing happened to.",
+        "Undisturbed, elastic-ring makes fewer steps here than the others: to sum eight micro-batches in an order that "
+        "does not depend on the workers takes a quarter more CPU time a step, in a model that computes little and "
+        "sends much.",
         "All nodes share the cores of one machine. Two workers use two cores as fully as three, so a taken node costs "
         "little of the machine's speed: the shares can be above what separate machines would have, alike for all.",
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What FILE holds. about: machine and date of the last run. alike: steps with equal losses, by run."""
+
+    about: dict[str, str]
+    minutes: float
+    speed: float
+    runs: list[Legs]
+    alike: list[int]
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Records:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        runs = [
+            {name: {trace: Leg(**leg) for trace, leg in of.items()} for name, of in run.items()} for run in held["runs"]
+        ]
+        return cls(**{**held, "runs": runs})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,28 +285,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_on_sigterm()
     seconds = options.minutes * 60
     traces = {name: planned(name, options.speed, seconds) for name in options.traces.split(",")}
-    with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
-        found = measure(Path(directory), traces, seconds, options.peer)
-    about, rows = report.machine(), rows_of(found)
-    figures = {
-        "machine": about,
-        "measured": {name: {trace: asdict(leg) for trace, leg in of.items()} for name, of in found.items()},
-    }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    records = Records({}, options.minutes, options.speed, [], [])
+    if options.further:
+        records = Records.read(options.json)
+        if (records.minutes, records.speed) != (options.minutes, options.speed):
+            raise SystemExit(
+                f"{options.json} has runs of --minutes {records.minutes:g} --speed {records.speed:g}: say the same"
+            )
+    for _ in range(options.runs):
+        with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
+            found, equal = measure(Path(directory), traces, seconds, options.peer)
+        records = replace(records, about=report.machine(), runs=[*records.runs, found], alike=[*records.alike, equal])
+        records.write(options.json)
+    rows = rows_of(records.runs)
     if not options.small:
-        command = f"python -m tests.bench.storms --traces {options.traces} --minutes {options.minutes:g}"
-        report.write_section(DOCUMENT, report.section(command, about, rows, notes(seconds, options.speed)), MARKERS)
+        command = f"python -m tests.bench.storms --minutes {options.minutes:g}"
+        text = report.section(command, records.about, rows, notes(seconds, options.speed, records.alike))
+        report.write_section(DOCUMENT, text, MARKERS)
     print(report.table(rows))
-    print(summary(found), flush=True)
+    print(summary(records.runs), flush=True)
     return 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.storms")
     parser.add_argument("--traces", default=",".join(TRACES), help="of `elastic chaos list` (default %(default)s)")
-    parser.add_argument("--minutes", type=float, default=2.0, help="of each leg (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of each leg (default %(default)s)")
     parser.add_argument("--speed", type=float, default=60.0, help="of the traces (default %(default)s)")
+    parser.add_argument("--runs", type=int, default=1, help="(default %(default)s)")
+    parser.add_argument("--further", action="store_true", help="count also the runs that the file of --json has")
     parser.add_argument("--peer", type=Path, metavar="DIR", help="a directory in which torchft is installed")
     parser.add_argument("--small", action="store_true", help="20 s of each; docs/performance.md stays as it is")
     parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")

@@ -48,10 +48,32 @@ def test_each_instant_of_a_trace_with_a_loss_takes_a_node_that_is_there() -> Non
         assert all(one.at_s + one.for_s <= later.at_s for one, later in pairwise(own))
 
 
-def test_shares_are_those_of_the_launchers_own_quiet_leg(tmp_path: Path) -> None:
-    def leg(samples: int) -> Leg:
-        return Leg(10.0, samples // 8, samples, 0, 0, 0.5, 0.1)
+def leg(samples: int, again: int = 0) -> Leg:
+    return Leg(10.0, samples // 8, samples, 0, again, 0.5, 0.1)
 
-    found = {OURS: {QUIET: leg(800), "t": leg(720)}, TORCHFT: {QUIET: leg(400), "t": leg(100)}}
-    assert storms.summary(found) == f"storms: {OURS}:t=0.90 {TORCHFT}:t=0.25"
-    assert "0.90" in report.table(storms.rows_of(found))
+
+def test_rows_have_medians_and_ranges_of_the_runs_and_shares_of_the_launchers_own_quiet_leg() -> None:
+    runs = [
+        {OURS: {QUIET: leg(800), "t": leg(quiet)}, TORCHFT: {QUIET: leg(400), "t": leg(100, again=quiet)}}
+        for quiet in (720, 640, 800)
+    ]
+    assert storms.summary(runs) == f"storms: {TORCHFT}:t=7.20"
+    row = storms.row_of(OURS, "t", [run[OURS] for run in runs])
+    assert row.figure == "72" and row.spread.startswith("64 to 80 (3 times), 0.90 of undisturbed")
+    assert "640 to 800 steps again" in report.table(storms.rows_of(runs))
+
+
+def test_a_later_run_may_have_other_traces() -> None:
+    runs = [{OURS: {QUIET: leg(800), "t": leg(720)}}, {OURS: {QUIET: leg(800), "u": leg(80)}}]
+    assert [row.what.partition(",")[0] for row in storms.rows_of(runs)] == [QUIET, "t", "u"]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    records = storms.Records({"date": "today"}, 1.0, 60.0, [{OURS: {QUIET: leg(800)}}], [7])
+    records.write(tmp_path / "a" / "b.json")
+    assert storms.Records.read(tmp_path / "a" / "b.json") == records
+
+
+def test_losses_that_workers_have_of_one_step_are_all_kept() -> None:
+    told = {"a": [stamp(1, 0), stamp(2, 1)], "b": [stamp(1, 0)]}
+    assert storms.by_step(told) == {0: {1.0}, 1: {0.5}}

@@ -60,17 +60,23 @@ class _Rank:
         return cls(*(int(environment[name]) for name in names))
 
 
-def keep(*objects: object, units: int | None = None, **more: object) -> KeptScript:
+def keep(*objects: object, units: int | None = None, every: int = 1, **more: object) -> KeptScript:
     """Keep the state of these objects in memory, and fill them with what was kept before.
 
     objects: models, optimizers, learning rate schedulers, and whatever else has state_dict() and load_state_dict();
     replicated or sharded (FSDP2). more: the same under a name, such as loader=. Their state has to be the same in all
     processes, but for shards. Call it once, in all processes, when all of them are as at the beginning. units: into so
-    many each step is divided, see KeptScript.units; then FSDP2 sums gradients with the same bits in any world.
+    many each step is divided, see KeptScript.units; then FSDP2 sums gradients with the same bits in any world. every:
+    the state is kept behind the first step of a round and behind each step whose number is a multiple of this, the same
+    in all processes: a loss then costs up to so many steps, and a step costs less. What a planned end of a round would
+    lose is always kept.
 
     Only a script under `elastic run --restart` is started again: elsewhere nothing is kept, and `step` begins at 0.
     Raises OtherState, naming what differs, if the objects are not like those that were kept; nothing is changed then.
+    Raises ConfigError if every is no positive number.
     """
+    if every < 1:
+        raise ConfigError(f"elastic.keep(every={every}): the state is kept behind each so many steps, 1 or more")
     found = named(objects, more)
     exact = None if units is None else ExactUnits(found, units)
     place = KeptPlace.from_environment(os.environ)
@@ -81,7 +87,7 @@ def keep(*objects: object, units: int | None = None, **more: object) -> KeptScri
         parts = {0, _Rank.of(os.environ).rank} if place.own else None
         with _segments(place.memory, place.source, others, parts) as segments:
             load(found, SavedState.of_rank(segments[0], segments[-1]) if place.own else SavedState.of(segments))
-    kept = KeptScript(found, place, exact, others)
+    kept = KeptScript(found, place, exact, others, every)
     if place is not None and place.because:
         kept.turn_off(place.because)
     return kept
@@ -136,8 +142,10 @@ class KeptScript:
         place: KeptPlace | None = None,
         exact: ExactUnits | None = None,
         others: OtherMachines | None = None,
+        every: int = 1,
     ) -> None:
-        """place: None: nothing is kept. exact: None: steps have no units. others: None: all is on this machine."""
+        """place: None: nothing is kept. exact: None: steps have no units. others: None: all is on this machine. every:
+        see keep()."""
         self.step = place.source.step if place is not None and place.source is not None else 0
         self._objects = objects
         self._exact = exact
@@ -146,6 +154,7 @@ class KeptScript:
         self._place = place
         self._at = _Rank.of(os.environ) if place is not None else None
         self._end: AgreedEnd | None = None
+        self._every = every
         self._off = ""
         """Why nothing is kept any more."""
         self._begun = False
@@ -164,12 +173,17 @@ class KeptScript:
                     one.register_step_pre_hook(lambda *_: self.wait())
 
     def done(self) -> None:
-        """A step is done: all processes call it behind the last change of the step, as that of the scheduler. It waits
-        until the step before is in memory, on another machine too. If workers join or leave as planned, it does not
-        return behind the last step of the round, but for a handler of SIGTERM."""
+        """A step is done: all processes call it behind the last change of the step, as that of the scheduler. If the
+        step is one that is kept, it waits until the one before is in memory, on another machine too. If workers join or
+        leave as planned, it does not return behind the last step of the round, but for a handler of SIGTERM."""
+        step = self.step + 1
+        ends = self._place is not None and self._end is not None and self._end.is_last(step)
+        if self._begun and not ends and step % self._every:
+            self.step = step
+            return
         self.wait()
         self._await_mirror()
-        self.step += 1
+        self.step = step
         state = self._state()
         if self._place is None or state is None:
             return
@@ -181,7 +195,7 @@ class KeptScript:
                 self._keep(state, self._writer)
         except OSError as error:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
-        if self._end is not None and self._place is not None and self._end.is_last(self.step):
+        if ends and self._end is not None and self._place is not None:
             self.wait()
             self._await_mirror()
             self._end.arrive()
@@ -198,9 +212,11 @@ class KeptScript:
             refused = str(error)
         if self._begun or self._at is None:
             return state
-        for rank, (off, because) in enumerate(gathered([self._off, refused])):
+        for rank, (off, because, every) in enumerate(gathered([self._off, refused, self._every])):
             if because:
                 raise NotCarried(f"on rank {rank}: {because}")
+            if every != self._every:
+                raise ConfigError(f"elastic.keep(every={every}) on rank {rank}, every={self._every} here: say the same")
             if off and self._place is not None:
                 self.turn_off(f"on rank {rank}: {off}")
         self._begun = self._place is None
@@ -234,7 +250,7 @@ class KeptScript:
             self._at_once = True
             self._say(
                 f"{copy.torn} was changed while it was copied, not by the step of an optimizer that elastic.keep was "
-                f"given: step {self.step} is not kept, and later ones are copied in done() itself"
+                f"given: step {copy.step} is not kept, and later ones are copied in done() itself"
             )
 
     def _await_mirror(self) -> None:
@@ -342,6 +358,7 @@ class _Copy:
     def __init__(
         self, segment: _Segment, placed: Sequence[PlacedPiece], mirror: SegmentMirror | None, *, at_once: bool
     ) -> None:
+        self.step = segment.held.step
         self.error: OSError | None = None
         self.torn = ""
         """The path of a tensor that was changed while it was copied; the step is not kept then."""

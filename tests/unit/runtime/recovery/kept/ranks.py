@@ -5,7 +5,8 @@ round, `two` has two. In `order` and `random` the second round is not given the 
 numbers. In `drift` the weights of one rank leave those of the others behind the first step. In `late` and `late-quiet`
 what each rank trains for itself differs from the beginning and is trained from the second step on, in `zero` and
 `zero-quiet` its first gradients are zero; in `lost` it is trained late, and is not given to elastic.keep. `hook` has
-two rounds, and tells how many gradients DDP has given to a communication hook of each rank.
+two rounds, and tells how many gradients DDP has given to a communication hook of each rank. `every` keeps each second
+step, and `apart` each second or third one, as the ranks do not agree.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic
-from elastic.errors import Disagree, NotCarried
+from elastic.errors import ConfigError, Disagree, NotCarried
 from runtime.data.random_state import RandomNumbers
 from runtime.recovery.kept import ddp_order
 from runtime.recovery.kept.choice import RoundNumber, newest_whole
@@ -96,7 +97,9 @@ def train(rank: int, name: str, until: int) -> str:
     hook = Hook()
     if name == "hook":
         model.register_comm_hook(None, lambda state, bucket: hook.sums(bucket))
-    kept = elastic.keep(model, optimizer, own=None if name == "lost" else own, hook=hook, more=Odd(name, rank))
+    every = rank + 1 if name == "apart" else 2 if name == "every" else 1
+    own_or_none = None if name == "lost" else own
+    kept = elastic.keep(model, optimizer, every=every, own=own_or_none, hook=hook, more=Odd(name, rank))
     if name == "stops" and rank == 1:
         kept.turn_off("rank 1 says so")
     while kept.step < until:
@@ -135,7 +138,7 @@ def begin(rank: int, name: str, until: int, home: Path, place: KeptPlace) -> Non
     dist.init_process_group("gloo", store=FileStore(str(home / f"s.{place.round}"), WORLD), rank=rank, world_size=WORLD)
     try:
         said = train(rank, name, until)
-    except (Disagree, NotCarried, RuntimeError) as error:
+    except (ConfigError, Disagree, NotCarried, RuntimeError) as error:
         said = type(error).__name__  # RuntimeError: the process group misses a rank that has raised Disagree
     (home / f"digest.{rank}").write_text(said)
     os._exit(0)  # the other round begins now; no farewell
@@ -147,7 +150,7 @@ def run(name: str) -> str:
         for number, until in enumerate((STEPS,) if name.endswith("quiet") else (FIRST, STEPS), 1):
             source = newest_whole(KeptHere(directory, cast(Any, None)).check(0, 1))
             place = KeptPlace(directory, RoundNumber(0, number), source, own=True)
-            first = 0 if number == 1 or name in ("odd", "stops") else FIRST
+            first = 0 if number == 1 or name in ("odd", "stops", "apart") else FIRST - FIRST % 2 * (name == "every")
             assert (source.step if source else 0) == first, "the newest step is whole"
             pids = [fork(functools.partial(begin, rank, name, until, home, place)) for rank in range(WORLD)]
             if any([os.waitpid(pid, 0)[1] for pid in pids]):

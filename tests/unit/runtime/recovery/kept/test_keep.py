@@ -176,6 +176,47 @@ def test_each_round_goes_on_where_the_one_before_was_killed(job: Job, *, shard: 
     assert job.notes == []
 
 
+def test_every_tenth_step_is_kept_and_the_first_and_last_one_of_a_round(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(script: Script) -> KeptScript:
+        return elastic.keep(script.model, script.optimizer, script.schedule, every=10, loader=script.loader)
+
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = keep(script)
+    told = []
+    for _ in range(14):
+        script.step(kept)
+        kept.wait()
+        told.append(job.here.follow(FIRST, 0, 0)[0])
+    assert told == [1] * 9 + [10] * 5
+    ended: list[int] = []
+    monkeypatch.setattr(keeping.AgreedEnd, "is_last", lambda end, step: step == 13)
+    monkeypatch.setattr(keeping.AgreedEnd, "arrive", lambda end: ended.append(max(job.files(SECOND))))
+    assert job.begin(SECOND) == KeptStep(10, FIRST, 0)
+    script = Script(shard=True)
+    kept = keep(script)
+    assert script.values() == after(10, shard=True)
+    for _ in range(3):
+        script.step(kept)
+    assert ended == [13] and job.begin(THIRD) == KeptStep(13, SECOND, 0)
+    with pytest.raises(ConfigError, match=r"every=0"):
+        elastic.keep(every=0)
+
+
+def test_a_step_that_is_not_kept_does_not_wait_for_the_mirror(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = elastic.keep(script.model, script.optimizer, script.schedule, every=3, loader=script.loader)
+    joined: list[int] = []
+    join = keeping._Copy.join
+    monkeypatch.setattr(keeping._Copy, "join", lambda copy: (join(copy), joined.append(copy.step))[0])
+    for _ in range(6):
+        script.step(kept)
+    assert joined == [1, 3], "each behind a later step that is kept"
+
+
 def test_a_rank_has_kept_what_its_own_segment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what that of rank 0 says, of a state in parts. Without shards it is the first process of the machine."""
     here = Job(tmp_path, monkeypatch).here

@@ -28,6 +28,12 @@ def test_a_state_of_one_rank_alone_is_kept_though_the_first_step_does_not_show_i
 
 
 @pytest.mark.long
+def test_steps_behind_the_last_one_that_is_kept_are_done_again_with_the_same_bits() -> None:
+    quiet, every = lines("ranks", "quiet", "every")
+    assert every[1:] == quiet[1:]
+
+
+@pytest.mark.long
 def test_a_state_that_begins_late_for_a_parameter_that_is_not_known_is_named_where_it_differs() -> None:
     ((_, *digests),) = lines("ranks", "lost")
     assert digests[1] == "Disagree"
@@ -41,6 +47,6 @@ def test_a_communication_hook_sees_the_gradients_of_each_step_once() -> None:
 
 def test_all_ranks_are_told_when_one_of_them_cannot_keep_its_state() -> None:
     """They would wait for it in the first step for ever. Who has turned it off goes on, and so do the others."""
-    odd, stops = (digests for _, *digests in lines("ranks", "odd", "stops"))
-    assert odd == ["NotCarried"] * WORLD
+    odd, stops, apart = (digests for _, *digests in lines("ranks", "odd", "stops", "apart"))
+    assert odd == ["NotCarried"] * WORLD and apart == ["ConfigError"] * WORLD
     assert len(set(stops)) == WORLD and "RuntimeError" not in stops

@@ -1,0 +1,151 @@
+"""Measures what is left of a training with FSDP2 while processes die, with elastic.keep and under torchrun.
+
+    python -m tests.bench.kept [--minutes 2] [--every 20] [--runs 3] [--small] [--json FILE]
+
+Both have three processes and the same script. In each run both train undisturbed, and then with a death each 20 s. With
+`elastic run --restart` each step is kept in memory; under torchrun the script writes a checkpoint each 10 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+
+from chaos_tests.support.processes import exit_on_sigterm
+from tests.bench import contenders, legs, report
+from tests.bench.contenders import Contender
+from tests.bench.launchers import OURS, TORCHRUN
+from tests.bench.legs import Recipe
+from tests.bench.recovery import say
+from tests.bench.report import Row
+from tests.bench.storms import QUIET, Leg, judge, shares, span
+
+DOCUMENT = contenders.ROOT / "docs" / "performance.md"
+MARKERS = ("<!-- bench-kept:begin -->", "<!-- bench-kept:end -->")
+JSON_FILE = contenders.ROOT / "build" / "bench" / "kept.json"
+SCRIPT = "train_fsdp.py"
+WORKERS = 3
+DEATHS = "deaths"
+
+
+def kept(directory: Path) -> Contender:
+    script = str(contenders.SCRIPTS / SCRIPT)
+    words = ["--workers", str(WORKERS), "--restart", "--job-dir", str(directory / "job"), "--quiet"]
+    return Contender(OURS, directory, [[sys.executable, "-m", "elastic.cli", "run", *words, script]])
+
+
+def torchrun(directory: Path) -> Contender:
+    return contenders.torchrun(directory, WORKERS, SCRIPT)
+
+
+def leg(job: Contender, seconds: float, every_s: float, seed: int) -> Leg:
+    """With a death so often; 0: without. Raises RuntimeError if the job ends, TimeoutError if it comes to a stand."""
+    stamps = job.directory / "stamps"
+    driver = legs.Driver(job.gate, stamps, random.Random(seed), job.check)
+
+    def all_step() -> bool:
+        return len(driver.stepping()) == WORKERS
+
+    driver.until("all processes train", all_step)
+    driver.begin()
+    begun_ns = time.monotonic_ns()
+    deaths = 0
+    for at_s, _ in legs.plan(Recipe(every_s), seconds, seed):
+        driver.pass_time(begun_ns / 1e9 + at_s)
+        deaths += driver.hit(legs.kill, lambda victim: None)
+    driver.pass_time(begun_ns / 1e9 + seconds)
+    return replace(judge(job.stamps(), begun_ns, time.monotonic_ns(), own_parts=False), taken=deaths)
+
+
+def measure(home: Path, seconds: float, every_s: float, seed: int) -> dict[str, dict[str, Leg]]:
+    """One run: launcher -> QUIET or DEATHS -> what was left."""
+    found: dict[str, dict[str, Leg]] = {}
+    launchers: dict[str, Callable[[Path], Contender]] = {OURS: kept, TORCHRUN: torchrun}
+    for name, started in launchers.items():
+        found[name] = {}
+        with started(home / name) as job:
+            job.open()
+            for what, often_s in ((QUIET, 0.0), (DEATHS, every_s)):
+                found[name][what] = one = leg(job, seconds, often_s, seed)
+                say(f"{name}, {what}: {one}")
+    return found
+
+
+def rows_of(runs: Sequence[Mapping[str, Mapping[str, Leg]]], every_s: float) -> list[Row]:
+    rows = []
+    for name in (OURS, TORCHRUN):
+        for what, said in ((QUIET, "undisturbed"), (DEATHS, f"a death each {every_s:g} s")):
+            of = [run[name][what] for run in runs]
+            words = [
+                f"{span(one.rate for one in of)} ({len(of)} times)",
+                f"{span(one.taken for one in of)} deaths",
+                f"{span(one.again for one in of)} steps again",
+                f"longest stop {span((one.stop_s for one in of), '.1f')} s",
+            ]
+            rows.append(Row(f"{name}, {said}: samples/s", f"{median(one.rate for one in of):.0f}", ", ".join(words)))
+        share = shares([run[name] for run in runs], DEATHS)
+        rows.append(Row(f"{name}: goodput", f"{median(share):.2f}", span(share, ".2f")))
+    return rows
+
+
+def summary(runs: Sequence[Mapping[str, Mapping[str, Leg]]]) -> str:
+    """The last line, for scripts."""
+    words = [f"{name}={median(shares([run[name] for run in runs], DEATHS)):.2f}" for name in (OURS, TORCHRUN)]
+    return "kept: " + " ".join(words)
+
+
+def notes() -> list[str]:
+    return [
+        "The model is an MLP of 10.0 million float32 parameters with FSDP2 on gloo, three processes on one machine. A "
+        "death is a SIGKILL of one process of the script. Samples count once: steps that are done again do not count.",
+        "elastic-ring keeps each step in memory. Under torchrun the script writes a checkpoint each 10 steps by "
+        "torch.distributed.checkpoint.async_save, and begins with the newest whole one.",
+        "Whatever torchrun waits for is set short. Its processes import torch anew in each attempt, those of "
+        "elastic-ring are forked from one that has.",
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if not options.small:
+        report.around_section(DOCUMENT, MARKERS)
+    exit_on_sigterm()
+    runs = []
+    for seed in range(options.runs):
+        with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
+            runs.append(measure(Path(directory), options.minutes * 60, options.every, seed))
+    about, rows = report.machine(), rows_of(runs, options.every)
+    measured = [{name: {what: asdict(one) for what, one in of.items()} for name, of in run.items()} for run in runs]
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"machine": about, "measured": measured}, indent=1) + "\n", encoding="utf-8")
+    if not options.small:
+        command = f"python -m tests.bench.kept --minutes {options.minutes:g} --every {options.every:g}"
+        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
+    print(report.table(rows))
+    print(summary(runs), flush=True)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.kept")
+    parser.add_argument("--minutes", type=float, default=2.0, help="of each leg (default %(default)s)")
+    parser.add_argument("--every", type=float, default=20.0, metavar="S", help="seconds between deaths (default 20)")
+    parser.add_argument("--runs", type=int, default=3, help="(default %(default)s)")
+    parser.add_argument("--small", action="store_true", help="one run of 30 s; docs/performance.md stays as it is")
+    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
+    options = parser.parse_args(arguments)
+    if options.small:
+        options.minutes, options.runs = 0.5, 1
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
