@@ -22,6 +22,7 @@ import elastic
 from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState
 from runtime.recovery.kept import comparison
 from runtime.recovery.kept import keep as keeping
+from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
 from runtime.recovery.kept.content import named, state_of
@@ -192,8 +193,8 @@ def test_every_tenth_step_is_kept_and_the_first_and_last_one_of_a_round(
         told.append(job.here.follow(FIRST, 0, 0)[0])
     assert told == [1] * 9 + [10] * 5
     ended: list[int] = []
-    monkeypatch.setattr(keeping.AgreedEnd, "is_last", lambda end, step: step == 13)
-    monkeypatch.setattr(keeping.AgreedEnd, "arrive", lambda end: ended.append(max(job.files(SECOND))))
+    monkeypatch.setattr(AgreedEnd, "is_last", lambda end, step: step == 13)
+    monkeypatch.setattr(AgreedEnd, "arrive", lambda end: ended.append(max(job.files(SECOND))))
     assert job.begin(SECOND) == KeptStep(10, FIRST, 0)
     script = Script(shard=True)
     kept = keep(script)
@@ -211,7 +212,12 @@ def test_a_step_that_is_not_kept_does_not_wait_for_the_mirror(job: Job, monkeypa
     kept = elastic.keep(script.model, script.optimizer, script.schedule, every=3, loader=script.loader)
     joined: list[int] = []
     join = keeping._Copy.join
-    monkeypatch.setattr(keeping._Copy, "join", lambda copy: (join(copy), joined.append(copy.step))[0])
+
+    def seen(copy: keeping._Copy) -> None:
+        join(copy)
+        joined.append(copy.step)
+
+    monkeypatch.setattr(keeping._Copy, "join", seen)
     for _ in range(6):
         script.step(kept)
     assert joined == [1, 3], "each behind a later step that is kept"
