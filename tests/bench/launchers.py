@@ -48,6 +48,11 @@ class Launcher(Protocol):
         """Raises RuntimeError if the job has ended."""
         ...
 
+    def revive(self) -> int:
+        """Start the nodes again whose processes have ended by themselves, as a service manager would; how many these
+        were. Raises RuntimeError if the job has ended for good."""
+        ...
+
 
 class Elastic:
     """A fleet of this project: etcd, a replica, three daemons."""
@@ -95,6 +100,11 @@ class Elastic:
         """The pid in that node's last line of that event; 0: there is none."""
         lines = [line for line in self.cluster.journal() if line["event"] == event and line["node"] == node]
         return int(lines[-1]["pid"]) if lines else 0
+
+    def revive(self) -> int:
+        """Its daemons do not end by themselves."""
+        self.check()
+        return 0
 
     def check(self) -> None:
         ended = [line for line in self.cluster.journal() if line["event"] == "job_over"]
@@ -156,6 +166,16 @@ class Commands:
         for node, command in self._commands.items():
             if command.process.poll() is not None:
                 raise RuntimeError(f"{node} of {self.name} has ended:\n{command.output[-4000:]}")
+
+    def start(self, node: str) -> None:
+        raise NotImplementedError
+
+    def revive(self) -> int:
+        ended = [node for node in NODES if node in self._commands and self._commands[node].process.poll() is not None]
+        for node in ended:
+            print(f"{node} of {self.name} has ended by itself:\n{self._commands[node].output[-800:]}", file=sys.stderr)
+            self.start(node)
+        return len(ended)
 
     def close(self) -> None:
         for command in self._commands.values():

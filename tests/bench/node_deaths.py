@@ -116,14 +116,16 @@ def _first_times(of: Sequence[Stamp]) -> list[int]:
 class Driver:
     """What is done to the nodes of one launcher, and what comes of it."""
 
-    def __init__(self, launcher: Launcher, dice: random.Random) -> None:
+    def __init__(self, launcher: Launcher, dice: random.Random, watch: Callable[[], object] | None = None) -> None:
+        """watch: called while something is awaited. None: what raises if the job has ended."""
         self._job = launcher
+        self._watch = watch or launcher.check
         self._dice = dice
 
     def until(self, what: str, reached: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + WAIT_S
         while not reached():
-            self._job.check()
+            self._watch()
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{self._job.name}: not within {WAIT_S:g} s: {what}")
             time.sleep(POLL_S)  # files of other processes: there is nothing to wait on

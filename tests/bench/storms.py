@@ -52,7 +52,8 @@ POLL_S = 0.02
 class Leg:
     """steps: by which the training advanced. samples: that are in them, each counted once. dropped: samples of these
     steps that were left out. again: steps that were done a second time. stop_s: the longest time without a step.
-    loss: of the last step. taken: how many nodes were."""
+    loss: of the last step. taken: how many nodes were. revived: nodes whose processes ended by themselves and were
+    started again."""
 
     seconds: float
     steps: int
@@ -62,6 +63,7 @@ class Leg:
     stop_s: float
     loss: float
     taken: int = 0
+    revived: int = 0
 
     @property
     def rate(self) -> float:
@@ -119,10 +121,10 @@ def storm(driver: Driver, launcher: Launcher, gone: Sequence[Absence], seconds: 
         [(one.at_s, MORTAL[one.slot], False) for one in gone]
         + [(one.at_s + one.for_s, MORTAL[one.slot], True) for one in gone]
     )
-    there = set(MORTAL)
+    there, revived = set(MORTAL), 0
     for at_s, node, back in [*(e for e in events if e[0] < seconds), (seconds, "", True)]:
         while time.monotonic_ns() < begun_ns + at_s * 1e9:
-            launcher.check()
+            revived += launcher.revive()
             time.sleep(POLL_S)
         if back and node:
             launcher.start(node)
@@ -133,7 +135,7 @@ def storm(driver: Driver, launcher: Launcher, gone: Sequence[Absence], seconds: 
     leg = judge(driver.told(), begun_ns, time.monotonic_ns(), own_parts=own_parts)
     for node in set(MORTAL) - there:
         launcher.start(node)
-    return replace(leg, taken=sum(not back for at_s, _, back in events if at_s < seconds))
+    return replace(leg, taken=sum(not back for at_s, _, back in events if at_s < seconds), revived=revived)
 
 
 def measure(home: Path, traces: Mapping[str, Sequence[Absence]], seconds: float, peer: Path | None) -> tuple[Legs, int]:
@@ -146,19 +148,31 @@ def measure(home: Path, traces: Mapping[str, Sequence[Absence]], seconds: float,
     }
     if peer is not None:
         started_by[TORCHFT] = lambda home: launchers.torchft(home, peer)
-    losses: dict[int, set[float]] = {}
+    steps = 0
     for name, started in started_by.items():
         found[name] = {}
         with started(home / name) as launcher:
-            driver = Driver(launcher, random.Random(0))
-            for trace, gone in {QUIET: (), **traces}.items():
-                if isinstance(launcher, launchers.Elastic):
-                    driver.until("all nodes have a standby", launcher.have_standbys)
-                found[name][trace] = leg = storm(driver, launcher, gone, seconds, own_parts=name == TORCHFT)
-                say(f"{name}, {trace}: {leg}")
-                if name == OURS and len(found[name]) == 2:
-                    losses = by_step(driver.told())
-    return found, alike(home / "alike", losses)
+            driver = Driver(launcher, random.Random(0), launcher.revive)
+            try:
+                for trace, gone in {QUIET: (), **traces}.items():
+                    found[name][trace] = leg = measured(driver, launcher, gone, seconds)
+                    say(f"{name}, {trace}: {leg}")
+                    if name == OURS and len(found[name]) <= 2:
+                        losses = by_step(driver.told())
+            except (RuntimeError, TimeoutError) as error:
+                if name == OURS:
+                    raise
+                say(f"{name} is left out from here on: {error}")
+        if name == OURS:
+            steps = alike(home / "alike", losses)
+    return found, steps
+
+
+def measured(driver: Driver, launcher: Launcher, gone: Sequence[Absence], seconds: float) -> Leg:
+    """A leg, once all are ready for it."""
+    if isinstance(launcher, launchers.Elastic):
+        driver.until("all nodes have a standby", launcher.have_standbys)
+    return storm(driver, launcher, gone, seconds, own_parts=launcher.name == TORCHFT)
 
 
 def by_step(told: Mapping[str, Sequence[Stamp]]) -> dict[int, set[float]]:
@@ -205,6 +219,8 @@ def row_of(name: str, trace: str, runs: Sequence[Mapping[str, Leg]]) -> Row:
         f"{span(leg.dropped for leg in of)} samples dropped",
         f"longest stop {span((leg.stop_s for leg in of), '.1f')} s",
     ]
+    if any(leg.revived for leg in of):
+        words.append(f"{span(leg.revived for leg in of)} nodes ended by themselves")
     return Row(f"{trace}, {name}: samples/s", f"{statistics.median(leg.rate for leg in of):.0f}", ", ".join(words))
 
 
@@ -237,7 +253,8 @@ def notes(seconds: float, speed: float, alike_steps: Sequence[int]) -> list[str]
     return [
         "Every job trains the same MLP of 10.0 million float32 parameters on three nodes of this machine with a worker "
         "each, over the loopback interface. A node that is taken dies by SIGKILL of all its processes; the first node "
-        "stays, because torchrun and torchft keep there what their nodes agree on.",
+        "stays, because torchrun and torchft keep there what their nodes agree on. Processes of a launcher that end by "
+        "themselves are started again at once, as by a service manager.",
         f"The traces are those of `elastic chaos`, {speed:g} times faster, the first {seconds:.0f} s of each; two of "
         "the three nodes stand for all machines of a trace, in such a way that each instant with a loss takes a node, "
         "if one is there. A leg begins when all nodes train, with elastic-ring also when each has its standby.",
