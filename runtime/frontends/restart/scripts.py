@@ -48,6 +48,10 @@ class Scripts:
         """The pids of those that run."""
         return [script.pid for script in self._running]
 
+    def memory(self) -> int:
+        """Bytes of memory that one of them has alone, at most; 0: none runs."""
+        return max((_own_memory(script.pid) for script in self._running), default=0)
+
     @property
     def idle_s(self) -> float:
         """Seconds for which none of them has used a processor; 0.0 if none runs."""
@@ -99,3 +103,24 @@ class Scripts:
             # reason each time, so the place has the round.
             return Failure(ended.status or 1, time.time(), f"{ended.expired} in round {self._generation}", said)
         return Failure.read(ended.status, time.time(), error_file) if ended.status else None
+
+
+def _own_memory(pid: int, proc: Path = Path("/proc")) -> int:
+    """Bytes that it has written and shares with no other process; 0: the process has just ended, or the kernel does not
+    tell."""
+    try:
+        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty:"))
+
+
+def too_much(ranks: int, each: int, available: int) -> str:
+    """Why the memory that is available is hardly enough for so many processes of the script, in words; "": it is, or it
+    is not known how much each needs. All in bytes."""
+    if ranks * each <= available:
+        return ""
+    return (
+        f"{ranks} processes of the script with about {each / 1e6:.0f} MB each are to run here, and "
+        f"{available / 1e6:.0f} MB are left"
+    )

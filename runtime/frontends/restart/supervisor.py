@@ -45,13 +45,14 @@ from runtime.frontends.restart.places import RankPlace, environment, places, sha
 from runtime.frontends.restart.script_host import HostLost, ScriptHosts
 from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.frontends.restart.script_watch import where
-from runtime.frontends.restart.scripts import ScriptEnded, Scripts
+from runtime.frontends.restart.scripts import ScriptEnded, Scripts, too_much
 from runtime.loop.training import empty_leaf
 from runtime.recovery.kept.agreed_end import POLL_S, EndOfRound
 from runtime.recovery.kept.choice import KeptStep, KnownStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace, directory_of
 from runtime.recovery.kept.remote import KeptServer, OtherMachines, pull
+from runtime.recovery.state.available_memory import available_bytes
 from runtime.recovery.state.training_state import Carrier, Values
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.script_end import RAISED_AT
@@ -113,6 +114,8 @@ class Supervisor:
         """Of this worker's scripts in the newest round that they have begun."""
         self._kept_s, self._step_s = 0.0, 0.0
         """When a newer step was kept, and how long one takes."""
+        self._rank_bytes = 0
+        """The most memory that a process of the script of its own has had here in an earlier round."""
         self._lacking_since_s = math.inf
         """Since when scripts do not start, as a node has no member whose memory is needed."""
         self._store: TCPStore | None = None
@@ -314,6 +317,8 @@ class Supervisor:
         self._lacking_since_s = math.inf
         self._notice_file.keep(self._session.going)
         mine = places(members, self._told.ranks)[self._session.worker_id]
+        if because := too_much(len(mine), self._rank_bytes, available_bytes()):
+            self._session.note("ranks_memory", ranks=len(mine), because=because)
         try:
             settings = [self._environment(place, members, start) for place in mine]
             pids = self._scripts.start(self._at.generation, settings)
@@ -361,6 +366,7 @@ class Supervisor:
         worker for ever. planned: no worker was lost."""
         if not self._scripts.running:
             return
+        self._rank_bytes = max(self._rank_bytes, self._scripts.memory())
         grace_s = self._told.timing.stop_grace_s
         going = self._session.going
         self._notice_file.keep(going)  # a handler of the signal may ask for it
