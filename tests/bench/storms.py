@@ -240,11 +240,11 @@ def summary(runs: Sequence[Legs]) -> str:
     """The last line, for scripts: samples a second under each trace against this project's own."""
     words = []
     for trace in dict.fromkeys(trace for run in runs for trace in run[OURS] if trace != QUIET):
-        of = [run for run in runs if trace in run[OURS]]
-        for name in of[0]:
-            if name != OURS:
-                ratio = statistics.median(run[OURS][trace].rate / max(1e-9, run[name][trace].rate) for run in of)
-                words.append(f"{name}:{trace}={ratio:.2f}")
+        for name in dict.fromkeys(name for run in runs for name in run if name != OURS):
+            of = [(run[OURS][trace], run[name][trace]) for run in runs if trace in run[OURS] and trace in run[name]]
+            if of:
+                ratios = [ours.rate / theirs.rate if theirs.rate else float("inf") for ours, theirs in of]
+                words.append(f"{name}:{trace}={statistics.median(ratios):.2f}")
     return "storms: " + " ".join(words)
 
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.bench import report, storms, work
+from tests.bench.launchers import OURS, TORCHFT
 from tests.bench.stamps import Stamp
-from tests.bench.storms import OURS, QUIET, TORCHFT, Leg, judge
+from tests.bench.storms import QUIET, Leg, judge
 
 S = 1_000_000_000
 BATCH = work.MICRO_BATCH
@@ -64,8 +65,11 @@ def test_rows_have_medians_and_ranges_of_the_runs_and_shares_of_the_launchers_ow
 
 
 def test_a_later_run_may_have_other_traces() -> None:
-    runs = [{OURS: {QUIET: leg(800), "t": leg(720)}}, {OURS: {QUIET: leg(800), "u": leg(80)}}]
-    assert [row.what.partition(",")[0] for row in storms.rows_of(runs)] == [QUIET, "t", "u"]
+    ended = {QUIET: leg(400), "t": leg(80)}  # and did not come to "u"
+    runs = [{OURS: {QUIET: leg(800), "t": leg(720)}, TORCHFT: ended}, {OURS: {QUIET: leg(800), "u": leg(80)}}]
+    runs[1][TORCHFT] = ended
+    assert storms.summary(runs) == f"storms: {TORCHFT}:t=9.00"
+    assert [row.what.partition(",")[0] for row in storms.rows_of(runs)] == [QUIET, QUIET, "t", "t", "u"]
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
