@@ -85,12 +85,13 @@ def rows_of(runs: Sequence[Mapping[str, Mapping[str, Leg]]], every_s: float) -> 
         for what, said in ((QUIET, "undisturbed"), (DEATHS, f"a death each {every_s:g} s")):
             of = [run[name][what] for run in runs]
             words = [
-                f"{span(one.rate for one in of)} ({len(of)} times)",
+                f"{span((one.steps / one.seconds for one in of), '.2f')} ({len(of)} times)",
                 f"{span(one.taken for one in of)} deaths",
                 f"{span(one.again for one in of)} steps again",
                 f"longest stop {span((one.stop_s for one in of), '.1f')} s",
             ]
-            rows.append(Row(f"{name}, {said}: samples/s", f"{median(one.rate for one in of):.0f}", ", ".join(words)))
+            rate = median(one.steps / one.seconds for one in of)
+            rows.append(Row(f"{name}, {said}: steps/s", f"{rate:.2f}", ", ".join(words)))
         share = shares([run[name] for run in runs], DEATHS)
         rows.append(Row(f"{name}: goodput", f"{median(share):.2f}", span(share, ".2f")))
     return rows
@@ -105,7 +106,7 @@ def summary(runs: Sequence[Mapping[str, Mapping[str, Leg]]]) -> str:
 def notes() -> list[str]:
     return [
         "The model is an MLP of 10.0 million float32 parameters with FSDP2 on gloo, three processes on one machine. A "
-        "death is a SIGKILL of one process of the script. Samples count once: steps that are done again do not count.",
+        "death is a SIGKILL of one process of the script. Steps count once: those that are done again do not count.",
         "elastic-ring keeps each step in memory. Under torchrun the script writes a checkpoint each 10 steps by "
         "torch.distributed.checkpoint.async_save, and begins with the newest whole one.",
         "Whatever torchrun waits for is set short. Its processes import torch anew in each attempt, those of "

@@ -22,5 +22,5 @@ def test_goodput_is_that_of_the_launchers_own_quiet_leg_and_a_median_over_runs()
     assert kept.summary(runs) == f"kept: {OURS}=0.91 {TORCHRUN}=0.50"
     rows = {row.what: row for row in kept.rows_of(runs, 20.0)}
     assert rows[f"{OURS}: goodput"].figure == "0.91" and rows[f"{OURS}: goodput"].spread == "0.90 to 0.92"
-    died = rows[f"{TORCHRUN}, a death each 20 s: samples/s"]
-    assert died.figure == "50" and "30 to 32 steps again" in died.spread and "5 deaths" in died.spread
+    died = rows[f"{TORCHRUN}, a death each 20 s: steps/s"]
+    assert died.figure == "6.20" and "30 to 32 steps again" in died.spread and "5 deaths" in died.spread

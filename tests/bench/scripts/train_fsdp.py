@@ -20,6 +20,8 @@ from tests.bench import turnstile, work
 from tests.bench.stamps import Stamps
 
 CHECKPOINT_STEPS = 10
+EACH = 3
+"""Micro-batches of a process in a step: as many in all, because each one gathers the weights."""
 KEPT_CHECKPOINTS = 2
 
 torch.set_num_threads(1)
@@ -55,7 +57,7 @@ if found := newest():
     set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
     kept.step = int(found[-1].name)
 batches = work.Batches()
-mine = range(rank * work.SHARDS // world, (rank + 1) * work.SHARDS // world)
+mine = range(rank * EACH, (rank + 1) * EACH)
 restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 name = f"rank{rank}-{os.getpid()}"
 stamps = Stamps(Path(os.environ["BENCH_STAMPS"]), name)
@@ -68,11 +70,11 @@ while kept.step < turnstile.OPEN:
     for shard in mine:
         model.set_requires_gradient_sync(shard == mine[-1])
         loss = work.loss_of(model, batches.take(step, shard))
-        (loss * (world / work.SHARDS)).backward()
+        (loss / EACH).backward()
         total += loss.item()
     optimizer.step()
     optimizer.zero_grad()
-    stamps.write(step, restarts, restarts, world, total / len(mine))
+    stamps.write(step, restarts, restarts, world, total / EACH)
     kept.done()
     if place and kept.step % CHECKPOINT_STEPS == 0:
         if saving is not None:
