@@ -165,10 +165,25 @@ def _differences(
             continue
         if isinstance(one, nn.Module):
             yield from _of_module(name, own, kept)
-        elif isinstance(one, torch.optim.Optimizer):
+        elif _has_groups(one, plain[name]) and _has_groups(one, saved.plain[name]):
             yield from _of_optimizer(name, one, plain[name], saved)
         elif isinstance(one, LRScheduler) and _keys(plain[name]) != _keys(saved.plain[name]):
             yield f"{name} has {_keys(plain[name])}, and had {_keys(saved.plain[name])}"
+        else:
+            yield from _of_shards(name, own, kept)
+
+
+def _has_groups(one: Any, plain: Json) -> bool:
+    """Whether it is an optimizer whose state has the form of torch's own: one that holds several others, as
+    torchtitan's, has another one."""
+    return isinstance(one, torch.optim.Optimizer) and isinstance(plain, dict) and "param_groups" in plain
+
+
+def _of_shards(name: str, own: Mapping[str, Piece], kept: Mapping[str, SavedTensor]) -> Iterator[str]:
+    """Of an object that has shards before it is loaded, too: the tensors that it has then and had."""
+    for path, piece in own.items():
+        if _owner(path) == name and piece.distributed and path in kept and piece.shape != kept[path].shape:
+            yield f"{path} has shape {piece.shape}, and had {kept[path].shape}"
 
 
 def _of_module(name: str, own: Mapping[str, Piece], kept: Mapping[str, SavedTensor]) -> Iterator[str]:
@@ -223,6 +238,8 @@ def _target(saved: SavedTensor, one: Any, piece: Piece | None) -> _Target:
     if isinstance(one, nn.Module) and piece is not None:
         return _Target(saved, piece.tensor, piece.box, piece.tensor)
     like = _parameter_of(saved, parameters_of(one)) if isinstance(one, torch.optim.Optimizer) else None
+    if like is None and piece is not None and piece.distributed and saved.distributed:
+        like = piece.source
     device = torch.device("cpu")
     if like is not None and saved.device != "cpu":
         device = like.device

@@ -1,11 +1,12 @@
 """State as typed JSON and raw bytes: without pickle, a peer or a file can only deliver data.
 
 A tensor in a nested value becomes {"__tensor__": i}, and its bytes are blob i. Other values that JSON lacks have
-markers too: tuples, counters, ordered and default dicts, dicts with keys other than strings, infinities and NaN.
+markers too: bytes, tuples, counters, ordered and default dicts, dicts with keys other than strings, infinities and NaN.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, OrderedDict, Counter)}
 """The factories of a defaultdict whose values can be carried, by name."""
 _INSTEAD = {"set": "sorted(x)", "frozenset": "sorted(x)", "ndarray": "torch.from_numpy(x)", "deque": "list(x)"}
-_FIX = "only numbers, strings, bools, None, lists, tuples, dicts and dense tensors can be copied to a newcomer"
+_FIX = "only numbers, strings, bytes, bools, None, lists, tuples, dicts and dense tensors can be copied to a newcomer"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -153,6 +154,8 @@ def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Js
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {"__float__": _named(float(value))}
         return value  # type: ignore[no-any-return]
+    if type(value) is bytes:
+        return {"__bytes__": base64.b64encode(value).decode()}
     if type(value) in (list, tuple):
         items: list[Json] = [_encode(item, f"{path}.{i}", tensors, depth - 1) for i, item in enumerate(value)]
         return items if type(value) is list else {"__tuple__": items}
@@ -192,6 +195,8 @@ def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
             return tensor(body)
         case "__float__", ("inf" | "-inf" | "nan" | "-nan") as name:
             return float(str(name))
+        case "__bytes__", str():
+            return base64.b64decode(body, validate=True)
         case "__tuple__", list():
             return tuple(decode(item, tensor) for item in body)
         case "__dict__", list():
@@ -222,6 +227,9 @@ def plain_leaves(value: Json, path: str) -> Iterator[tuple[str, Plain]]:
             return
         if marker == "__float__":
             yield path, str(body)
+            return
+        if marker == "__bytes__":
+            yield path, f"bytes {body}"
             return
         if marker == "__tuple__":
             yield from plain_leaves(body, path)

@@ -15,6 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -669,3 +674,49 @@ def test_workers_of_a_machine_divide_what_they_check(tmp_path: Path) -> None:
     assert sorted(one.part for share in shares for one in share) == sorted([*range(5), *range(5)])
     assert newest_whole(one for share in shares for one in share) == KeptStep(2, FIRST, 0)
     assert KeptHere("", cast(Any, None)).check(0, 1) == ()
+
+
+class Optimizers(torch.optim.Optimizer):
+    """Holds others, as torchtitan's does: its state has the names of parameters, and shards before it is loaded."""
+
+    def __init__(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+        self.model, self.optimizers = model, optimizers
+        super().__init__([p for one in optimizers for group in one.param_groups for p in group["params"]], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.optimizers:
+            one.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        flat = StateDictOptions(flatten_optimizer_state_dict=True)
+        return dict(get_optimizer_state_dict(self.model, self.optimizers, options=flat))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        flat = StateDictOptions(flatten_optimizer_state_dict=True)
+        set_optimizer_state_dict(self.model, self.optimizers, state, options=flat)
+
+
+class Contained(Script):
+    def __init__(self, *, width: int = 4) -> None:
+        super().__init__(shard=True, width=width)
+        self.optimizers = Optimizers(self.model, self.optimizer)
+
+    def keep(self) -> KeptScript:
+        return elastic.keep(self.model, self.optimizers, self.schedule, loader=self.loader)
+
+
+def test_an_optimizer_that_holds_others_is_kept_by_the_form_of_its_own_state(job: Job) -> None:
+    job.begin(FIRST)
+    script = Contained()
+    kept = script.keep()
+    for _ in range(3):
+        script.step(kept)
+    kept.wait()
+    job.begin(SECOND)
+    script = Contained()
+    assert script.keep().step == 3
+    assert script.values() == after(3, shard=True)
+    mixed = Contained()
+    mixed.optimizers = Contained(width=5).optimizers
+    with pytest.raises(OtherState, match=r"optimizer\.state\.up\.weight\.exp_avg has shape \(5, 3\), and had \(4, 3\)"):
+        mixed.keep()

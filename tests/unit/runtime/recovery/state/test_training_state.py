@@ -688,8 +688,10 @@ def test_extra_state_of_a_module_is_carried_when_it_is_plain() -> None:
 
 # Encoding
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
-KEYS = st.text(max_size=4) | st.integers() | st.sampled_from(["__tensor__", "__float__", "__dict__"])
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=5)
+)
+KEYS = st.text(max_size=4) | st.integers() | st.sampled_from(["__tensor__", "__float__", "__dict__", "__bytes__"])
 NESTED = st.recursive(
     SCALARS,
     lambda inner: (
@@ -763,7 +765,7 @@ class Name(str):
         (np.float32(1), r"x is a numpy\.float32"),
         ({1.5: 0}, "x has a key of type float"),
         (torch.eye(2).to_sparse(), "x is a tensor"),
-        (b"raw", r"builtins\.bytes"),
+        (bytearray(b"raw"), r"builtins\.bytearray"),
         (lambda: 0, r"builtins\.function"),
         (np.ones(2), r"x is a numpy\.ndarray.*; write torch\.from_numpy\(x\)"),
         (np.int64(2), r"x is a numpy\.int64.*; write x\.item\(\)"),
