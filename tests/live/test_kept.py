@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic.records.events.story import of_generation
 from elastic.records.journal import read_all
 from tests.live.jobs import ROOT, Job
 
 SCRIPT = ROOT / "tests" / "live" / "programs" / "kept.py"
+EXAMPLE = ROOT / "docs" / "examples" / "train_fsdp.py"
 STEPS = 8
 
 
@@ -105,3 +108,17 @@ def test_a_sharded_script_goes_on_from_memory_with_fewer_and_with_more_ranks(tmp
         } == set()
         told = [moment.said for at in range(2, number + 2) for moment in of_generation(read_all(running.dir), at)]
         assert any("goes on from step" in said for said in told), told
+
+
+@pytest.mark.long
+def test_the_example_has_the_digest_of_one_process(tmp_path: Path) -> None:
+    words = [str(EXAMPLE), "--steps", "60", "--print-every", "5", "--dim", "32"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    quiet = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, env=environment)
+    with Job(tmp_path, "--workers", "3", "--restart", *words) as running:
+        running.until("some steps", lambda: "step 10 loss" in running.output)
+        running.send(running.members()[0])
+        assert running.wait() == 0, running.story()
+        assert len({line["world"] for line in running.events("script_started")}) == 2, "two and three processes"
+        assert any(line["step"] >= 10 for line in running.events("kept_found"))
+        assert quiet.stdout.splitlines()[-1] in running.output
