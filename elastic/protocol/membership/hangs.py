@@ -1,4 +1,4 @@
-"""Members that live and beat but make no progress.
+"""Members that live and beat but make no progress, and those that are late in a round with a quorum.
 
 The limit for a member for which others wait follows from what is usual in this job: long shards have a long limit, and
 so has a member that uses a processor, because it may compile: COMPUTES times hang_s in the first shard of all. Between
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 
+from elastic.protocol import outer_round
 from elastic.protocol.membership.events import Action, Note, Tell
 from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.loss import lost
 from elastic.protocol.membership.partitions import is_absence
 from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.membership.transitions import become_closed
-from elastic.protocol.messages import Doing, Kill
+from elastic.protocol.messages import Doing, EndRound, Kill, Progress
 
 NAMED_S = 2.0
 NAMED_USUAL = 3
@@ -54,6 +55,22 @@ def standing_still(g: Group, part: float = NAMED_ALONE) -> dict[str, str]:
     if any(one.for_s < part * _limit_alone_s(g, one, usual_s) for one in seen.values()):
         return {}
     return {worker: f"{_where(one)}, and nobody gets on" for worker, one in seen.items()}
+
+
+def end_round_if_late(g: Group, word: Progress, do: list[Action]) -> None:
+    """After a member's word: if the others have a quorum of the round in which it still computes, it is told to stop.
+    That is said with each of its beats in which it has not stopped: a stream may have lost the order, or a leader."""
+    running = g.running
+    if not word.min_replicas or word.doing is not Doing.SHARD or running is None or word.generation != running.number:
+        return  # nearly always, and without a look at all the others
+    others = (one for worker in running.ids if worker not in g.dead and (one := g.workers.get(worker)) is not None)
+    delivered = (
+        (one.said.replicas, one.for_s)
+        for one in others
+        if (one.said.doing, one.said.generation, one.said.reduced) == (Doing.WAITING, word.generation, word.reduced)
+    )
+    if outer_round.is_over(word.min_replicas, word.grace_ms / 1000, delivered):
+        do.append(Tell((word.worker_id,), EndRound(g.term, word.worker_id, word.generation, word.reduced)))
 
 
 def expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
