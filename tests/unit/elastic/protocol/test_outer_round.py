@@ -6,6 +6,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
@@ -177,7 +178,7 @@ class Rounds:
         self.disturbed = False
         for worker in self.workers[1:]:  # one lives
             if draw.random() < 0.4:
-                self.after(draw.uniform(0, 30), lambda worker=worker: self.die(worker))
+                self.after(draw.uniform(0, 30), partial(self.die, worker))
 
     @property
     def alive(self) -> list[Worker]:
