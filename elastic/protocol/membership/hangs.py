@@ -57,23 +57,25 @@ def standing_still(g: Group, part: float = NAMED_ALONE) -> dict[str, str]:
     return {worker: f"{_where(one)}, and nobody gets on" for worker, one in seen.items()}
 
 
-def end_round_if_late(g: Group, word: Progress, do: list[Action]) -> None:
-    """After a member's word: if the others have a quorum of the round in which it still computes, it is told to stop.
-    That is said with each of its beats in which it has not stopped: a stream may have lost the order, or a leader."""
-    running = g.running
-    if not word.min_replicas or word.doing is not Doing.SHARD or running is None or word.generation != running.number:
-        return  # nearly always, and without a look at all the others
-    others = (one for worker in running.ids if worker not in g.dead and (one := g.workers.get(worker)) is not None)
-    delivered = (
-        (one.said.replicas, one.for_s)
-        for one in others
-        if (one.said.doing, one.said.generation, one.said.reduced) == (Doing.WAITING, word.generation, word.reduced)
-    )
+def judge_progress(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
+    """After a member's word: it may be stuck, or late in a round with a quorum."""
+    _expel_if_stuck(g, word.worker_id, now_s, do)
+    if word.min_replicas and word.doing is Doing.SHARD:
+        _end_round_if_late(g, word, do)
+
+
+def _end_round_if_late(g: Group, word: Progress, do: list[Action]) -> None:
+    """If the others have a quorum of the round in which this member still computes, it is told to stop. That is said
+    with each of its beats in which it has not stopped: a stream may have lost the order, or a leader."""
+    place = Doing.WAITING, word.generation, word.reduced
+    seen = (one for worker, one in g.workers.items() if worker not in g.dead)
+    waiting = (one for one in seen if (one.said.doing, one.said.generation, one.said.reduced) == place)
+    delivered = ((one.said.replicas, one.for_s) for one in waiting)
     if outer_round.is_over(word.min_replicas, word.grace_ms / 1000, delivered):
         do.append(Tell((word.worker_id,), EndRound(g.term, word.worker_id, word.generation, word.reduced)))
 
 
-def expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+def _expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
     """After a member's word: if it holds the others up beyond its limit, it is lost, and its reports do not count."""
     one = g.workers.get(worker)
     if one is None or one.for_s < g.spec.timing.progress_s:
