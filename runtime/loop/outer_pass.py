@@ -70,8 +70,11 @@ class OuterPass(Pass):
 
     @property
     def _stops(self) -> bool:
-        """Whether the replica that runs makes no more inner steps, because the others have a quorum."""
-        return self._quorum is not None and self._is(ScriptStage.COLLECTING) and self._training.session.round_over
+        """Whether the replica that runs makes no more inner steps, because the others have a quorum. It has a
+        difference first, also if its script accumulates gradients over several inner steps."""
+        if self._quorum is None or not self._is(ScriptStage.COLLECTING):
+            return False
+        return self._round.trained and self._training.session.round_over
 
     @property
     def _length(self) -> int:

@@ -87,8 +87,9 @@ def test_each_worker_is_one_replica() -> None:
             assert seen_of(job, name) == [steps] * STEPS
 
 
-def test_a_late_replica_counts_with_the_inner_steps_that_it_has_made() -> None:
-    job = OuterJob(with_quorum(2))
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_late_replica_counts_with_the_inner_steps_that_it_has_made(delay: int) -> None:
+    job = OuterJob(with_quorum(2, delay=delay))
     world = run(job, 3, late=[("w1", 2), ("w2", 4), ("w1", 4)])
     assert len(set(world.digests.values())) == 1
     for name in world.digests:
@@ -259,6 +260,31 @@ def test_a_worker_keeps_its_own_moments(moments: Moments, kept: bool) -> None:
     for step, inner, count in drained(counts):
         if step:
             assert count == inner + 1 + (INNER_STEPS * step if kept else 0)
+
+
+def test_a_late_replica_that_accumulates_gradients_makes_a_step_first() -> None:
+    def script(session: Session) -> str:
+        job = make_job(session)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = DiLoCo(model, optimizer, every=6).with_quorum(1)
+        job.register(model=model, optimizer=optimizer, outer=outer)
+        for step in job.steps(shards=2, total=3, outer=outer):
+            for shard in step:
+                model(torch.randn(4, 6)).square().mean().backward()
+                if shard.inner % 3 == 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            assert step.metrics["elastic.inner_steps"] == (6 + 3 if step.index == 1 else 12)
+        digest = job.digest()
+        job.close()
+        return digest
+
+    world = World(2)
+    world.late = {("w1", op_of(1))}
+    world.run(script)
+    assert world.errors == {} and len(set(world.digests.values())) == 1
 
 
 def test_moments_that_are_not_finite_are_not_kept() -> None:
