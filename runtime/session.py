@@ -30,6 +30,7 @@ from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed
 from elastic.protocol import loop_state
 from elastic.protocol.loop_state import LoopState, Miss, Move, ScriptEvent, Standing
+from elastic.protocol.outer_round import Quorum
 from runtime.allreduce.reduction.early_sums import EarlySums
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.reduction.schedule import Cut
@@ -276,6 +277,16 @@ class Operations(Protocol):
     def advanced(self) -> None:
         """The unit that was handed out last has come on by one of several parts: whoever judges how long a unit may
         take begins anew."""
+
+    def seek(self, quorum: Quorum) -> None:
+        """The operation that has begun is a round of replicas with this quorum."""
+
+    def replica_done(self) -> None:
+        """The unit that is delivered next is a replica that has made all inner steps of the round."""
+
+    @property
+    def round_over(self) -> bool:
+        """Whether this worker's replica is to stop, because there are enough others (outer_round.py). Any thread."""
 
     def unit_done(self, leaf: Partial) -> None: ...
     def finish(self) -> Partial | None: ...

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 from chaos_tests.checkers.history import History, HistoryStep, Line, Run, every_kind_came, injected
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
+from elastic.protocol import outer_round
 
 IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 """What is the same in every run of a job, whatever died or joined."""
+
+WAITS_FOR_NOBODY = "rounds have a quorum, so their results depend on who was late and who died"
 
 DISAGREED = 5
 """Exit code of a job whose workers differ."""
@@ -73,6 +76,8 @@ def continuity(history: History) -> CheckerVerdict:
     ]
     if not history.quiet.steps:
         return unknown("there is no quiet run to compare with")
+    if _waits_for_nobody(history):
+        return not_applicable(WAITS_FOR_NOBODY)
     if len(firsts) < 2:
         never = "the generation never changed while steps were applied"
         return unknown(never) if _had_to_change(run) else not_applicable(f"{never}, and no fault was to change it")
@@ -143,6 +148,10 @@ def global_batch(history: History) -> CheckerVerdict:
     return first_broken(_resized(history), otherwise)
 
 
+def _waits_for_nobody(history: History) -> bool:
+    return any(outer_round.has_quorum(step.line) for run in (history.faulty, history.quiet) for step in run.steps)
+
+
 def _draws_itself(history: History) -> bool:
     """Whether neither run knows its samples. If one of the two does, they are compared."""
     return not any(step.line["samples"] for run in (history.faulty, history.quiet) for step in run.steps)
@@ -170,6 +179,8 @@ def same_maths(history: History) -> CheckerVerdict:
     found, expected = history.faulty.result, history.quiet.result
     if found is None or expected is None or not expected["digest"]:
         return unknown("a run has no final digest")
+    if _waits_for_nobody(history):
+        return not_applicable(WAITS_FOR_NOBODY)
     if found["digest"] != expected["digest"]:
         where = next(_differences(history, list(history.faulty.steps)), None)
         first = f"; first: {where.because}" if where is not None else "; no logged value differs"

@@ -15,6 +15,7 @@ import grpc
 from chaos_tests.nemesis import checkpoint_damage, signals
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import End, Impossible
+from chaos_tests.nemesis.workers import strike
 from chaos_tests.scenario.faults import Damage
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes
@@ -172,12 +173,7 @@ def lose_all(scene: Scene, planned: Planned, *, damage: Damage | None = None) ->
     Raises NotNow unless there is something to go on from that is newer than where the job began, and all nodes are
     there: a job that has lost everything waits for those that are away."""
     job, world = scene.on_nodes(), scene.world
-    if not world.steady or set(scene.victims.healthy()) != set(world.members):
-        raise NotNow("not all members are healthy")
-    if {node_of(worker) for worker in world.members} != set(job.nodes):
-        raise NotNow("not all nodes have a member")
-    if damage is None and world.kept_step <= world.began_step:
-        raise NotNow("nothing is kept yet from which the job could go on")
+    _may_lose_all(scene, kept=damage is None)
     workers = tuple(worker for node in job.nodes for worker in world.there(node))
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     thaw = signals.freeze(pids.values())  # what stands still writes no checkpoint after the one that is spoiled
@@ -196,6 +192,24 @@ def lose_all(scene: Scene, planned: Planned, *, damage: Damage | None = None) ->
     running = scene.hits(planned, pids, begun_ns, text, spoiled=spoiled)
     # Who begins from what is damaged gives way to the next one, until all are at work again.
     running.reach, running.until_steady = frozenset(job.nodes), True
+
+
+def lose_holders(scene: Scene, planned: Planned) -> None:
+    """SIGKILL of one member; and of all others when its replacement has come and has no state yet: it must not begin
+    the job anew with what it has. Raises NotNow as lose_all."""
+    _may_lose_all(scene, kept=True)
+    strike(scene, planned)
+
+
+def _may_lose_all(scene: Scene, *, kept: bool) -> None:
+    """kept: whether something newer than where the job began must be kept."""
+    job, world = scene.on_nodes(), scene.world
+    if not world.steady or set(scene.victims.healthy()) != set(world.members):
+        raise NotNow("not all members are healthy")
+    if {node_of(worker) for worker in world.members} != set(job.nodes):
+        raise NotNow("not all nodes have a member")
+    if kept and world.kept_step <= world.began_step:
+        raise NotNow("nothing is kept yet from which the job could go on")
 
 
 def reach(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) -> None:

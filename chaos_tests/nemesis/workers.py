@@ -12,6 +12,7 @@ from chaos_tests.nemesis import out_of_memory, signals, tcp_reset
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.failpoints import FailpointOrder
+from chaos_tests.scenario.faults import Aim
 from chaos_tests.scenario.schedule import Planned
 
 
@@ -61,6 +62,8 @@ def hit_again(scene: Scene, running: RunningFault) -> None:
     except Impossible:
         return
     running.awaits_place = False
+    if planned.fault.aim is Aim.HOLDERS:
+        scene.world.lose_all()
     scene.teller.injected(planned, pids, begun_ns)
     scene.victims.targeted.update(workers)
     running.hit.update(workers)

@@ -67,6 +67,7 @@ ROWS = (
         "SIGKILL of any member",
         presets={
             "kill": 4,
+            "replicas": 2,
             "flap": 1,
             "etcd": 1,
             "control": 1,
@@ -81,7 +82,7 @@ ROWS = (
         "kill-rank-0",
         "SIGKILL of the oldest member, which prints, saves and gives copies",
         aim=Aim.LEADER,
-        presets={"kill": 2, "rounds": 1},
+        presets={"kill": 2, "rounds": 1, "replicas": 1},
     ),
     _strike(
         "kill-youngest", "SIGKILL of the member that came last: a flapping slot", aim=Aim.YOUNGEST, presets={"flap": 3}
@@ -108,7 +109,7 @@ ROWS = (
         aim=Aim.NEWCOMER,
         places=JOINING,
         spark=True,
-        presets={"kill": 1},
+        presets={"kill": 1, "replicas": 1},
     ),
     _strike(
         "kill-donor",
@@ -251,7 +252,7 @@ ROWS = (
         "workers.slow",
         for_s=8.0,
         aim=Aim.ANY,
-        presets={"stuck": 1},
+        presets={"stuck": 1, "replicas": 1},
     ),
     Fault(
         "reclaim",
@@ -444,6 +445,18 @@ ROWS = (
         given={"leader": True, "freeze": True},
     ),
     _lose_all("kill-all", "SIGKILL of all workers at one instant: the job goes on from what is kept"),
+    Fault(
+        "fresh-quorum",
+        "SIGKILL of a member, and of all that hold the state while its replacement has none yet: the job goes on from "
+        "what is kept, and never from the fresh worker",
+        "nodes.lose_holders",
+        Effect.ENDS,
+        ground=Ground.CLUSTER,
+        aim=Aim.HOLDERS,
+        places=JOINING[:1],
+        spark=True,
+        presets={"replicas": 2},
+    ),
     _damage(
         "corrupt-checkpoint",
         "one bit of the newest checkpoint is flipped, and all workers and copies in memory are lost",

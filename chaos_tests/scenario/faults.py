@@ -24,7 +24,8 @@ RENDEZVOUS, AGENT, ETCD = "elastic.rendezvous", "elastic.agent", "etcd"
 
 
 class Aim(StrEnum):
-    """Which members are hit. One that holds the state is spared by all but ALL, which is for what ends nobody."""
+    """Which members are hit. One that holds the state is spared by all but ALL, which is for what ends nobody, and
+    HOLDERS."""
 
     ANY = "any"
     LEADER = "rank 0"
@@ -32,6 +33,7 @@ class Aim(StrEnum):
     NEWCOMER = "the worker that is joining"
     ALL_BUT_ONE = "all but one"
     ALL = "all"
+    HOLDERS = "all that hold the state, while a replacement has none"
 
 
 class Effect(StrEnum):
@@ -126,6 +128,8 @@ def choose(fault: Fault, holders: Sequence[str], newcomers: Sequence[str], dice:
     match fault.aim:
         case Aim.NEWCOMER:
             return tuple(dice.sample(sorted(newcomers), 1)) if newcomers and holders else ()
+        case Aim.HOLDERS:
+            return tuple(holders) if newcomers else ()
         case _ if len(holders) <= fault.count:
             return ()
         case Aim.LEADER:
@@ -138,4 +142,4 @@ def choose(fault: Fault, holders: Sequence[str], newcomers: Sequence[str], dice:
 
 def needed(fault: Fault) -> int:
     """Healthy holders without which it is not begun: those it hits, one that sparks a recovery, one that is spared."""
-    return (0 if fault.aim is Aim.NEWCOMER else fault.count) + fault.spark + 1
+    return (0 if fault.aim in (Aim.NEWCOMER, Aim.HOLDERS) else fault.count) + fault.spark + 1

@@ -108,6 +108,12 @@ PRESETS: Mapping[str, Preset] = {
             "come",
         ),
         (
+            "replicas",
+            15.0,
+            "of a job over several nodes: members are killed and slow, and all that hold the state while a replacement "
+            "is fresh",
+        ),
+        (
             "rounds",
             8.0,
             "of a job in rounds (--restart): scripts are killed, stopped and hang; members are killed and stand still",

@@ -2,8 +2,10 @@
 
     elastic run --workers 2 docs/examples/train_diloco.py --every 25
     elastic run --workers 4 docs/examples/train_diloco.py --every 25 --fragments 5 --delay 1
+    elastic run --workers 4 docs/examples/train_diloco.py --every 25 --quorum 3 --grace 2
 
-Any number of workers, whoever dies or joins, gives the bits of one worker. Each line says how many inner steps each
+Any number of workers, whoever dies or joins, gives the bits of one worker; with --quorum it does not, and nobody waits
+for slow or dead workers. Each line says how many inner steps each
 replica has made, the loss in the last round, the held-out loss of the outer parameters, how far the replicas were
 apart, and how many bytes were summed so far.
 """
@@ -28,6 +30,8 @@ def main() -> None:
     parser.add_argument("--delay", type=int, default=0)
     parser.add_argument("--alpha", type=float, default=0.0)
     parser.add_argument("--moments", choices=("own", "mean", "reset"), default="own")
+    parser.add_argument("--quorum", type=int, default=0, help="replicas that a round waits for; 0: for all")
+    parser.add_argument("--grace", type=float, default=0.0, help="seconds for which it then waits for the others")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--local-sgd", action="store_true", help="the mean of the parameters instead of DiLoCo")
     parser.add_argument("--dim", type=int, default=64)
@@ -54,6 +58,8 @@ def main() -> None:
             alpha=args.alpha,
             moments=args.moments,
         )
+    if args.quorum:
+        outer.with_quorum(args.quorum, args.grace)
     train = job.loader(Windows(text, args.context), args.batch_size, shards=args.replicas, shuffle=True)
     test = Windows(held_out, args.context, limit=256)
     job.register(model=model, optimizer=optimizer, outer=outer)

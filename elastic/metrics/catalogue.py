@@ -35,6 +35,7 @@ JOB_STATES = ("starting", "forming", "running", "quiescing", "rebuilding", "paus
 RECOVERY_KINDS = ("loss", "planned", "resume")
 CHECKPOINT_KINDS = ("checkpoint", "snapshot")
 CHECKPOINT_OUTCOMES = ("complete", "failed", "skipped")
+OUTER_OUTCOMES = ("whole", "late", "lost")
 
 STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
@@ -71,6 +72,20 @@ CATALOGUE = (
         (JOB,),
         "Time from one applied step to the next; for steps that end within one second their mean",
         STEP_BUCKETS,
+    ),
+    Metric("elastic_outer_steps_total", _COUNTER, (JOB,), "Outer steps of replicas that average seldom (outer=)"),
+    Metric(
+        "elastic_outer_drift",
+        _GAUGE,
+        (JOB,),
+        "How far replicas were from their mean before the newest outer step, root of the mean square",
+    ),
+    Metric("elastic_outer_summed_bytes_total", _COUNTER, (JOB,), "Tensors that outer steps have summed"),
+    Metric(
+        "elastic_outer_replicas_total",
+        _COUNTER,
+        (JOB, "outcome"),
+        "With a quorum: replicas that made all inner steps (whole), stopped early (late), or died (lost)",
     ),
     Metric("elastic_steps_redone_total", _COUNTER, (JOB,), "Finished steps that a resume computes again"),
     Metric(

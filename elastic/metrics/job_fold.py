@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from elastic.metrics.catalogue import CHECKPOINT_KINDS, CHECKPOINT_OUTCOMES, JOB_STATES, RECOVERY_KINDS
+from elastic.metrics.catalogue import CHECKPOINT_KINDS, CHECKPOINT_OUTCOMES, JOB_STATES, OUTER_OUTCOMES, RECOVERY_KINDS
 from elastic.metrics.metric_registry import MetricRegistry
 from elastic.metrics.time_spent import TimeSpent
+from elastic.protocol import outer_round
 from elastic.records.events.table import ROWS
 from elastic.records.journal import PHASES, Line, Recoveries
 from elastic.records.ledger_tail import samples_of
@@ -142,6 +143,19 @@ class JobFold:
         self._registry.add("elastic_job_steps_total", len(steps), self._job)
         self._registry.add("elastic_job_samples_total", sum(map(samples_of, steps)), self._job)
         self._registry.put("elastic_job_step", steps[-1]["step"], self._job)
+        self._see_rounds([told for step in steps if (told := outer_round.told_of(step))])
+
+    def _see_rounds(self, rounds: Sequence[Mapping[str, float]]) -> None:
+        """Take new steps that were rounds of replicas."""
+        if not rounds:
+            return
+        self._registry.put("elastic_outer_drift", rounds[-1]["drift"], self._job)
+        self._registry.add("elastic_outer_steps_total", len(rounds), self._job)
+        self._registry.add("elastic_outer_summed_bytes_total", sum(told["summed_bytes"] for told in rounds), self._job)
+        for told in rounds:
+            for outcome in OUTER_OUTCOMES if "replicas" in told else ():
+                count = told["replicas"] - told["late"] if outcome == "whole" else told[outcome]
+                self._registry.add("elastic_outer_replicas_total", count, self._job, outcome)
 
     def tick(self, now_s: float, now_wall: float) -> None:
         """Show what changes by itself."""

@@ -14,5 +14,6 @@ The state machines are fed events and answer with actions; the simulator runs th
     failure_detector.py  which workers are alive, suspect or frozen; which agents are silent
     failures.py          what repeated failures prove: of the script, the data, the memory, a node
     worker_slot.py       a slot of an agent: whether and when another worker starts in it
+    outer_round.py       a round of replicas with a quorum: when it is over, and what becomes of the late
     worker_id.py         what the id of a worker says
 """

@@ -29,6 +29,7 @@ from typing import Any, Self, TypeAlias
 
 from elastic.errors import ElasticError
 from elastic.process import file_modes
+from elastic.protocol import outer_round
 
 Line: TypeAlias = dict[str, Any]
 
@@ -68,9 +69,9 @@ class Ledger:
 
     whole: the ledger begins with step 0 and misses none, so a line that comes before its predecessors waits for them. A
     part takes every line as it comes. stable: a step that is done again, after a resume or a loss of every copy of the
-    state, has the same bits. If it has not, its first line stands, and only what is planned is compared. Opening it
-    cuts off a torn last line. Raises LedgerConflict if an earlier line is not of the next step, or, in a part, of no
-    step.
+    state, has the same bits. If it has not, and for a round with a quorum, its first line stands, and only what is
+    planned is compared. Opening it cuts off a torn last line. Raises LedgerConflict if an earlier line is not of the
+    next step, or, in a part, of no step.
     """
 
     def __init__(self, path: Path, *, whole: bool = True, stable: bool = True) -> None:
@@ -108,7 +109,7 @@ class Ledger:
         known = self._line_of(step) or self._waiting.get(step)
         if known is not None:
             again = step < self._begun_with or known.get("generation") != line.get("generation")
-            if (field := _first_difference(known, line, _compared(again=again, stable=self._stable))) is not None:
+            if (field := _first_difference(known, line, _compared(line, again=again, stable=self._stable))) is not None:
                 raise LedgerConflict(
                     f"{self._path}: step {step} was applied with {field}={_shown(known.get(field))} by one worker and "
                     f"{field}={_shown(line.get(field))} by another"
@@ -247,7 +248,7 @@ def merged(paths: Iterable[Path], *, stable: bool = True) -> list[Line]:
         for line in lines(path):
             known = found.setdefault(line["step"], line)
             again = known.get("generation") != line.get("generation")
-            if (field := _first_difference(known, line, _compared(again=again, stable=stable))) is not None:
+            if (field := _first_difference(known, line, _compared(line, again=again, stable=stable))) is not None:
                 raise LedgerConflict(f"{path}: step {line['step']} differs in {field} from another node's")
     return [found[step] for step in sorted(found)]
 
@@ -262,9 +263,9 @@ def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
     return None
 
 
-def _compared(*, again: bool, stable: bool) -> Sequence[str]:
-    """The fields in which two lines of one step have to be the same."""
-    return PLANNED if again and not stable else IDENTITY
+def _compared(line: Line, *, again: bool, stable: bool) -> Sequence[str]:
+    """The fields in which two lines of one step, of which this is one, have to be the same."""
+    return PLANNED if again and not (stable and not outer_round.has_quorum(line)) else IDENTITY
 
 
 def _first_difference(a: Line, b: Line, fields: Sequence[str] = IDENTITY) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,21 @@ LONG_WINDOW_S = 300.0
 """The window for steps that take seconds."""
 FEW_STEPS = 3
 """With fewer steps in the short window, the long window is used."""
+
+
+LINE_BYTES = 1 << 20
+"""How much of a ledger's end is read for its last line; a longer line names the samples of a huge batch."""
+
+
+def last_step(path: Path) -> dict[str, Any]:
+    """The last whole line of a ledger, by its end alone; {}: there is none."""
+    try:
+        with path.open("rb") as ledger:
+            ledger.seek(max(0, ledger.seek(0, os.SEEK_END) - LINE_BYTES))
+            lines = ledger.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return {}
+    return next(iter(list(parsed_steps(lines[-1:]))), {})
 
 
 class StepsTail:

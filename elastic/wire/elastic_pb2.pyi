@@ -773,7 +773,7 @@ class BuildFailed(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us", "doing", "for_ms", "usual_ms", "computes", "over", "over_because")
+    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us", "doing", "for_ms", "usual_ms", "computes", "over", "over_because", "min_replicas", "grace_ms", "replicas")
     class Doing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DOING_UNKNOWN: _ClassVar[Progress.Doing]
@@ -802,6 +802,9 @@ class Progress(_message.Message):
     COMPUTES_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     OVER_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    MIN_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     reduced: int
@@ -816,7 +819,10 @@ class Progress(_message.Message):
     computes: bool
     over: str
     over_because: str
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ..., doing: _Optional[_Union[Progress.Doing, str]] = ..., for_ms: _Optional[int] = ..., usual_ms: _Optional[int] = ..., computes: bool = ..., over: _Optional[str] = ..., over_because: _Optional[str] = ...) -> None: ...
+    min_replicas: int
+    grace_ms: int
+    replicas: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ..., doing: _Optional[_Union[Progress.Doing, str]] = ..., for_ms: _Optional[int] = ..., usual_ms: _Optional[int] = ..., computes: bool = ..., over: _Optional[str] = ..., over_because: _Optional[str] = ..., min_replicas: _Optional[int] = ..., grace_ms: _Optional[int] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("worker_id", "generation", "outdated")
@@ -953,7 +959,7 @@ class Unreadable(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., entry: _Optional[str] = ..., because: _Optional[str] = ..., memory: bool = ..., instead: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite", "pointed", "home")
+    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite", "pointed", "home", "end_round")
     QUIESCE_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -964,6 +970,7 @@ class Order(_message.Message):
     INVITE_FIELD_NUMBER: _ClassVar[int]
     POINTED_FIELD_NUMBER: _ClassVar[int]
     HOME_FIELD_NUMBER: _ClassVar[int]
+    END_ROUND_FIELD_NUMBER: _ClassVar[int]
     quiesce: Quiesce
     publish: Publish
     fence: Fence
@@ -974,7 +981,8 @@ class Order(_message.Message):
     invite: Invite
     pointed: Pointed
     home: Home
-    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., pointed: _Optional[_Union[Pointed, _Mapping]] = ..., home: _Optional[_Union[Home, _Mapping]] = ...) -> None: ...
+    end_round: EndRound
+    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., pointed: _Optional[_Union[Pointed, _Mapping]] = ..., home: _Optional[_Union[Home, _Mapping]] = ..., end_round: _Optional[_Union[EndRound, _Mapping]] = ...) -> None: ...
 
 class Quiesce(_message.Message):
     __slots__ = ("term", "round", "up_to")
@@ -1067,6 +1075,18 @@ class Home(_message.Message):
     worker_id: str
     home: int
     def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., home: _Optional[int] = ...) -> None: ...
+
+class EndRound(_message.Message):
+    __slots__ = ("term", "worker_id", "generation", "op")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    generation: int
+    op: int
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., op: _Optional[int] = ...) -> None: ...
 
 class Pointed(_message.Message):
     __slots__ = ("term", "worker_id", "series", "entry", "holds")

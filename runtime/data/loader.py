@@ -84,6 +84,11 @@ class Loader:
         first, end = self.plan.share(shard)
         return float(end - first)
 
+    def weight_of_parts(self, shard: int, parts: int) -> float:
+        """The number of samples in so many parts of a shard, the first ones; see `in_rounds`."""
+        first, end = self.plan.share(shard)
+        return float((end - first) * parts // self._parts)
+
     def samples(self, epoch: int, step: int) -> list[Any]:
         """Per shard the dataset indices that it gets; in large steps {"n", "sha256"} (of little-endian int64)."""
         given = [self.plan.indices(epoch, step, shard) for shard in range(self.shards)]

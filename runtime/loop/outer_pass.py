@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any, cast
 
 from elastic.errors import UsageError
+from elastic.protocol import outer_round
 from elastic.protocol.loop_state import ScriptStage
+from elastic.protocol.outer_round import DRIFT, INNER_STEPS, LATE, LOST, REPLICAS, SUMMED_BYTES, Quorum
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
 from runtime.data.loader import Loader
@@ -18,12 +22,9 @@ from runtime.outer import Round
 from runtime.outer.traffic import bytes_of
 from runtime.recovery.state.small_values import same_nan
 
-DRIFT = RESERVED + "drift"
-"""Among the metrics of a step: how far replicas were from their mean when their differences were taken, as the root of
-the mean square of these distances."""
-SUMMED_BYTES = RESERVED + "summed_bytes"
-"""Among them: the bytes of the tensors that are summed in the step. See runtime/outer/traffic.py."""
 _SQUARES = RESERVED + "squares"
+_EXPECTED = RESERVED + "expected"
+"""How many replicas there would be if no worker died."""
 _INNER = "inner"
 """In the note of a leaf: what is the same for all replicas."""
 
@@ -38,17 +39,42 @@ class OuterPass(Pass):
             raise UsageError("a step with outer= has one pass; write `for batch in step` once")
         assert training.registered.round is not None
         self._round: Round = training.registered.round
+        self._quorum = self._round.outer.quorum
         self._inner = 0
         """Inner steps that the replica has made."""
+        self._made = 0
+        """Replicas that this worker has trained in this round, in part or whole."""
+        self._expected = 0
+        """How many replicas there are, as far as this worker knew when the round began."""
         self._scalars: Scalars = {}
 
     def __next__(self) -> Any:
         if self._begun and (shard := self._running.shard) is not None:
             checks.check_capture(self.where)
             self._end_inner(shard)
-            if self._inner < self._length:
+            if self._inner < self._length and not self._stops:
                 return self._begin_inner(shard.index)
         return super().__next__()
+
+    def next_shard(self) -> int | None:
+        while (replica := super().next_shard()) is not None:
+            if self._quorum is None or not self._is(ScriptStage.COLLECTING) or self._computes(self._quorum):
+                return replica
+            nothing = self._harvest.leaf(replica, 0.0, self._training.riders.travel({}))
+            self._training.session.unit_done(nothing)
+        return None
+
+    def _computes(self, quorum: Quorum) -> bool:
+        session = self._training.session
+        return outer_round.computes(quorum.min_replicas, self._made, session.world_size, over=session.round_over)
+
+    @property
+    def _stops(self) -> bool:
+        """Whether the replica that runs makes no more inner steps, because the others have a quorum. It has a
+        difference first, also if its script accumulates gradients over several inner steps."""
+        if self._quorum is None or not self._is(ScriptStage.COLLECTING):
+            return False
+        return self._round.trained and self._training.session.round_over
 
     @property
     def _length(self) -> int:
@@ -73,7 +99,10 @@ class OuterPass(Pass):
 
     def _collect(self, place: Place, fingerprint: dict[str, str]) -> None:
         self._round.begin(place.index)
+        self._made, self._expected = 0, min(self._training.session.world_size, self._running.work.shards)
         super()._collect(place, fingerprint)
+        if self._quorum is not None:
+            self._training.session.seek(self._quorum)
 
     def _repeated(self, result: Partial) -> bool:
         self._round.drop()
@@ -127,24 +156,64 @@ class OuterPass(Pass):
             return
         if not self._round.trained and "NoGradient" not in work.allow:
             raise checks.no_inner_step(f"replica {shard.index} in {self.where}")
-        weight = work.weight(shard.index)
+        whole = self._inner == self._length
+        if self._inner < self._round.outer.schedule.taken_after:
+            self._round.take()
+        weight = self._weight(shard.index)
         plain = self._round.plain()
         squares = self._round.end_replica(shard.index)
-        scalars = {**self._scalars, _SQUARES: ("sum", squares * weight, weight)}
+        scalars = {**self._scalars, _SQUARES: ("sum", squares * weight, weight), **self._counted_steps(weight)}
         leaf = self._harvest.leaf(shard.index, weight, training.riders.travel(scalars))
         self._round.drop()  # on_drain hooks, which may come before the result, see the outer parameters
-        leaf.note = {**cast(dict[str, Json], leaf.note or {}), _INNER: plain}
+        # The first note there is counts for all replicas, so one that has made fewer inner steps leaves none.
+        leaf.note = {**cast(dict[str, Json], leaf.note or {}), _INNER: plain} if whole else None
+        self._made += 1
+        if whole and self._quorum is not None:
+            training.session.replica_done()
         training.session.unit_done(leaf)
         training.calls.running = None
+
+    def _weight(self, replica: int) -> float:
+        """By what the difference is weighed. With a quorum replicas differ in how many inner steps they have made."""
+        work = self._running.work
+        if self._quorum is None:
+            return work.weight(replica)
+        loader = cast(Loader | None, work.loader)
+        return float(self._inner) if loader is None else loader.weight_of_parts(replica, self._inner)
+
+    def _counted_steps(self, weight: float) -> Scalars:
+        """With a quorum, what is counted of this replica."""
+        if self._quorum is None:
+            return {}
+        late = float(self._inner < self._length)
+        return {
+            REPLICAS: ("sum", 1.0, 0.0),
+            LATE: ("sum", late, 0.0),
+            INNER_STEPS: ("sum", float(self._inner), 0.0),
+            _EXPECTED: ("mean", self._expected * weight, weight),
+        }
 
     def _unexpected(self, changed: list[str]) -> list[str]:
         """Parameters that are trained, their learning rates and schedulers are what inner steps change."""
         own = self._round.changes() if changed else set()
         return [name for name in changed if name not in own]
 
+    def _end(self, result: Partial) -> None:
+        super()._end(result)
+        if self._quorum is not None:  # which samples of the plan were used is known to each replica only
+            assert self._running.record is not None
+            self._running.record = replace(self._running.record, samples=[])
+
     def _install(self, result: Partial) -> None:
-        note = cast(dict[str, Json], result.note)
-        mean = self._round.outer_step(lambda: super(OuterPass, self)._install(result), note[_INNER])
+        note = cast(dict[str, Json], result.note or {})
+        mean = self._round.outer_step(lambda: super(OuterPass, self)._install(result), note.get(_INNER))
         _, squares, weight = result.scalars[_SQUARES]
-        self._running.metrics[SUMMED_BYTES] = float(bytes_of(self._harvest.groups()))
-        self._running.metrics[DRIFT] = same_nan(max(squares / weight - mean, 0.0) ** 0.5)
+        metrics = self._running.metrics
+        metrics[SUMMED_BYTES] = float(bytes_of(self._harvest.groups()))
+        metrics[DRIFT] = same_nan(max(squares / weight - mean, 0.0) ** 0.5)
+        if self._quorum is not None:
+            for name in (REPLICAS, LATE, INNER_STEPS):
+                metrics[name] = result.scalars[name][1]
+            _, expected, by = result.scalars[_EXPECTED]
+            # A worker that began after a loss expects fewer; the mean of that is no whole number.
+            metrics[LOST] = max(math.ceil(expected / by - 1e-6) - metrics[REPLICAS], 0.0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import nn
 
 from elastic.errors import ConfigError, UsageError
+from elastic.protocol.outer_round import Quorum
 from runtime.outer import fragments as cutting
 from runtime.outer import traffic
 from runtime.outer.replica_rows import ReplicaRows
@@ -71,7 +72,33 @@ class DiLoCo:
         self.schedule = RoundSchedule(every, len(self.fragments), delay)
         if moments == "mean" and self.diverges:
             raise ConfigError('moments="mean" is for replicas that begin a round alike: one fragment, and alpha=0')
+        self.quorum: Quorum | None = None
+        """None: a round waits for all replicas, and its result does not depend on who computes them."""
         self._rows: ReplicaRows | None = None
+
+    def with_quorum(self, min_replicas: int, grace_s: float = 0.0) -> Self:
+        """This object, for rounds that wait for no slow or dead worker. The result is not exact any more.
+
+        A replica then is a worker. When min_replicas of them have made all inner steps of a round, and grace_s seconds
+        later, the others stop after the inner step that they are in, and all differences are averaged, each by its
+        samples. What a worker that dies has done in the round is lost; if fewer workers live than min_replicas, the
+        survivors train the missing replicas. moments="own": each worker keeps its inner optimizer's state, and a
+        newcomer, or a resumed job, begins without one. See outer_round.py.
+
+        Raises ConfigError for other numbers, and for fragments or alpha, with which replicas have parameters of their
+        own that a newcomer could not have.
+        """
+        if self.diverges:
+            raise ConfigError("with_quorum() is for replicas that begin a round alike: one fragment, and alpha=0")
+        if self._rows is not None:
+            raise ConfigError("with_quorum() comes before the loop: make the DiLoCo with it, and register that")
+        self.quorum = Quorum(min_replicas, grace_s)
+        return self
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether each worker keeps the state of its inner optimizer, and sends it to nobody."""
+        return self.quorum is not None and self.moments == "own"
 
     @property
     def diverges(self) -> bool:
@@ -95,6 +122,12 @@ class DiLoCo:
         summed = traffic.summed_bytes(4 * fragment, row, 1 if self.moments == "mean" else self.replicas)
         sent = traffic.sent_bytes(summed, self.replicas, workers)
         each = f", and a worker of {workers} sends up to {sent / 1e6:.2f} MB" if workers > 1 else ""
+        if self.quorum is not None:
+            return (
+                f"a round = up to {self.replicas} replicas x {self.schedule.inner_steps} inner steps, over when "
+                f"{self.quorum.min_replicas} have made them and {self.quorum.grace_s:g} s later; it sums "
+                f"{summed / 1e6:.2f} MB{each}"
+            )
         return (
             f"a round = {self.replicas} replicas x {self.schedule.inner_steps} inner steps; it sums "
             f"{summed / 1e6:.2f} MB{each}"
@@ -102,8 +135,14 @@ class DiLoCo:
 
     def begin(self, replicas: int) -> None:
         """The loop begins: each replica starts with the parameters and the inner optimizer's state of this moment. From
-        here on the inner optimizer has a state in the inner loop only. Raises NotCarried."""
-        kept = None if self.moments == "reset" else self.inner_optimizer
+        here on the inner optimizer has a state in the inner loop only. Raises NotCarried; ConfigError for a quorum of
+        more replicas than there are."""
+        if self.quorum is not None and self.quorum.min_replicas > replicas:
+            raise ConfigError(
+                f"min_replicas={self.quorum.min_replicas} of {replicas} replicas: there is at most one for each shard; "
+                "give the loader as many shards= as the job may have workers"
+            )
+        kept = None if self.moments == "reset" or self.keeps_moments else self.inner_optimizer
         self.replicas = replicas
         self._rows = ReplicaRows(
             replicas, self.parameters, kept, own_parameters=self.diverges, shared=self.moments == "mean"

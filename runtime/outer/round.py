@@ -33,6 +33,8 @@ class Round:
         self._plain: dict[str, Any] = {}
         """What is the same for all replicas, when the round began: see `_plain_now`."""
         self._taken: list[Tensor] = []
+        self._moments: dict[Tensor, Any] = {}
+        """The inner optimizer's state after the last round here, if each worker keeps its own."""
         self._fragment = 0
         self.inner_steps = 0
         """Steps of the inner optimizer since the replica began."""
@@ -82,6 +84,7 @@ class Round:
     def begin_replica(self, replica: int) -> None:
         """Become this replica, as it was when the round began."""
         self.outer.rows.restore(replica)
+        self.outer.inner_optimizer.state.update(self._moments)
 
     def take(self) -> None:
         """Take the difference that is to be sent, from the fragment that is due."""
@@ -102,8 +105,11 @@ class Round:
         square of its norm. If parameters are not finite, the difference is not either, even if it was taken before or
         is that of others: else the round would count, and the row with it, from which no later round gets away."""
         rows = self.outer.rows
-        finite = not rows.elements or all(bool(one.detach().isfinite().all()) for one in self.outer.parameters)
+        lasts = bool(rows.elements) or self.outer.keeps_moments
+        finite = not lasts or all(bool(one.detach().isfinite().all()) for one in self.outer.parameters)
         rows.keep(replica)
+        if self.outer.keeps_moments:
+            self._moments = dict(self.outer.inner_optimizer.state) if finite else {}
         self._clear_gradients()
         if not finite:
             self._taken[0].fill_(torch.nan)
@@ -126,8 +132,8 @@ class Round:
 
     def outer_step(self, install: Callable[[], None], plain: Json) -> float:
         """The round's result is here. install: writes the mean of the differences as gradients, or leaves none if the
-        round does not count, and writes the rows. plain: `plain` of the first replica. Returns the square of the norm
-        of the mean."""
+        round does not count, and writes the rows. plain: `plain` of the first replica that has made all inner steps;
+        None: none has, and what is the same for all stays as it was. Returns the square of the norm of the mean."""
         self.drop()
         install()
         installed = [parameter.grad for parameter in self._due if parameter.grad is not None]
@@ -137,7 +143,8 @@ class Round:
             if self.outer.diverges:
                 self._mix()
         self._clear_gradients()
-        self._restore(encoding.decode(plain, _no_tensor))
+        if plain is not None:
+            self._restore(encoding.decode(plain, _no_tensor))
         self._start = []
         self._carrier.release()
         return square

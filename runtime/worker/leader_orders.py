@@ -29,6 +29,8 @@ class LeaderOrders:
         """Whether the world has a place for this newcomer."""
         self.home = -1
         """The number that a leader has given this newcomer."""
+        self.ended_round = (0, -1)
+        """Generation and operation of the round that was over last, although this worker computed still."""
         self.ready = False
         """Whether this newcomer has rehearsed: it says so again to every leader, and after every loss."""
         self._outdated = 0
@@ -67,6 +69,8 @@ class LeaderOrders:
                     self._shared.changed.notify_all()
                 case messages.Home(_, _, home):
                     self.home = home
+                case messages.EndRound(_, _, generation, op):
+                    self.ended_round = (generation, op)
                 case messages.Pointed(_, worker_id, series, entry, holds):
                     answer = self.pointed.pop(messages.CheckpointComplete(worker_id, series, entry), None)
                 case messages.Drain(over=True):

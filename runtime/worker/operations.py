@@ -15,6 +15,7 @@ from elastic.config import Compression, Reduction
 from elastic.errors import ConfigError, DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Corrupted, Ready
+from elastic.protocol.outer_round import Quorum
 from elastic.records.journal import Journal
 from runtime.allreduce.reduction.early_sums import EarlySums
 from runtime.allreduce.reduction.partial_sum import Json, Partial
@@ -163,6 +164,17 @@ class OperationLoop:
 
     def advanced(self) -> None:
         self._reporter.advanced()
+
+    def seek(self, quorum: Quorum) -> None:
+        self._reporter.seek(quorum)
+
+    def replica_done(self) -> None:
+        self._reporter.replica_done()
+
+    @property
+    def round_over(self) -> bool:
+        position = self._shared.position
+        return self._orders.ended_round == (position.entered, position.reduced)
 
     @property
     def verification(self) -> Verification:

@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from elastic.protocol.messages import Doing, Progress
+from elastic.protocol.outer_round import Quorum
 from elastic.protocol.worker_state import Phase, WorkerState
 from elastic.records.flight_recorder import FlightEvent
 from runtime.guards import checks
@@ -27,6 +28,9 @@ class ProgressReporter:
         self._activity = Activity()
         self._speed = Speed(on_host=on_host)
         self._shards = 0
+        self._quorum: Quorum | None = None
+        """Of the rounds of this job; None: there has been none, or none with a quorum."""
+        self._in_round, self._replicas = False, 0
         self._loop_over = False
         self.script = ""
         """What the script does that this worker runs beside itself; "": the worker is the script."""
@@ -39,6 +43,7 @@ class ProgressReporter:
 
     def begin(self, op: Op) -> None:
         self._note(FlightEvent.BEGUN, checks.describe(op))
+        self._in_round, self._replicas = False, 0
         if op.kind is OpKind.PASS:
             self._shards = op.units
             if op.pass_no == 0:
@@ -53,6 +58,14 @@ class ProgressReporter:
         evaluates = op.kind is OpKind.EVALUATE and not self._loop_over
         other = Doing.EVALUATION if evaluates else Doing.DECLARED
         self._activity.enter(where, Doing.SHARD if in_pass else other)
+
+    def seek(self, quorum: Quorum) -> None:
+        """The operation that has begun is a round of replicas with this quorum."""
+        self._quorum, self._in_round = quorum, True
+
+    def replica_done(self) -> None:
+        """A replica has made all inner steps of this round."""
+        self._replicas += 1
 
     def draws(self, op: Op, unit: int, samples: str) -> None:
         """The shard that is to be computed has these samples."""
@@ -106,7 +119,7 @@ class ProgressReporter:
         """The word for a beat. joining: how far a newcomer's copy is; "": it has not begun. over: what carries the
         gradients, and why this is not what was asked for."""
         seen = self._activity.see()
-        fresh = p.phase is Phase.FRESH
+        fresh, quorum = p.phase is Phase.FRESH, self._quorum if self._in_round else None
         return Progress(
             p.me,
             p.entered,
@@ -114,7 +127,8 @@ class ProgressReporter:
             applied,
             phase=(fresh and joining) or self.script or seen.what,
             shards=self._shards,
-            shard_us=self._speed.shard_us,
+            # Whoever is faster does not get more replicas, and nobody is late for others: speeds are not compared.
+            shard_us=self._speed.shard_us if self._quorum is None else 0,
             exchange_us=self._speed.exchange_us,
             doing=Doing.DECLARED if fresh else seen.doing,
             for_ms=int(1000 * seen.for_s),
@@ -122,4 +136,7 @@ class ProgressReporter:
             computes=seen.computes,
             over=over[0],
             over_because=over[1],
+            min_replicas=quorum.min_replicas if quorum else 0,
+            grace_ms=round(1000 * quorum.grace_s) if quorum else 0,
+            replicas=self._replicas,
         )

@@ -15,6 +15,7 @@ import torch
 
 from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
+from elastic.protocol.outer_round import Quorum
 from elastic.protocol.reduction_tree import next_fold
 from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
@@ -41,6 +42,7 @@ class SingleSession:
     began = ""
     pauses = False
     parting = False
+    round_over = False
     may_part = True
     going = None
     verification = Verification()
@@ -109,6 +111,12 @@ class SingleSession:
 
     def advanced(self) -> None:
         """Nobody judges how long it takes."""
+
+    def seek(self, quorum: Quorum) -> None:
+        """Do nothing: a job of one waits for nobody."""
+
+    def replica_done(self) -> None:
+        """Do nothing: nobody waits for it."""
 
     def vouch(self, shard: int, digest: str) -> None:
         """Do nothing: there is nobody to compare with."""

@@ -18,6 +18,7 @@ from elastic.checkpoints.naming import EntryName
 from elastic.config import Compression, Reduction
 from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.loop_state import Admitted, CopiedAnew, ResultTaken, Standing, WentAstray
+from elastic.protocol.outer_round import Quorum
 from elastic.protocol.reduction_tree import next_fold
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
@@ -70,6 +71,8 @@ class World:
         self.errors: dict[str, BaseException] = {}
         self.digests: dict[str, str] = {}
         self.joined_at: dict[str, int] = {}
+        self.late: set[tuple[str, int]] = set()
+        """Worker and operation, a round with a quorum, that is over while the worker still computes."""
         self.failure: UsageError | None = None
         """What all members raise: they disagree."""
 
@@ -357,6 +360,16 @@ class FakeMember:
 
     def advanced(self) -> None:
         """Nobody judges how long it takes."""
+
+    def seek(self, quorum: Quorum) -> None:
+        """The world says who is late."""
+
+    def replica_done(self) -> None:
+        """The world says who is late."""
+
+    @property
+    def round_over(self) -> bool:
+        return (self.worker_id, self.number) in self.world.late
 
     def unit_done(self, leaf: Partial) -> None:
         part = self.world.open[self.worker_id]

@@ -8,6 +8,8 @@ from typing import Any
 
 from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, job_dir_of
 from elastic.errors import ConfigError
+from elastic.protocol import outer_round
+from elastic.records.ledger_tail import last_step
 from elastic.rendezvous.job_status import job_status
 
 EXAMPLES = """\
@@ -41,6 +43,8 @@ def _status(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.job}: a directory holds one job; give JOB with --rendezvous only")
     else:
         document = job_status(job_dir)
+        if told := outer_round.told_of(last_step(job_dir / "steps.jsonl")):
+            document["outer"] = told
         if document["state"] != "closed":
             document["troubles"] = [asdict(trouble) for trouble in problems.of_job(job_dir)]
     return answer(options, document, status_text(document))
@@ -61,6 +65,8 @@ def status_text(document: dict[str, Any]) -> str:
     if (ring := document.get("ring", {})).get("over"):
         instead = f", not {ring['asked']}: {ring['because']}" if ring["because"] else ""
         lines.append(f"gradients over {ring['over']}{instead}")
+    if outer := document.get("outer"):
+        lines.append(_outer_text(outer))
     if document.get("checkpoint"):
         lines.append(f"newest checkpoint {document['checkpoint']}")
     lines += [
@@ -82,6 +88,15 @@ def status_text(document: dict[str, Any]) -> str:
         for slot, because in document.get("given_up", {}).items()
     ]
     return "\n".join(lines)
+
+
+def _outer_text(outer: dict[str, float]) -> str:
+    """Of the last outer step: see elastic/protocol/outer_round.py."""
+    text = f"last outer step: drift {outer['drift']:.3g}, {outer['summed_bytes'] / 1e6:.3g} MB summed"
+    if "replicas" not in outer:
+        return text
+    counts = ", ".join(f"{outer[name]:.0f} {name}" for name in ("replicas", "late", "lost"))
+    return f"{text}; {counts}; {outer['inner_steps']:.0f} inner steps"
 
 
 def _speed_text(member: dict[str, Any]) -> str:

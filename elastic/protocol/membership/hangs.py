@@ -1,4 +1,4 @@
-"""Members that live and beat but make no progress.
+"""Members that live and beat but make no progress, and those that are late in a round with a quorum.
 
 The limit for a member for which others wait follows from what is usual in this job: long shards have a long limit, and
 so has a member that uses a processor, because it may compile: COMPUTES times hang_s in the first shard of all. Between
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 
+from elastic.protocol import outer_round
 from elastic.protocol.membership.events import Action, Note, Tell
 from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.loss import lost
 from elastic.protocol.membership.partitions import is_absence
 from elastic.protocol.membership.roster import WorkerView
 from elastic.protocol.membership.transitions import become_closed
-from elastic.protocol.messages import Doing, Kill
+from elastic.protocol.messages import Doing, EndRound, Kill, Progress
 
 NAMED_S = 2.0
 NAMED_USUAL = 3
@@ -56,7 +57,25 @@ def standing_still(g: Group, part: float = NAMED_ALONE) -> dict[str, str]:
     return {worker: f"{_where(one)}, and nobody gets on" for worker, one in seen.items()}
 
 
-def expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+def judge_progress(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
+    """After a member's word: it may be stuck, or late in a round with a quorum."""
+    _expel_if_stuck(g, word.worker_id, now_s, do)
+    if word.min_replicas and word.doing is Doing.SHARD:
+        _end_round_if_late(g, word, do)
+
+
+def _end_round_if_late(g: Group, word: Progress, do: list[Action]) -> None:
+    """If the others have a quorum of the round in which this member still computes, it is told to stop. That is said
+    with each of its beats in which it has not stopped: a stream may have lost the order, or a leader."""
+    place = Doing.WAITING, word.generation, word.reduced
+    seen = (one for worker, one in g.workers.items() if worker not in g.dead)
+    waiting = (one for one in seen if (one.said.doing, one.said.generation, one.said.reduced) == place)
+    delivered = ((one.said.replicas, one.for_s) for one in waiting)
+    if outer_round.is_over(word.min_replicas, word.grace_ms / 1000, delivered):
+        do.append(Tell((word.worker_id,), EndRound(g.term, word.worker_id, word.generation, word.reduced)))
+
+
+def _expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
     """After a member's word: if it holds the others up beyond its limit, it is lost, and its reports do not count."""
     one = g.workers.get(worker)
     if one is None or one.for_s < g.spec.timing.progress_s:

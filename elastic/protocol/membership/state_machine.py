@@ -14,7 +14,7 @@ from elastic.protocol.membership import events, planned_changes, transitions
 from elastic.protocol.membership.closing import failed, finished, slot_given_up
 from elastic.protocol.membership.formation import announced, elected, form
 from elastic.protocol.membership.group import Group, State
-from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
+from elastic.protocol.membership.hangs import end_mute, judge_progress, mute_until_s
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
 from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, try_again, wait_for_slow
 from elastic.protocol.membership.partitions import fell_silent, is_absence, next_silence_ends_s, silent_too_long
@@ -74,7 +74,7 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             rebuilt(g, event, now_s, do)
             planned_changes.progressed(g, event, now_s, do)
             compare(g, now_s, do)
-            expel_if_stuck(g, event.worker_id, now_s, do)
+            judge_progress(g, event, now_s, do)
             planned_changes.shed(g, now_s, do)
         case messages.Ready(worker, _, outdated):
             if worker in g.workers:

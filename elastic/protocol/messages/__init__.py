@@ -21,6 +21,7 @@ from elastic.protocol.messages.generation import (
 from elastic.protocol.messages.orders import (
     Close,
     Drain,
+    EndRound,
     Fence,
     Home,
     Invite,
@@ -66,6 +67,7 @@ __all__ = [
     "Drain",
     "DrainOver",
     "DrainWish",
+    "EndRound",
     "Failed",
     "Fence",
     "Finished",

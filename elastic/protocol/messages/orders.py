@@ -104,4 +104,15 @@ class Pointed:
     holds: bool
 
 
-Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite | Home | Pointed
+@dataclass(frozen=True, slots=True)
+class EndRound:
+    """Enough replicas are there (outer_round.py): if this worker is in this generation and still computes in operation
+    `op`, its replica stops after the inner step that it is in. Said again with each beat in which it has not."""
+
+    term: int
+    worker_id: str
+    generation: int
+    op: int
+
+
+Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite | Home | Pointed | EndRound

@@ -118,7 +118,9 @@ class Progress:
         where its script stands, in words. doing: the same for a machine. for_ms: how long it has been doing that.
     computes: whether its process, or one of its children, uses a processor meanwhile. usual_ms: its longest recent
         shard or, while it evaluates, part of an evaluation; 0: none yet. over: what carries the gradients, a value of
-        --ring; "": there is no ring now. over_because: why this differs from what was asked for.
+        --ring; "": there is no ring now. over_because: why this differs from what was asked for. min_replicas,
+        grace_ms: of the quorum, if operation `reduced` is a round with one (outer_round.py); 0: it is none. replicas:
+        how many of that round have made all their inner steps on this worker.
     """
 
     worker_id: str
@@ -135,6 +137,9 @@ class Progress:
     computes: bool = True
     over: str = ""
     over_because: str = ""
+    min_replicas: int = 0
+    grace_ms: int = 0
+    replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Replicas that train by themselves, with DiLoCo or by fragments: BatchNorm, dropout, AdamW and a scheduler."""
+"""Replicas that train by themselves, with DiLoCo, by fragments or with a quorum: BatchNorm, dropout, AdamW and a
+scheduler."""
 
 from __future__ import annotations
 
@@ -22,9 +23,14 @@ scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 outer = elastic.DiLoCo(
     model, optimizer, every=4, fragments=2 if streaming else 1, delay=int(streaming), alpha=0.5 * streaming
 )
+if "quorum" in sys.argv[1:]:
+    outer.with_quorum(2, grace_s=0.3)
+weight = next(model.parameters())
+initial = weight.detach().clone()
 train = job.loader(data, batch_size=16, shards=4, shuffle=True)
 job.register(model=model, optimizer=optimizer, scheduler=scheduler, outer=outer)
 
+gates.hold("loop")
 for step in job.steps(train, epochs=6, outer=outer):
     for x, y in step:
         gates.pace()
@@ -33,5 +39,5 @@ for step in job.steps(train, epochs=6, outer=outer):
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        step.log(loss=loss)
+        step.log(loss=loss, moved=(weight.detach() - initial).norm())
 gates.hold("end")

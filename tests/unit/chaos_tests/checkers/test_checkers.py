@@ -219,6 +219,11 @@ def drawn(history: History) -> History:
 
 
 NOT_APPLICABLE: dict[str, tuple[str, Callable[[History], History]]] = {
+    "the bits of rounds with a quorum": ("I10", lambda h: with_step(h, 2, scalars={"elastic.replicas": 2.0})),
+    "where generations of rounds with a quorum begin": (
+        "I7",
+        lambda h: with_step(h, 1, scalars={"elastic.replicas": 2.0}),
+    ),
     "samples that the script draws itself": ("I8", drawn),
     "the batch of a script that draws its own samples": ("I9", drawn),
     "checkpoints of a job that takes none": (

@@ -21,7 +21,7 @@ import pytest
 from chaos_tests.cluster.cluster_job import NodesJob
 from chaos_tests.cluster.job_handle import JobFailed
 from chaos_tests.failpoints.orders import FailpointOrders
-from chaos_tests.nemesis import checkpoint_damage, failpoints, nodes, out_of_memory
+from chaos_tests.nemesis import checkpoint_damage, failpoints, nodes, out_of_memory, signals
 from chaos_tests.nemesis.failpoints import never_reached
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.nemesis.nemesis import Nemesis
@@ -391,6 +391,32 @@ def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
     on_nodes.scene.victims.targeted.add("b.0.0")
     with pytest.raises(NotNow, match="healthy"):
         nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"))
+
+
+def test_all_that_hold_the_state_are_hit_once_a_replacement_is_fresh(
+    on_nodes: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, planned = on_nodes.scene, Planned(1, 0.0, "fresh-quorum", place="announced")
+    hit: list[list[int]] = []
+    monkeypatch.setattr(signals, "send", lambda pids, number: hit.append(list(pids)))
+    with pytest.raises(NotNow, match="nothing is kept"):
+        nodes.lose_holders(scene, planned)
+    scene.world.feed([line("snapshot_complete", "a.0.0", series="_periodic", entry="step-000000000005.0.g1-c105d2d3")])
+    scene.world.pids.update({"a.0.0": 11, "b.0.0": 12})
+    nodes.lose_holders(scene, planned)
+    (first,) = scene.victims.targeted
+    left = ({"a.0.0", "b.0.0"} - {first}).pop()
+    breaker = Nemesis([], scene)
+
+    def hear(*lines: dict[str, object]) -> None:
+        told = [{**one, "t_mono_ns": 1} for one in lines]
+        scene.world.feed(told)
+        breaker.poll(told, 1)
+
+    hear(line("member_lost", first), line("worker_exited", first))
+    assert len(hit) == 1 and scene.world.kept_step == 5, "no replacement has come"
+    hear({**line("announced", first.replace(".0.0", ".0.1"), entered=0), "pid": 13})
+    assert hit[1:] == [[scene.world.pids[left]]] and scene.world.kept_step == 0
 
 
 def test_all_are_lost_only_if_no_node_is_away(on_nodes: Stage) -> None:

@@ -74,7 +74,7 @@ def test_a_fault_with_places_is_planned_at_one_of_them() -> None:
 @pytest.mark.parametrize("kind", CATALOGUE)
 def test_a_member_that_holds_the_state_is_always_spared_by_what_ends_it(kind: str) -> None:
     fault = CATALOGUE[kind]
-    if fault.aim in (None, Aim.ALL):
+    if fault.aim in (None, Aim.ALL, Aim.HOLDERS):
         return
     for seed in range(20):
         for count in range(4):
@@ -95,6 +95,9 @@ def test_aims() -> None:
     assert len(choose(aimed(Aim.ALL_BUT_ONE), HOLDERS, [], dice)) == 2
     assert set(choose(aimed(Aim.ALL), HOLDERS, [], dice)) == set(HOLDERS)
     assert choose(aimed(Aim.ANY, count=3), HOLDERS, [], dice) == ()
+    assert choose(aimed(Aim.HOLDERS), HOLDERS, [], dice) == (), "nobody is fresh"
+    assert choose(aimed(Aim.HOLDERS), HOLDERS[:1], ["new"], dice) == ("a",)
+    assert choose(aimed(Aim.HOLDERS), HOLDERS, ["new"], dice) == tuple(HOLDERS)
 
 
 def line(event: str, worker: str = "", generation: int = 0, **fields: object) -> dict[str, object]:

@@ -369,6 +369,11 @@ def test_status_counts_spares_apart_from_members() -> None:
     assert "waited for slot local.2 to copy the state" in status_text(in_vain).splitlines()[-1]
     given_up = {**facts, "given_up": {"local.2": "no such program"}}
     assert status_text(given_up).splitlines()[-1] == "trouble: slot local.2 gets no worker any more: no such program"
+    outer = {"drift": 0.0312, "summed_bytes": 2.5e6}
+    assert status_text({**facts, "outer": outer}).splitlines()[2] == "last outer step: drift 0.0312, 2.5 MB summed"
+    counts = {"replicas": 3.0, "late": 1.0, "lost": 0.0, "inner_steps": 107.0}
+    shown = status_text({**facts, "outer": outer | counts}).splitlines()[2]
+    assert shown.endswith("; 3 replicas, 1 late, 0 lost; 107 inner steps")
     told = {"about": "newcomers", "where": "local.2", "because": "it waited 300 s", "advice": "look"}
     assert "waited for slot" not in status_text({**in_vain, "troubles": [told]}), "what is told is not told again"
 

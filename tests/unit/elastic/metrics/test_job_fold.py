@@ -174,6 +174,25 @@ def test_parts_that_one_machine_alone_has_are_counted_in_each_round_anew() -> No
         assert shown(registry)["elastic_kept_thin_parts", "j"] == wanted
 
 
+def test_rounds_of_replicas_are_counted_and_other_steps_are_not() -> None:
+    registry = MetricRegistry()
+    fold = JobFold(registry, "j")
+    fold.applied(steps(0, 2), 0.0)
+    assert not any(key[0].startswith("elastic_outer") for key in shown(registry))
+    plain = {"elastic.drift": 0.5, "elastic.summed_bytes": 100.0, "loss": 3.0}
+    counts = {"elastic.replicas": 3.0, "elastic.late": 1.0, "elastic.lost": 2.0, "elastic.inner_steps": 7.0}
+    fold.applied([{"step": 2, "samples": [], "scalars": plain}], 1.0)
+    assert not any(key[0] == "elastic_outer_replicas_total" for key in shown(registry)), "there is no quorum"
+    fold.applied(
+        [{"step": step, "samples": [], "scalars": plain | counts | {"elastic.drift": 0.25}} for step in (3, 4)], 2
+    )
+    seen = shown(registry)
+    assert (seen["elastic_outer_steps_total", "j"], seen["elastic_outer_summed_bytes_total", "j"]) == (3, 300)
+    assert seen["elastic_outer_drift", "j"] == 0.25
+    replicas = {key[2]: value for key, value in seen.items() if key[0] == "elastic_outer_replicas_total"}
+    assert replicas == {"whole": 4, "late": 2, "lost": 4}
+
+
 def test_the_nearest_notice_counts_down_and_goes_with_its_end() -> None:
     registry = MetricRegistry()
     fold = JobFold(registry, "j")

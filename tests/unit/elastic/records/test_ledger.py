@@ -86,6 +86,19 @@ def mean(*parts: Sequence[float]) -> dict[str, float]:
     return {"loss": sum(map(sum, parts)) / 3}
 
 
+def test_a_round_with_a_quorum_that_is_done_again_is_no_conflict(path: Path) -> None:
+    """Other replicas were late."""
+    before, after = ({"loss": loss, "elastic.replicas": count} for loss, count in ((0.5, 3.0), (0.25, 2.0)))
+    with Ledger(path) as book:
+        assert book.append(line(0, scalars=before)) and book.append(line(1, scalars=before))
+        with pytest.raises(LedgerConflict, match=r"step 1 .*scalars="):  # two members of one ring
+            book.append(line(1, scalars=after))
+    with Ledger(path) as book:
+        assert not book.append(line(1, scalars=after))
+        assert book.append(line(2, scalars=after))
+    assert [one["scalars"] for one in read(path)] == [before, before, after]
+
+
 def test_steps_done_again_in_a_job_whose_last_bits_depend_on_its_faults_are_no_conflict(path: Path) -> None:
     """--reduction allreduce: the resumed run has other members, so other shards are added first."""
     before, after = mean([0.1, 0.2], [0.3]), mean([0.1], [0.2, 0.3])

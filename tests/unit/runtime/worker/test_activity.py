@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic.protocol.messages import Doing
+from elastic.protocol.outer_round import Quorum
 from elastic.protocol.worker_state import Phase, WorkerState
 from runtime.session import Op, OpKind
 from runtime.worker.activity import CPU_CHECK_S, PAUSE_S, RECENT, Activity, below, cpu_s
@@ -117,6 +118,25 @@ def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> Non
     assert doing() is Doing.DECLARED
     reporter.after(Op(OpKind.EVALUATE, 1, label="evaluate()"))
     assert doing() is Doing.DECLARED
+
+
+def test_beats_tell_of_a_quorum_only_in_the_round_that_has_it() -> None:
+    reporter = ProgressReporter(on_host=True, note=lambda moment, text="", unit=-1: None)
+    reporter._speed.shard_us = 500
+
+    def told() -> tuple[int, int, int, int]:
+        word = reporter.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", ""))
+        return word.min_replicas, word.grace_ms, word.replicas, word.shard_us
+
+    step = Op(OpKind.PASS, 4, step=6)
+    reporter.begin(step)
+    assert told() == (0, 0, 0, 500)
+    reporter.seek(Quorum(2, 1.5))
+    assert told() == (2, 1500, 0, 0), "and of no speed: nobody gets more shards than others"
+    reporter.replica_done()
+    assert told() == (2, 1500, 1, 0)
+    reporter.begin(Op(OpKind.EVALUATE, 4, step=6, label="accuracy"))
+    assert told() == (0, 0, 0, 0)
 
 
 def test_children_compute_for_the_script_that_waits_for_them() -> None:

@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 
 from elastic.agent.worker.client import AgentClient
-from elastic.protocol.messages import CheckpointComplete, Drain, Home, Pointed, Word
+from elastic.protocol.messages import CheckpointComplete, Drain, EndRound, Home, Pointed, Word
 from elastic.records.journal import Journal
 from runtime.recovery.transfer.client import CopyClient
 from runtime.worker.leader_orders import LeaderOrders
+from runtime.worker.operations import OperationLoop
 from runtime.worker.state_owner import SharedWorkerState
 
 ME = "a.0.0"
@@ -77,3 +78,21 @@ def test_a_new_leader_hears_of_checkpoints_that_no_leader_has_answered_for() -> 
     worker.deliver(Pointed(2, ME, word.series, word.entry, True))
     worker.deliver(Home(3, ME, 0))
     assert (sent, answers) == ([word], [True])
+
+
+def test_a_round_is_over_for_this_worker_only_where_the_order_says_so() -> None:
+    worker = orders([])
+    position = SimpleNamespace(entered=3, reduced=7)
+    loop: Any = SimpleNamespace(_orders=worker, _shared=SimpleNamespace(position=position))
+
+    def over() -> bool:
+        return bool(OperationLoop.round_over.fget(loop))  # type: ignore[attr-defined]
+
+    assert not over()
+    for order in (EndRound(2, ME, 3, 6), EndRound(2, ME, 2, 7), EndRound(1, ME, 3, 7)):
+        worker.deliver(order)
+        assert not over(), "of an operation or generation before, or of an older leader's term"
+    worker.deliver(EndRound(2, ME, 3, 7))
+    assert over()
+    position.reduced = 8
+    assert not over(), "the next round has begun"
