@@ -41,6 +41,7 @@ class SingleSession:
     began = ""
     pauses = False
     parting = False
+    due = False
     may_part = True
     going = None
     verification = Verification()

@@ -250,6 +250,7 @@ class FakeMember:
     began = ""
     pauses = False
     parting = False
+    due = False
     may_part = True
     going: NodeNotice | None = None
 

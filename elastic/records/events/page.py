@@ -66,7 +66,7 @@ FIELDS: Mapping[str, str] = {
     "newest": "newest term that the agent has heard of",
     "noted_s": "seconds within which the loss has to be noted",
     "number": "of the fault; of `commit_refused` and `etcd_put` of the generation",
-    "of": "the dead member",
+    "of": "the dead member; of `gossip_skipped` the partner; of `update_lost` the worker that is gone",
     "op": "number of the operation in the job, from 0",
     "order": "kind of the order",
     "outdated": "how many copies in a row were out of date",
