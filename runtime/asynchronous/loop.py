@@ -36,9 +36,11 @@ PHASE_S = 60.0
 """Seconds that a phase takes by default."""
 TOLD_S = 5.0
 """Seconds for which each other worker may take to hear that one has nothing to do any more."""
+WINDOW_S = 0.1
+"""Seconds for which training stands still while workers want to join or leave; a copy that has begun has longer."""
 TRAINS = 4
-"""Times as long as the last end of a phase took, a phase lasts at least, also if workers want to join or leave: so
-training has four fifths of the time, however long a newcomer copies."""
+"""Times as long as the last end of a phase took, with that, a phase lasts at least, also if workers want to join or
+leave: so training has four fifths of the time, however long a newcomer copies."""
 
 
 def asynchronous(job: Job, data: Loader, *, outer: LocalTraining, total: int, phase_s: float = PHASE_S) -> LocalPhases:
@@ -58,7 +60,7 @@ def asynchronous(job: Job, data: Loader, *, outer: LocalTraining, total: int, ph
 def is_over(age_s: float, limit_s: float, last_end_s: float, *, due: bool, asked: bool) -> bool:
     """Whether a phase ends between two inner steps. due: workers want to join or leave. asked: another worker has
     nothing to do any more, and this one has more than it is at."""
-    return asked or age_s >= limit_s or (due and age_s >= TRAINS * last_end_s)
+    return asked or age_s >= limit_s or (due and age_s >= TRAINS * (last_end_s + WINDOW_S))
 
 
 class LocalPhases(Iterator["LocalPhase"]):
@@ -106,7 +108,7 @@ class LocalPhases(Iterator["LocalPhase"]):
                 raise
             running = self._steps.running
             assert running is not None
-            pass_without_gradients(training, running)
+            pass_without_gradients(training, running, self._await_newcomer)
         for parameter, gradient in kept:
             parameter.grad = gradient
         said = training.calls.collective(
@@ -115,6 +117,11 @@ class LocalPhases(Iterator["LocalPhase"]):
         ranks = cast(dict[str, int], said)
         self._phase = LocalPhase(self, running.place.index, sorted(ranks, key=lambda worker: (ranks[worker], worker)))
         return self._phase
+
+    def _await_newcomer(self) -> None:
+        """The first worker keeps its state still for a moment, in which a newcomer begins to copy it."""
+        if self.session.rank == 0 and self.session.due:
+            time.sleep(WINDOW_S)
 
     def _begin(self) -> Steps:
         training, outer, carrier = self.training, self.outer, self.training.carrier
@@ -284,9 +291,10 @@ class LocalPhase:
             label = f"phase {self.index}, sum {attempt}"
             whole = phases.sums.sum(label, len(self._roster), self._contribution(), outer.take_sums)
             attempt += 1
+        ended_s = time.monotonic() - begun_s
         begun = self._unit if phases.inner else None
         counts = {"applied": {}, "sums": {}, "most": {}} if self._behind else outer.counts()
-        note = phase_notes.note(self._done, begun, self._logged, counts)
+        note = phase_notes.note(self._done, begun, self._logged, {**counts, "ended_s": ended_s})
         said = training.calls.collective(
             OpKind.ALLREDUCE, f"phase {self.index}", 1, empty_leaf, lambda result: result.note, note
         )
@@ -295,7 +303,7 @@ class LocalPhase:
         training.log(self.metrics)
         for worker in summary.gone if phases.job.is_leader else ():
             training.session.note("update_lost", of=worker)
-        phases.last_end_s = time.monotonic() - begun_s
+        phases.last_end_s = summary.end_s
         if not self._behind:
             phases.set_rates(own_rates)
         self.over = True

@@ -18,11 +18,12 @@ STALENESS, STALENESS_MOST = "elastic.staleness", "elastic.staleness_max"
 
 class PhaseSummary(NamedTuple):
     """left, begun: as of LocalTraining. gone: workers that have not seen the end of the phase, of which an update in
-    flight may be lost each. metrics: means of what the script has logged, and the counts of the phase."""
+    flight may be lost each. end_s: seconds that the end of the phase took whoever came last. metrics: means of what the script has logged, and the counts of the phase."""
 
     left: UnitsLeft
     begun: dict[str, int]
     gone: tuple[str, ...]
+    end_s: float
     metrics: dict[str, float]
 
 
@@ -58,7 +59,8 @@ def summary(notes: Mapping[str, Any], roster: Sequence[str], left: UnitsLeft, be
     if STALENESS in metrics:
         metrics[STALENESS] /= metrics[UPDATES]
     doing = {worker: said["begun"] for worker, said in notes.items() if said["begun"] is not None}
-    return PhaseSummary(left.without(done), doing, gone, metrics)
+    end_s = min(said["ended_s"] for said in notes.values())
+    return PhaseSummary(left.without(done), doing, gone, end_s, metrics)
 
 
 def _lost_of_pieces(notes: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -131,13 +131,18 @@ class NoTrials:
         return why
 
 
-def pass_without_gradients(training: Training, running: RunningPass) -> None:
+def pass_without_gradients(
+    training: Training, running: RunningPass, meanwhile: Callable[[], None] | None = None
+) -> None:
     """The first pass of a step in which workers reduce by themselves: there newcomers copy the state, and workers leave
-    as planned."""
+    as planned. meanwhile: called once in the pass, which lasts longer by what it takes."""
     empty = Pass(training, running, NoTrials())
     while (shard := empty.next_shard()) is not None:
         empty.begin_shard(shard)
         running.contribution.skipped = True
+        if meanwhile is not None:
+            meanwhile()
+            meanwhile = None
 
 
 def shards_of(data: Source | None, shards: int | None) -> int:

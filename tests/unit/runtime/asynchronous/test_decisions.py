@@ -124,12 +124,12 @@ def test_a_phase_ends_by_its_clock_or_for_others_and_trains_most_of_the_time() -
     assert not is_over(59.0, 60.0, 1.0, due=False, asked=False)
     assert is_over(60.0, 60.0, 1.0, due=False, asked=False)
     assert is_over(0.0, 60.0, 1.0, due=False, asked=True)
-    assert not is_over(3.9, 60.0, 1.0, due=True, asked=False)
-    assert is_over(4.0, 60.0, 1.0, due=True, asked=False)
+    assert not is_over(4.3, 60.0, 1.0, due=True, asked=False)
+    assert is_over(4.5, 60.0, 1.0, due=True, asked=False)
 
 
 def said(done: list[int], begun: int | None = None, **counts: object) -> dict[str, object]:
-    blank = {"applied": {}, "sums": {}, "most": {}}
+    blank = {"applied": {}, "sums": {}, "most": {}, "ended_s": float(1 + len(done))}
     return dict(phase_notes.note(done, begun, {"loss": (float(len(done)), len(done))} if done else {}, blank | counts))
 
 
@@ -140,6 +140,7 @@ def test_the_units_of_a_dead_worker_are_done_as_far_as_its_updates_came() -> Non
     assert found.gone == ("c",)
     assert found.left == UnitsLeft.of(9).without([0, 3, 1, 2, 5])
     assert found.begun == {"a": 6}
+    assert found.end_s == 2.0
     assert found.metrics == {"loss": 1.0, phase_notes.LOST: 1.0}
 
 
