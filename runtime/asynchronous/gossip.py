@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous.gossip_schedule import partner
 from runtime.asynchronous.local_training import LocalTraining, Sums
 from runtime.asynchronous.member_calls import MemberCalls, received
@@ -133,7 +134,7 @@ class Gossip(LocalTraining):
         sent = self.flat.read()
         me = self._session.worker_id
         try:
-            about = {"want": "gossip_mix", "phase": self._phase, "worker": me, "number": number}
+            about: dict[str, Json] = {"want": "gossip_mix", "phase": self._phase, "worker": me, "number": number}
             answer, tensors = self._calls.ask("gossip", other, about, [sent], ANSWER_S)
         except CopyFailed as error:
             self._session.note("gossip_skipped", of=other, because=str(error))

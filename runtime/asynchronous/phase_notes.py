@@ -18,7 +18,8 @@ STALENESS, STALENESS_MOST = "elastic.staleness", "elastic.staleness_max"
 
 class PhaseSummary(NamedTuple):
     """left, begun: as of LocalTraining. gone: workers that have not seen the end of the phase, of which an update in
-    flight may be lost each. end_s: seconds that the end of the phase took whoever came last. metrics: means of what the script has logged, and the counts of the phase."""
+    flight may be lost each. end_s: seconds that the end of the phase took whoever came last. metrics: means of what the
+    script has logged, and the counts of the phase."""
 
     left: UnitsLeft
     begun: dict[str, int]

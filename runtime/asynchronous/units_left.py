@@ -53,7 +53,8 @@ class UnitsLeft:
         mine = {other: unit for other, unit in begun.items() if other in roster}
         if worker in mine:
             yield mine[worker]
-        yield from islice(self._free(set(mine.values())), roster.index(worker), None, len(roster))
+        takes = sorted(roster, key=lambda other: other in mine)  # whoever has nothing to do comes first
+        yield from islice(self._free(set(mine.values())), takes.index(worker), None, len(takes))
 
     def to_json(self) -> list[list[int]]:
         return [[gap.start, gap.stop] for gap in self.gaps]

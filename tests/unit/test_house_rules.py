@@ -143,6 +143,7 @@ PURE_MODULES = (
 """Pure, in packages that are not pure as a whole."""
 
 SMALL = {
+    "runtime.asynchronous.gossip_schedule": "pure, and what uses it is not",
     "runtime.outer.traffic": "formulas of bytes, which the script is told by and tests compare with what is sent",
     "runtime.frontends.horovod.interrupts": "what every module of the package raises, and none of them makes",
     "runtime.allreduce.reduction.host_copies": "what reductions, fingerprints and guards have in common",

@@ -76,6 +76,7 @@ FIELDS: Mapping[str, str] = {
     "pass_no": "number of the pass in its step",
     "peak_bytes": "the most memory at a time, in bytes",
     "peer": "network address of the caller",
+    "pieces": "numbers of the pieces of the parameters",
     "place": "of `script_failed` where the exception was raised; of a fault the point at which it strikes; of "
     "`checkpoint_read` `memory` or `disk`",
     "problem": "what is wrong with the entry; empty: every byte that was read is as its manifest says",

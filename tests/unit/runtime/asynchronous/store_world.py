@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -75,9 +76,8 @@ class StoreWorld:
         for name in self.names:
             self.seen[name] = MembersNow(1, tuple(self.names))
             self.copies[name] = PieceCopies(name, rule, bound)
-            self.stores[name] = ParameterStore(
-                name, self.copies[name], _Calls(self, name), lambda name=name: self.seen[name], self.lost.extend
-            )  # type: ignore[misc]
+            members = partial(self.seen.__getitem__, name)
+            self.stores[name] = ParameterStore(name, self.copies[name], _Calls(self, name), members, self.lost.extend)
 
     def begin(self) -> None:
         for name in self.living():

@@ -115,7 +115,7 @@ def test_what_a_script_must_not_do() -> None:
         {"every": 0},
     ):
         with pytest.raises(ConfigError):
-            Asynchronous(model, optimizer, **({"every": 1} | options))  # type: ignore[arg-type]
+            Asynchronous(model, optimizer, **({"every": 1} | options))
     with pytest.raises(ConfigError, match="no trained one"):
         Asynchronous(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), every=1)
     with pytest.raises(NotCarried, match="float64"):

@@ -69,9 +69,13 @@ def test_without_deaths_every_update_is_in_every_piece() -> None:
             assert world.held() == [set(range(UPDATES_MAX))] * PIECES
 
 
+def piece(version: int) -> PieceState:
+    return PieceState(torch.zeros(1), torch.zeros(1), torch.zeros(1), version)
+
+
 def copies(me: str) -> PieceCopies:
     machine = PieceCopies(me, DelayedNesterov(1.0, 0.9, 2), StalenessBound(2, 10.0, "scale"))
-    machine.begin(5, ["a.0.0", "b.0.0", "c.0.0"], [PieceState(*(torch.zeros(1) for _ in range(3)), 7)])
+    machine.begin(5, ["a.0.0", "b.0.0", "c.0.0"], [piece(7)])
     machine.enter(1, ["a.0.0", "b.0.0", "c.0.0"])
     return machine
 
@@ -115,7 +119,7 @@ def test_whoever_becomes_the_owner_without_a_copy_says_so() -> None:
     assert (lost.piece, lost.lineage, lost.version) == (0, 2, 7)
     machine = copies(other)
     assert machine.enter(2, [owner, other]) == []
-    machine.take_copy(0, HeldPiece(PieceState(*(torch.ones(1) for _ in range(3)), 9)))
+    machine.take_copy(0, HeldPiece(piece(9)))
     assert machine.enter(3, [other]) == []
     assert machine.own(0).state.version == 9
 
@@ -130,4 +134,4 @@ def test_a_mirror_of_another_lineage_needs_a_copy() -> None:
     assert machine.mirror("x", 2, [Judged(0, 1.0, "", (4, 8))], one) == [0], "as many updates, and other ones"
     assert machine.mirror("", 0, [Judged(0, None, "", (0, 8))], {}) == []
     with pytest.raises(AskLater, match="does not mirror"):
-        copies(owner).take_copy(0, HeldPiece(PieceState(*(torch.ones(1) for _ in range(3)))))
+        copies(owner).take_copy(0, HeldPiece(piece(0)))

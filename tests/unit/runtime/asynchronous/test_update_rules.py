@@ -62,10 +62,8 @@ def test_a_dropped_update_is_none_and_a_scaled_one_counts_in_part() -> None:
 
 def test_pieces_do_what_the_whole_vector_does() -> None:
     rule, whole = DelayedNesterov(0.7, 0.9, 3), piece(12)
-    parts = [
-        PieceState(*(one[at : at + 4].clone() for one in (whole.values, whole.momentum, whole.pending)))
-        for at in (0, 4, 8)
-    ]
+    cuts = [[one[at : at + 4].clone() for one in (whole.values, whole.momentum, whole.pending)] for at in (0, 4, 8)]
+    parts = [PieceState(values, momentum, pending) for values, momentum, pending in cuts]
     drawn = torch.Generator().manual_seed(4)
     for _ in range(10):
         g = torch.randn(12, generator=drawn)
