@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.live.jobs import SCRIPTS, Job
 from tests.live.scripts import unwaiting_job as shape
 
 SCRIPT = SCRIPTS / "unwaiting.py"
-WORKERS = 4
+WORKERS, ROUNDS = 4, 150
 FAST_S, PACE_S, SLOW_S = 0.01, 0.03, 0.3
 
 
@@ -41,10 +42,25 @@ def kill(job: Job, worker: str) -> None:
     goes_on(job, set(job.members()))
 
 
+def counted(job: Job, rounds: int, gone: list[str]) -> None:
+    """The job has ended as it should, and says what it has lost."""
+    assert job.wait() == 0
+    steps = job.steps()
+    assert sum(line["scalars"].get(LOST, 0.0) for line in steps) <= len(gone)
+    updates = sum(line["scalars"].get(UPDATES, 0.0) for line in steps)
+    assert updates >= rounds * shape.SHARDS - 3 * len(gone) - 1e-3
+    assert {line["of"] for line in job.events("update_lost")} <= set(gone)
+    assert not job.events("pieces_fell_back")
+    assert job.result["digest"]
+    ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
+    assert {worker for worker, because in ends.items() if because != "exited with 0"} == set(gone)
+    assert job.left_behind() == {}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["store", "gossip"])
 def test_no_death_stops_the_others_and_what_is_lost_is_counted(kind: str, tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", str(WORKERS), "--quiet", str(SCRIPT), kind) as job:
+    with Job(tmp_path, "--workers", str(WORKERS), "--quiet", str(SCRIPT), kind, str(ROUNDS)) as job:
         job.pace(PACE_S)
         job.until("all workers train", lambda: len({worker for _, worker in inner(job)}) == WORKERS)
         owner, mirror, fastest, slowest = order(0, job.members())
@@ -55,15 +71,48 @@ def test_no_death_stops_the_others_and_what_is_lost_is_counted(kind: str, tmp_pa
         for victim in killed:
             kill(job, victim)
         job.pace(0)
+        counted(job, ROUNDS, killed)
+
+
+def test_a_store_loses_the_owner_of_a_piece(tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "2", "--quiet", str(SCRIPT), "store", "30") as job:
+        job.pace(PACE_S)
+        job.until("both workers train", lambda: len({worker for _, worker in inner(job)}) == 2)
+        owner, other = order(0, job.members())
+        job.shut("newcomer")
+        job.send(owner)
+        job.until("a generation of one", lambda: job.members() == [other])
+        goes_on(job, {other})
+        job.open("newcomer")
+        job.pace(0)
+        counted(job, 30, [owner])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["store", "gossip"])
+def test_nobody_waits_for_a_worker_that_is_frozen(kind: str, tmp_path: Path) -> None:
+    """It owns and mirrors pieces, and is a partner; the others go on when it is expelled, before a new one comes."""
+    with Job(tmp_path, "--workers", "3", "--quiet", str(SCRIPT), kind, "80") as job:
+        job.pace(PACE_S)
+        job.until("all workers train", lambda: len({worker for _, worker in inner(job)}) == 3)
+        job.shut("newcomer")
+        frozen, *others = job.members()
+        job.send(frozen, signal.SIGSTOP)
+        job.until(f"a generation without {frozen}", lambda: frozen not in job.members())
+        goes_on(job, set(others))
+        job.open("newcomer")
+        job.until("three members again", lambda: len(job.members()) == 3)
+        job.pace(0)
+        counted(job, 80, [frozen])
+
+
+@pytest.mark.long
+def test_a_worker_that_leaves_as_planned_loses_no_update_of_the_store(tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "3", "--quiet", str(SCRIPT), "store", "80") as job:
+        job.pace(PACE_S)
+        job.until("all workers train", lambda: len({worker for _, worker in inner(job)}) == 3)
+        job.send(job.members()[0], signal.SIGTERM)
+        job.until("another worker", lambda: any(not worker.endswith(".0") for worker in job.members()))
+        job.pace(0)
         assert job.wait() == 0
-        steps = job.steps()
-        assert sum(line["scalars"].get(LOST, 0.0) for line in steps) <= len(killed)
-        updates = sum(line["scalars"].get(UPDATES, 0.0) for line in steps)
-        assert updates >= shape.ROUNDS * shape.SHARDS - 3 * len(killed) - 1e-3
-        assert len(job.events("update_lost")) <= len(killed)
         assert not job.events("pieces_fell_back")
-        assert job.result["digest"]
-        ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
-        assert {worker for worker, because in ends.items() if "SIGKILL" in because} == set(killed)
-        assert all(because == "exited with 0" for worker, because in ends.items() if worker not in killed)
-        assert job.left_behind() == {}

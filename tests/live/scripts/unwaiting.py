@@ -1,4 +1,4 @@
-"""Trains without waiting, through the store or in pairs: `unwaiting.py store|gossip`. Each inner step leaves a line
+"""Trains without waiting, through the store or in pairs: `unwaiting.py store|gossip ROUNDS`. Each inner step leaves a line
 `phase worker inner_index` in the directory of the job."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import elastic
 from tests.live.scripts import gates
-from tests.live.scripts.unwaiting_job import EVERY, PHASE_S, ROUNDS, SHARDS
+from tests.live.scripts.unwaiting_job import EVERY, PHASE_S, SHARDS
 
 job = elastic.join(seed=11)
 made = torch.Generator().manual_seed(1)
@@ -31,7 +31,7 @@ lines = Path(os.environ["ELASTIC_JOB_DIR"], "inner.txt")
 if job.restarted:
     gates.hold("newcomer")
 
-for phase in elastic.asynchronous(job, train, outer=outer, total=ROUNDS, phase_s=PHASE_S):
+for phase in elastic.asynchronous(job, train, outer=outer, total=int(sys.argv[2]), phase_s=PHASE_S):
     for x, y in phase:
         gates.pace()
         gates.hold("inner")

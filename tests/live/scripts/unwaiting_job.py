@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-EVERY, SHARDS, ROUNDS = 4, 4, 400
+EVERY, SHARDS = 4, 4
 PHASE_S = 600.0
