@@ -33,6 +33,10 @@ DISTANCE, SKIPPED = "elastic.distance", "elastic.skipped"
 """The mean distance of two workers that have averaged, before they did; exchanges for which there was no partner."""
 
 
+def finite(vector: torch.Tensor) -> bool:
+    return bool(vector.isfinite().all())
+
+
 class Mixture:
     """The parameters of one worker, which others may ask for while it trains. Any thread."""
 
@@ -63,9 +67,10 @@ class Mixture:
             self._owed = None
 
     def asked(self, theirs: torch.Tensor) -> torch.Tensor | None:
-        """Another worker averages with this one. Returns what it sees; None: nothing."""
+        """Another worker averages with this one. Returns what it sees; None: nothing, as there is none, or one of them
+        is not finite."""
         with self._lock:
-            if self._shown is None:
+            if self._shown is None or not finite(theirs) or not finite(self._shown):
                 return None
             seen = self._shown.clone()
             self._move((theirs - seen) / 2)
@@ -97,7 +102,7 @@ class Gossip(LocalTraining):
         self._seed = seed
         self._mixture = Mixture()
         self._own: torch.Tensor | None = None
-        """Its parameters at the end of the phase; None: it has been in none."""
+        """Its parameters at the end of the phase; None: it has been in none, or they are not finite."""
         self._phase = -1
         self._exchanges = 0
         """Of this worker in the job; its place in the schedule."""
@@ -154,16 +159,19 @@ class Gossip(LocalTraining):
         return False
 
     def end_phase(self, *, in_unit: bool) -> torch.Tensor | None:
-        self._own = self._mixture.hide(self.flat.read())
+        own = self._mixture.hide(self.flat.read())
+        self._own = own if finite(own) else None  # then this worker goes on with the mean of the others
         return self._own
 
     def contribution(self) -> dict[str, list[torch.Tensor]]:
         moved = self._own - self.start if self._own is not None else torch.zeros(self.flat.elements)
-        return {"float32": [moved], "float64": [moved.double().square().sum().view(1)]}
+        counts = torch.tensor([self._own is not None], dtype=torch.float64)
+        return {"float32": [moved], "float64": [moved.double().square().sum().view(1), counts]}
 
     def take_sums(self, sums: Sums, workers: int) -> bool:
-        mean = sums["float32"].cpu() / workers
-        squares = float(sums["float64"][0]) / workers - float(mean.double().square().sum())
+        squares, counted = sums["float64"].tolist()
+        mean = sums["float32"].cpu() / max(1.0, counted)
+        squares = squares / max(1.0, counted) - float(mean.double().square().sum())
         self._consensus = max(squares, 0.0) ** 0.5
         self.flat.write(self.start + mean)
         return True

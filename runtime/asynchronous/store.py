@@ -278,8 +278,8 @@ class ParameterStore:
         pieces = _numbers(request.get("pieces"))
         with self._lock:
             sizes = self._copies.sizes
-        if not all(0 <= piece < len(sizes) for piece in pieces):
-            raise CopyFailed(f"{want} of pieces that there are not")
+        if not all(0 <= piece < len(sizes) for piece in pieces) or len({*pieces}) < len(pieces):
+            raise CopyFailed(f"{want} of pieces that there are not, or of one twice")
         weights = request.get("weights")
         if want == "store_copy":
             expected = [sizes[piece] for piece in pieces for _ in range(VECTORS)]

@@ -24,6 +24,10 @@ STALENESS_ROUNDS = 4
 """By default an update may be older than those of so many rounds."""
 
 
+NEVER_S = 1e18
+"""The age of an update that is to be dropped."""
+
+
 class Asynchronous(LocalTraining):
     """Workers that never wait for each other: each makes H inner steps, sends the difference between the outer
     parameters, from which it began, and its own to a store, and goes on from the store's parameters of that moment
@@ -139,10 +143,11 @@ class Asynchronous(LocalTraining):
 
     def exchange(self, number: int) -> None:
         own = self.flat.read()
-        difference = self._base - own
+        difference, age_s = self._base - own, time.monotonic() - self._since_s
+        if not bool(difference.isfinite().all()):  # it would make the parameters of all workers so
+            difference, age_s = torch.zeros_like(own), NEVER_S
         differences = {piece: difference[_slice(at)] for piece, at in enumerate(self._ranges)}
         bases = dict(enumerate(self._bases))
-        age_s = time.monotonic() - self._since_s
         self._since_s = time.monotonic()
         self._push(PieceUpdate(number, bases, age_s, differences), own)
 

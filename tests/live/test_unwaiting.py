@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from tests.live.jobs import SCRIPTS, Job
 from tests.live.scripts import unwaiting_job as shape
 
 SCRIPT = SCRIPTS / "unwaiting.py"
-WORKERS, ROUNDS = 4, 150
+WORKERS, ROUNDS, KILLS = 4, 150, 12
 FAST_S, PACE_S, SLOW_S = 0.01, 0.03, 0.3
 
 
@@ -28,6 +30,12 @@ def goes_on(job: Job, among: set[str]) -> None:
     """Each of these workers makes inner steps from now on."""
     before = len(inner(job))
     job.until(f"inner steps of {among}", lambda: among <= {worker for _, worker in inner(job)[before:]})
+
+
+def trains(job: Job) -> None:
+    """Somebody makes an inner step from now on."""
+    before = len(inner(job))
+    job.until("inner steps", lambda: len(inner(job)) > before)
 
 
 def kill(job: Job, worker: str) -> None:
@@ -116,3 +124,27 @@ def test_a_worker_that_leaves_as_planned_loses_no_update_of_the_store(tmp_path: 
         job.pace(0)
         assert job.wait() == 0
         assert not job.events("pieces_fell_back")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["store", "gossip"])
+def test_kills_at_random_moments_of_short_phases(kind: str, tmp_path: Path) -> None:
+    """They meet exchanges, the sums between phases, and joins."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    drawn = random.Random(seed)
+    with Job(tmp_path, "--workers", "3", "--quiet", str(SCRIPT), kind, "2000", "0.3") as job:
+        job.pace(0.005)
+        killed: list[str] = []
+        while len(killed) < KILLS:
+            job.until("three members", lambda: len(set(job.members()) - {*killed}) == 3)
+            trains(job)
+            time.sleep(drawn.uniform(0, 0.5))
+            killed.append(drawn.choice(sorted(set(job.members()) - {*killed})))
+            job.send(killed[-1])
+            job.until("a death", lambda: killed[-1] not in job.members())
+        (job.dir / "enough").touch()
+        assert job.wait() == 0
+        assert not job.events("pieces_fell_back")
+        assert sum(line["scalars"].get(LOST, 0.0) for line in job.steps()) <= KILLS
+        assert job.left_behind() == {}

@@ -1,4 +1,4 @@
-"""Trains without waiting, through the store or in pairs: `unwaiting.py store|gossip ROUNDS`. Each inner step leaves a line
+"""Trains without waiting, through the store or in pairs: `unwaiting.py store|gossip ROUNDS [PHASE_S]`. Each inner step leaves a line
 `phase worker inner_index` in the directory of the job."""
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ lines = Path(os.environ["ELASTIC_JOB_DIR"], "inner.txt")
 if job.restarted:
     gates.hold("newcomer")
 
-for phase in elastic.asynchronous(job, train, outer=outer, total=int(sys.argv[2]), phase_s=PHASE_S):
+for phase in elastic.asynchronous(
+    job, train, outer=outer, total=int(sys.argv[2]), phase_s=float(sys.argv[3]) if sys.argv[3:] else PHASE_S
+):
     for x, y in phase:
         gates.pace()
         gates.hold("inner")
@@ -43,5 +45,7 @@ for phase in elastic.asynchronous(job, train, outer=outer, total=int(sys.argv[2]
         with lines.open("a") as file:
             file.write(f"{phase.index} {job.worker_id} {phase.inner_index}\n")
     found = job.evaluate(lambda x, y: {"loss": F.cross_entropy(model(x), y)}, train._dataset)
+    if lines.with_name("enough").exists():
+        job.stop("enough")
     job.print("phase", phase.index, "loss", found["loss"], phase.metrics)
 job.print("digest", job.digest())

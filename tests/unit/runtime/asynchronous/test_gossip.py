@@ -67,3 +67,11 @@ def test_the_sum_stays_and_all_come_together() -> None:
     torch.testing.assert_close(sum(own.values()), before)
     spread = torch.stack(list(own.values())).std(0).max()
     assert spread < 1e-3
+
+
+def test_parameters_that_are_not_finite_reach_nobody() -> None:
+    mixture, own = Mixture(), torch.tensor([4.0])
+    mixture.show(own)
+    assert mixture.asked(torch.tensor([float("nan")])) is None
+    mixture.show(torch.tensor([float("inf")]))
+    assert mixture.asked(torch.tensor([1.0])) is None

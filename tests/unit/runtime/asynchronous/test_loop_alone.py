@@ -16,7 +16,7 @@ from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, NotCarried, UsageError
 from runtime.asynchronous import Asynchronous, Gossip, asynchronous
 from runtime.asynchronous.local_training import LocalTraining
-from runtime.asynchronous.phase_notes import LOST, STALENESS, UPDATES
+from runtime.asynchronous.phase_notes import DROPPED, LOST, STALENESS, UPDATES
 from runtime.loop.job import Job
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 
@@ -148,3 +148,38 @@ def test_the_inner_loop_ends_by_itself() -> None:
         phase.log(**{"elastic.loss": 1.0})
     with pytest.raises(UsageError, match="break"):
         next(phases)
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, Gossip])
+def test_a_unit_whose_parameters_are_not_finite_is_dropped(kind: type[LocalTraining]) -> None:
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = kind(model, optimizer, every=2)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    metrics = []
+    for number, phase in enumerate(asynchronous(job, data, outer=outer, total=2, phase_s=1e-9)):
+        for x, y in phase:
+            loss = cross_entropy(model(x), y) * (float("nan") if number == 1 else 1.0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        metrics.append(phase.metrics)
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert sum(one.get(DROPPED, 0.0) for one in metrics) == (1.0 if kind is Asynchronous else 0.0)
+
+
+def test_a_piece_without_an_owner_or_with_two_is_summed_once_more() -> None:
+    """Between the sums an owner has died, and its mirror has become the owner."""
+    model = nn.Linear(4, 4)
+    outer = Asynchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
+    before = outer.flat.read()
+    vectors, pieces = 3 * outer.flat.elements, 16
+    for present in (0.0, 2.0):
+        sums = {"float32": torch.full((vectors + pieces,), 1.0), "float64": torch.ones(pieces, dtype=torch.float64)}
+        sums["float32"][vectors + 5] = present
+        assert not outer.take_sums(sums, 2)
+        assert torch.equal(outer.flat.read(), before)
+    assert outer.take_sums({"float32": torch.ones(vectors + pieces), "float64": torch.ones(pieces).double()}, 2)
+    assert torch.equal(outer.flat.read(), torch.ones(outer.flat.elements))
