@@ -107,7 +107,8 @@ class LocalTraining(ABC):
     @property
     @abstractmethod
     def must_end(self) -> bool:
-        """Whether the phase is over for others, which this worker has noticed in its exchange."""
+        """Whether the phase is over for others, so that not all of them have got the last exchange. `put_back` repeats
+        it in the next phase, as the first one there."""
 
     @abstractmethod
     def end_phase(self, *, in_unit: bool) -> torch.Tensor | None:

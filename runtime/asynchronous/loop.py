@@ -75,7 +75,7 @@ class LocalPhases(Iterator["LocalPhase"]):
         self.own: torch.Tensor | None = None
         """This worker's parameters between two phases, if it goes on with them."""
         self.inner = 0
-        """Inner steps that it has made of its unit."""
+        """Inner steps that it has made of its unit; all of them: the others have not got all of its update yet."""
         self.last_end_s = 0.0
         self.asked = -1
         """The newest phase of which another worker has said that it has nothing to do any more."""
@@ -212,6 +212,8 @@ class LocalPhase:
             me = phases.session.worker_id
             self._units = self._outer.left.share(me, roster, self._outer.begun)
             self._unit, self._next = next(self._units, None), next(self._units, None)
+            if phases.inner == self._outer.every and not self._outer.must_end:
+                self._delivered()
 
     def __iter__(self) -> LocalPhase:
         return self
@@ -249,10 +251,15 @@ class LocalPhase:
         self._outer.between_steps()
         phases.inner += 1
         if phases.inner == self._outer.every:
-            assert self._unit is not None
-            self._done.append(self._unit)
-            self._outer.exchange(len(self._done))
-            self._unit, self._next, phases.inner = self._next, next(self._units, None), 0
+            self._outer.exchange(len(self._done) + 1)
+            if not self._outer.must_end:
+                self._delivered()
+
+    def _delivered(self) -> None:
+        """The unit is done: all of its update has come to the others."""
+        assert self._unit is not None
+        self._done.append(self._unit)
+        self._unit, self._next, self._phases.inner = self._next, next(self._units, None), 0
 
     @property
     def inner_index(self) -> int:
@@ -277,7 +284,7 @@ class LocalPhase:
         """Come together: afterwards the model has the common parameters."""
         phases, outer, training = self._phases, self._outer, self._phases.training
         if not self._behind:
-            phases.own = outer.end_phase(in_unit=phases.inner > 0)
+            phases.own = outer.end_phase(in_unit=0 < phases.inner < outer.every)
             outer.flat.write(outer.start)  # all workers compare their weights with each sum
             if self._unit is None:
                 phases.tell_over(self.index, self._roster)

@@ -24,9 +24,6 @@ from elastic.errors import ElasticError
 from runtime.asynchronous.ownership import Holders, holders, order
 from runtime.asynchronous.update_rules import DelayedNesterov, PieceState, StalenessBound
 
-NEVER = -1
-"""The number of the last update of a worker that has brought none; the first one may have number 0."""
-
 
 class AskLater(ElasticError):
     """Another worker can do it, or this one a little later: it is not in this phase or generation, or not the owner."""
@@ -137,12 +134,12 @@ class PieceCopies:
     def judge(
         self, worker: str, number: int, pieces: Sequence[int], bases: Sequence[int], age_s: float
     ) -> list[Judged]:
-        """What becomes of an update. number: of this worker's updates in the phase. bases: the versions of the pieces
-        from which it began. Raises AskLater."""
+        """What becomes of an update. number: of this worker's updates in the phase, from 1. bases: the versions of the
+        pieces from which it began. Raises AskLater."""
         found = []
         for piece, base in zip(pieces, bases, strict=True):
             held, weight = self.own(piece), None
-            new = held.applied.get(worker, NEVER) < number
+            new = held.applied.get(worker, 0) < number
             if new and not self.closed:
                 weight = self._bound.weight(max(0, held.state.version - base), age_s)
             found.append(Judged(piece, weight, self._now[piece].mirror, held.mark(), new and self.closed))
@@ -172,7 +169,7 @@ class PieceCopies:
             held = self._held.get(one.piece)
             if held is None or held.lineage != one.mark[0]:
                 stale.append(one.piece)
-            elif one.weight is not None and held.applied.get(worker, NEVER) >= number:
+            elif one.weight is not None and held.applied.get(worker, 0) >= number:
                 continue  # the owner had no answer, and says it once more
             elif held.mark() != one.mark:
                 stale.append(one.piece)

@@ -128,6 +128,7 @@ class Asynchronous(LocalTraining):
         )
 
     def put_back(self, own: torch.Tensor | None) -> None:
+        age_s = time.monotonic() - self._since_s
         if own is not None:
             self.flat.write(own)
         else:
@@ -136,7 +137,7 @@ class Asynchronous(LocalTraining):
             differences = {piece: difference for piece, (difference, _) in self._unsent.items()}
             bases = {piece: version for piece, (_, version) in self._unsent.items()}
             self._unsent = {}
-            self._push(PieceUpdate(0, bases, time.monotonic() - self._since_s, differences), self.flat.read())
+            self._push(PieceUpdate(1, bases, age_s, differences), self.flat.read())
 
     def between_steps(self) -> None:
         """Nothing: the store changes while this worker trains, and its own parameters do not."""
@@ -160,8 +161,7 @@ class Asynchronous(LocalTraining):
                 self._unsent[piece] = update.differences[piece].clone(), update.bases[piece]
                 self._base[at] = own[at]
             else:
-                own[at] = value if update.number else own[at] + (value - self._base[at])
-                self._base[at] = value
+                own[at] = self._base[at] = value
                 self._bases[piece] = pushed.marks[piece][1]
         self._refused = self._refused or bool(pushed.refused)
         self.flat.write(own)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elastic.store.embedded import EmbeddedEtcd
 from runtime.asynchronous.ownership import order
 from runtime.asynchronous.phase_notes import LOST, UPDATES
 from tests.live.jobs import SCRIPTS, Job
 from tests.live.scripts import unwaiting_job as shape
+from tests.live.spread import Spread
 
 SCRIPT = SCRIPTS / "unwaiting.py"
 WORKERS, ROUNDS, KILLS = 4, 150, 12
@@ -30,6 +34,11 @@ def goes_on(job: Job, among: set[str]) -> None:
     """Each of these workers makes inner steps from now on."""
     before = len(inner(job))
     job.until(f"inner steps of {among}", lambda: among <= {worker for _, worker in inner(job)[before:]})
+
+
+def units(steps: list[dict[str, Any]]) -> float:
+    """Updates that have come to the others."""
+    return sum(line["scalars"].get(UPDATES, 0.0) for line in steps)
 
 
 def trains(job: Job) -> None:
@@ -55,8 +64,7 @@ def counted(job: Job, rounds: int, gone: list[str]) -> None:
     assert job.wait() == 0
     steps = job.steps()
     assert sum(line["scalars"].get(LOST, 0.0) for line in steps) <= len(gone)
-    updates = sum(line["scalars"].get(UPDATES, 0.0) for line in steps)
-    assert updates >= rounds * shape.SHARDS - 3 * len(gone) - 1e-3
+    assert units(steps) >= rounds * shape.SHARDS - 3 * len(gone) - 1e-3
     assert {line["of"] for line in job.events("update_lost")} <= set(gone)
     assert not job.events("pieces_fell_back")
     assert job.result["digest"]
@@ -115,15 +123,24 @@ def test_nobody_waits_for_a_worker_that_is_frozen(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_worker_that_leaves_as_planned_loses_no_update_of_the_store(tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", "3", "--quiet", str(SCRIPT), "store", "80") as job:
+def test_a_node_that_leaves_as_planned_and_one_that_comes_lose_nothing(tmp_path: Path) -> None:
+    command = (sys.executable, str(SCRIPT), "store", "100")
+    with EmbeddedEtcd() as etcd, Spread(tmp_path, etcd, "unwaiting", command=command) as job:
         job.pace(PACE_S)
-        job.until("all workers train", lambda: len({worker for _, worker in inner(job)}) == 3)
-        job.send(job.members()[0], signal.SIGTERM)
-        job.until("another worker", lambda: any(not worker.endswith(".0") for worker in job.members()))
+        job.rendezvous()
+        for node in "ab":
+            job.agent(node)
+        job.await_members("a.0.0", "b.0.0")
+        job.until("both train", lambda: all((tmp_path / node / "inner.txt").exists() for node in "ab"))
+        job.give_notice("a", 60.0)
+        job.await_members("b.0.0")
+        job.agent("c")
+        job.await_members("b.0.0", "c.0.0")
         job.pace(0)
-        assert job.wait() == 0
+        assert job.await_result()["exit_code"] == 0
+        job.until("the last phase", lambda: units(job.steps()) >= 100 * shape.SHARDS - 1.0 - 1e-3)
         assert not job.events("pieces_fell_back")
+        assert sum(line["scalars"].get(LOST, 0.0) for line in job.steps()) <= 1.0, "the unit that it was at"
 
 
 @pytest.mark.long
