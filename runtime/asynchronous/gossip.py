@@ -154,10 +154,6 @@ class Gossip(LocalTraining):
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
-    @property
-    def must_end(self) -> bool:
-        return False
-
     def end_phase(self, *, in_unit: bool) -> torch.Tensor | None:
         own = self._mixture.hide(self.flat.read())
         self._own = own if finite(own) else None  # then this worker goes on with the mean of the others

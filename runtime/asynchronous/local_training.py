@@ -104,12 +104,6 @@ class LocalTraining(ABC):
     def exchange(self, number: int) -> None:
         """H inner steps are over: give them to the others. number: of these in the phase, from 1."""
 
-    @property
-    @abstractmethod
-    def must_end(self) -> bool:
-        """Whether the phase is over for others, so that not all of them have got the last exchange. `put_back` repeats
-        it in the next phase, as the first one there."""
-
     @abstractmethod
     def end_phase(self, *, in_unit: bool) -> torch.Tensor | None:
         """Take part in no exchange any more. in_unit: whether H inner steps are under way. Returns the parameters with

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError, UsageError
+from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous import phase_notes
 from runtime.asynchronous.local_training import LocalTraining
 from runtime.asynchronous.member_calls import MemberCalls, calls_of, received
@@ -35,7 +36,9 @@ from runtime.session import OpKind
 PHASE_S = 60.0
 """Seconds that a phase takes by default."""
 TOLD_S = 5.0
-"""Seconds for which each other worker may take to hear that one has nothing to do any more."""
+"""Seconds after which a worker that does not hear is told once more, if it is still a member."""
+LOOK_S = 0.01
+"""Seconds between two looks at who has stopped."""
 WINDOW_S = 0.1
 """Seconds for which training stands still while workers want to join or leave; a copy that has begun has longer."""
 TRAINS = 4
@@ -75,10 +78,12 @@ class LocalPhases(Iterator["LocalPhase"]):
         self.own: torch.Tensor | None = None
         """This worker's parameters between two phases, if it goes on with them."""
         self.inner = 0
-        """Inner steps that it has made of its unit; all of them: the others have not got all of its update yet."""
+        """Inner steps that it has made of its unit."""
         self.last_end_s = 0.0
         self.asked = -1
         """The newest phase of which another worker has said that it has nothing to do any more."""
+        self.stopped: dict[str, int] = {}
+        """Other worker -> the newest phase in which it exchanges nothing any more."""
         self.rates: list[list[float]] = []
         """The learning rates of the inner optimizer that are common, between two phases."""
         outer.left = outer.left.of(total * data.shards)
@@ -167,22 +172,32 @@ class LocalPhases(Iterator["LocalPhase"]):
 
     def answer(self, connection: CopyConnection, request: Mapping[str, Any]) -> bool:
         """A question of another worker. Threads of the listener."""
-        if request.get("want") != "phase_over":
-            return self.outer.answer(connection, request)
-        received(connection, [])
-        if type(phase := request.get("phase")) is not int:
-            raise CopyFailed("malformed phase_over")
-        self.asked = max(self.asked, phase)
-        connection.send({})
-        return True
+        match request:
+            case {"want": "phase_over", "phase": int(phase), "worker": str(worker), "idle": bool(idle)}:
+                received(connection, [])
+                self.asked = max(self.asked, phase if idle else -1)
+                self.stopped[worker] = phase
+                connection.send({})
+                return True
+        return self.outer.answer(connection, request)
 
-    def tell_over(self, phase: int, roster: list[str]) -> None:
-        """Tell the others that this worker has nothing to do any more. Whoever does not hear it comes by its clock."""
-        members = self.session.place().members
-        for worker in roster:
-            if self.calls is not None and worker != self.session.worker_id and worker in members:
-                with suppress(CopyFailed):
-                    self.calls.ask("over", worker, {"want": "phase_over", "phase": phase}, [], TOLD_S)
+    def stop_together(self, phase: int, roster: list[str], *, idle: bool) -> None:
+        """Tell the others that this worker exchanges nothing more in the phase, and wait until all that live have said
+        so. Until then it answers them. idle: whether it has nothing to do any more."""
+        me, said = self.session.worker_id, dict[str, Json](want="phase_over", phase=phase, idle=idle)
+        told = {me}
+        while self.calls is not None:
+            if self.session.due:
+                pass  # asked for its effect: the process ends if its part in the job is over
+            here = [worker for worker in roster if worker in self.session.place().members]
+            for worker in here:
+                if worker not in told:
+                    with suppress(CopyFailed):
+                        self.calls.ask("over", worker, {**said, "worker": me}, [], TOLD_S)
+                        told.add(worker)
+            if all(worker in told and (worker == me or self.stopped.get(worker) == phase) for worker in here):
+                return
+            time.sleep(LOOK_S)
 
 
 class LocalPhase:
@@ -212,8 +227,6 @@ class LocalPhase:
             me = phases.session.worker_id
             self._units = self._outer.left.share(me, roster, self._outer.begun)
             self._unit, self._next = next(self._units, None), next(self._units, None)
-            if phases.inner == self._outer.every and not self._outer.must_end:
-                self._delivered()
 
     def __iter__(self) -> LocalPhase:
         return self
@@ -230,7 +243,7 @@ class LocalPhase:
         asked = self._next is not None and phases.asked >= self.index
         limits = (phases.phase_s, phases.last_end_s)
         over = self._trained and is_over(age_s, *limits, due=due, asked=asked)
-        if self._unit is None or self._outer.must_end or over:
+        if self._unit is None or over:
             self._end()
             raise StopIteration
         return self._batch(self._unit)
@@ -251,15 +264,10 @@ class LocalPhase:
         self._outer.between_steps()
         phases.inner += 1
         if phases.inner == self._outer.every:
-            self._outer.exchange(len(self._done) + 1)
-            if not self._outer.must_end:
-                self._delivered()
-
-    def _delivered(self) -> None:
-        """The unit is done: all of its update has come to the others."""
-        assert self._unit is not None
-        self._done.append(self._unit)
-        self._unit, self._next, self._phases.inner = self._next, next(self._units, None), 0
+            assert self._unit is not None
+            self._done.append(self._unit)
+            self._outer.exchange(len(self._done))
+            self._unit, self._next, phases.inner = self._next, next(self._units, None), 0
 
     @property
     def inner_index(self) -> int:
@@ -284,10 +292,9 @@ class LocalPhase:
         """Come together: afterwards the model has the common parameters."""
         phases, outer, training = self._phases, self._outer, self._phases.training
         if not self._behind:
-            phases.own = outer.end_phase(in_unit=0 < phases.inner < outer.every)
+            phases.stop_together(self.index, self._roster, idle=self._unit is None)
+            phases.own = outer.end_phase(in_unit=phases.inner > 0)
             outer.flat.write(outer.start)  # all workers compare their weights with each sum
-            if self._unit is None:
-                phases.tell_over(self.index, self._roster)
         begun_s = time.monotonic()
         own_rates = phases.rates_now()
         phases.set_rates(phases.rates)

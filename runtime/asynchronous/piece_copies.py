@@ -45,15 +45,13 @@ class HeldPiece:
 
 
 class Judged(NamedTuple):
-    """What becomes of one piece of an update. weight: None: nothing is to be applied, as it was before, or the owner
-    has ended the phase. mark: of the owner's copy."""
+    """What becomes of one piece of an update. weight: None: nothing is to be applied, as it was before. mark: of the
+    owner's copy."""
 
     piece: int
     weight: float | None
     mirror: str
     mark: tuple[int, int]
-    refused: bool = False
-    """Whether it was not applied, as the owner has ended the phase."""
 
 
 class LostUpdates(NamedTuple):
@@ -123,8 +121,9 @@ class PieceCopies:
         return self._held[piece]
 
     def check(self, phase: int, generation: int | None = None) -> None:
-        """Raises AskLater for another phase, or for another generation if one is given."""
-        if phase != self.phase or self.generation == 0:
+        """Raises AskLater for another phase. generation: that of an owner, which must be this one; None: a worker
+        brings an update, and the phase must not be over for this owner."""
+        if phase != self.phase or self.generation == 0 or (generation is None and self.closed):
             raise AskLater(f"{self._me} is in phase {self.phase}, not {phase}")
         if generation is not None and generation != self.generation:
             raise AskLater(f"{self._me} is in generation {self.generation}, not {generation}")
@@ -139,10 +138,9 @@ class PieceCopies:
         found = []
         for piece, base in zip(pieces, bases, strict=True):
             held, weight = self.own(piece), None
-            new = held.applied.get(worker, 0) < number
-            if new and not self.closed:
+            if held.applied.get(worker, 0) < number:
                 weight = self._bound.weight(max(0, held.state.version - base), age_s)
-            found.append(Judged(piece, weight, self._now[piece].mirror, held.mark(), new and self.closed))
+            found.append(Judged(piece, weight, self._now[piece].mirror, held.mark()))
         return found
 
     def commit(

@@ -1,7 +1,7 @@
 """The parameters in pieces, among the workers: updates are pushed to the owners, who answer with the new values.
 
     {"want": "store_push", "phase", "worker", "number", "pieces", "bases", "age_s"} + differences
-        -> {"weights", "marks", "refused": pieces whose owner has ended the phase} + values; {"later": why}
+        -> {"weights", "marks"} + values; {"later": why}
     {"want": "store_mirror", "phase", "generation", "worker", "number", "pieces", "weights", "marks"} + differences
         -> {"stale": pieces that have to be copied first}; {"later": why}
     {"want": "store_copy", "phase", "generation", "pieces", "marks", "applied"} + three vectors of each piece
@@ -64,13 +64,11 @@ class PieceUpdate:
 @dataclass(slots=True)
 class Pushed:
     """What has become of it. weights: piece -> what it counted; None: unknown, as the answer to it was lost. marks:
-    piece -> lineage and version after it. values: piece -> the parameters now. refused: pieces whose owners have ended
-    the phase."""
+    piece -> lineage and version after it. values: piece -> the parameters now."""
 
     weights: dict[int, float | None]
     marks: dict[int, tuple[int, int]]
     values: dict[int, torch.Tensor]
-    refused: list[int]
 
 
 class ParameterStore:
@@ -106,7 +104,7 @@ class ParameterStore:
         TorchThread(target=self._run, name="store").start()
 
     def end_phase(self) -> None:
-        """Take no updates any more: what is committed is final."""
+        """All living workers have brought their updates. Nothing is committed any more, also for dead ones."""
         with self._committing, self._lock:
             self._copies.closed = True
 
@@ -124,7 +122,7 @@ class ParameterStore:
     def push(self, update: PieceUpdate, still: Callable[[], object]) -> Pushed:
         """Bring an update to the owners of its pieces, whoever they are by then. still: called before each attempt; it
         ends the process if its part in the job is over."""
-        found = Pushed({}, {}, {}, [])
+        found = Pushed({}, {}, {})
         left = set(update.bases)
         with self._lock:
             phase = self._copies.phase
@@ -165,12 +163,11 @@ class ParameterStore:
                 answer, values = self._calls.ask("push", owner, about, differences)
         except CopyFailed:
             return set()
-        weights, marks, refused = answer.get("weights"), answer.get("marks"), answer.get("refused")
-        if not (isinstance(weights, list) and isinstance(marks, list) and isinstance(refused, list)):
+        weights, marks = answer.get("weights"), answer.get("marks")
+        if not (isinstance(weights, list) and isinstance(marks, list)):
             return set()  # later
         if not len(weights) == len(marks) == len(pieces) == len(values):
             raise CopyFailed(f"malformed answer of {owner} to an update")
-        found.refused += cast(list[int], refused)
         for piece, weight, mark, value in zip(pieces, weights, marks, values, strict=True):
             lineage, version = cast(list[int], mark)
             found.weights[piece] = None if weight is None else float(cast(float, weight))
@@ -188,7 +185,6 @@ class ParameterStore:
                 answer: dict[str, Json] = {
                     "weights": [one.weight for one in judged],
                     "marks": [list[Json](one.mark()) for one in held],
-                    "refused": [one.piece for one in judged if one.refused],
                 }
                 return answer, [one.state.values.clone() for one in held]
         except AskLater as later:

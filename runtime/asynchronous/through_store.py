@@ -73,9 +73,6 @@ class Asynchronous(LocalTraining):
         """The outer parameters from which this worker has begun its unit."""
         self._bases = [0] * len(self._ranges)
         self._since_s = 0.0
-        self._unsent: dict[int, tuple[torch.Tensor, int]] = {}
-        """Piece -> the difference that its owner did not take any more, and the version that it began with."""
-        self._refused = False
         self._seen: dict[tuple[int, int], int] = {}
         self._fell_back: list[LostUpdates] = []
         self._sums: dict[str, float] = {}
@@ -117,7 +114,7 @@ class Asynchronous(LocalTraining):
 
     def begin_phase(self, phase: int, roster: Sequence[str]) -> None:
         start = self.start
-        self._refused, self._seen, self._fell_back, self._sums, self._most = False, {}, [], {}, 0.0
+        self._seen, self._fell_back, self._sums, self._most = {}, [], {}, 0.0
         self._store.begin(
             phase,
             roster,
@@ -128,16 +125,10 @@ class Asynchronous(LocalTraining):
         )
 
     def put_back(self, own: torch.Tensor | None) -> None:
-        age_s = time.monotonic() - self._since_s
         if own is not None:
             self.flat.write(own)
         else:
             self._base, self._bases, self._since_s = self.start.clone(), list(self._versions), time.monotonic()
-        if self._unsent:
-            differences = {piece: difference for piece, (difference, _) in self._unsent.items()}
-            bases = {piece: version for piece, (_, version) in self._unsent.items()}
-            self._unsent = {}
-            self._push(PieceUpdate(1, bases, age_s, differences), self.flat.read())
 
     def between_steps(self) -> None:
         """Nothing: the store changes while this worker trains, and its own parameters do not."""
@@ -150,20 +141,12 @@ class Asynchronous(LocalTraining):
         differences = {piece: difference[_slice(at)] for piece, at in enumerate(self._ranges)}
         bases = dict(enumerate(self._bases))
         self._since_s = time.monotonic()
-        self._push(PieceUpdate(number, bases, age_s, differences), own)
-
-    def _push(self, update: PieceUpdate, own: torch.Tensor) -> None:
-        """own: the parameters of this worker. Those of the store take their place, where the owners have answered."""
+        update = PieceUpdate(number, bases, age_s, differences)
         pushed = self._store.push(update, lambda: self._session.due)
         for piece, value in pushed.values.items():
             at = _slice(self._ranges[piece])
-            if piece in pushed.refused:
-                self._unsent[piece] = update.differences[piece].clone(), update.bases[piece]
-                self._base[at] = own[at]
-            else:
-                own[at] = self._base[at] = value
-                self._bases[piece] = pushed.marks[piece][1]
-        self._refused = self._refused or bool(pushed.refused)
+            own[at] = self._base[at] = value
+            self._bases[piece] = pushed.marks[piece][1]
         self.flat.write(own)
         self._count(update, pushed)
 
@@ -185,10 +168,6 @@ class Asynchronous(LocalTraining):
             (SCALED, sum(0 < weight < 1 for weight in counted.values()) * share),
         ):
             self._sums[name] = self._sums.get(name, 0.0) + value
-
-    @property
-    def must_end(self) -> bool:
-        return self._refused
 
     def end_phase(self, *, in_unit: bool) -> torch.Tensor | None:
         self._store.end_phase()

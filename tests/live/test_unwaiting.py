@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def goes_on(job: Job, among: set[str]) -> None:
 
 def units(steps: list[dict[str, Any]]) -> float:
     """Updates that have come to the others."""
-    return sum(line["scalars"].get(UPDATES, 0.0) for line in steps)
+    return sum(float(line["scalars"].get(UPDATES, 0.0)) for line in steps)
 
 
 def trains(job: Job) -> None:
@@ -124,7 +125,7 @@ def test_nobody_waits_for_a_worker_that_is_frozen(kind: str, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_a_node_that_leaves_as_planned_and_one_that_comes_lose_nothing(tmp_path: Path) -> None:
-    command = (sys.executable, str(SCRIPT), "store", "100")
+    command = (sys.executable, str(SCRIPT), "store", "100", "1.0")
     with EmbeddedEtcd() as etcd, Spread(tmp_path, etcd, "unwaiting", command=command) as job:
         job.pace(PACE_S)
         job.rendezvous()
@@ -138,7 +139,10 @@ def test_a_node_that_leaves_as_planned_and_one_that_comes_lose_nothing(tmp_path:
         job.await_members("b.0.0", "c.0.0")
         job.pace(0)
         assert job.await_result()["exit_code"] == 0
-        job.until("the last phase", lambda: units(job.steps()) >= 100 * shape.SHARDS - 1.0 - 1e-3)
+        lines = [line for node in "abc" for line in (tmp_path / node / "inner.txt").read_text().splitlines()]
+        made = Counter(int(line.split()[2]) for line in lines)
+        assert made.keys() == set(range(100 * shape.EVERY))
+        assert min(made.values()) == shape.SHARDS and made.total() <= 100 * shape.SHARDS * shape.EVERY + shape.EVERY
         assert not job.events("pieces_fell_back")
         assert sum(line["scalars"].get(LOST, 0.0) for line in job.steps()) <= 1.0, "the unit that it was at"
 

@@ -118,8 +118,7 @@ class StoreWorld:
         except Died:
             return False
         for piece in pushed.values:
-            if piece not in pushed.refused:
-                self.acknowledged[piece].add(bit)
+            self.acknowledged[piece].add(bit)
         return True
 
     def held(self) -> list[set[int]]:

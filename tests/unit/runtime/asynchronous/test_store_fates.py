@@ -108,8 +108,9 @@ def test_staleness_is_counted_in_updates_of_the_piece() -> None:
     assert machine.judge("x", 5, [0], [7], 0.0)[0].weight is None, "it was applied before"
     assert machine.judge("x", 6, [0], [12], 11.0)[0].weight == 0.0, "it is too old"
     machine.closed = True
-    assert machine.judge("x", 6, [0], [12], 0.0)[0].refused
-    assert not machine.judge("x", 5, [0], [7], 0.0)[0].refused
+    with pytest.raises(AskLater):
+        machine.check(5)
+    machine.check(5, 1)  # of other owners it is still the mirror
 
 
 def test_whoever_becomes_the_owner_without_a_copy_says_so() -> None:
