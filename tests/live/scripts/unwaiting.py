@@ -1,5 +1,5 @@
-"""Trains without waiting, through the store or in pairs: `unwaiting.py store|gossip ROUNDS [PHASE_S]`. Each inner step leaves a line
-`phase worker inner_index` in the directory of the job."""
+"""Trains without waiting, through the store or in pairs: `unwaiting.py store|gossip ROUNDS [PHASE_S]`. Each inner
+step leaves a line `phase worker inner_index` in the directory of the job."""
 
 from __future__ import annotations
 
