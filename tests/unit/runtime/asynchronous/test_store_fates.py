@@ -133,7 +133,7 @@ def test_a_mirror_of_another_lineage_needs_a_copy() -> None:
     assert machine.mirror("x", 1, [Judged(0, 1.0, "", (0, 7))], one) == [], "said twice"
     assert machine.mirror("x", 2, [Judged(0, 1.0, "", (0, 9))], one) == [0], "it lacks one"
     assert machine.mirror("x", 2, [Judged(0, 1.0, "", (4, 8))], one) == [0], "as many updates, and other ones"
-    assert machine.mirror("x", 1, [Judged(0, 1.0, "", (4, 8))], one) == [0], "and it knows this one of the other lineage"
+    assert machine.mirror("x", 1, [Judged(0, 1.0, "", (4, 8))], one) == [0], "known, but of another lineage"
     assert machine.mirror("", 0, [Judged(0, None, "", (0, 8))], {}) == []
     with pytest.raises(AskLater, match="does not mirror"):
         copies(owner).take_copy(0, HeldPiece(piece(0)))
