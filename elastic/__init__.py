@@ -43,6 +43,7 @@ from elastic.version import __version__
 if TYPE_CHECKING:
     from elastic.agent.worker.node_notice import NodeNotice
     from elastic.platforms.local.launcher import launch
+    from runtime.asynchronous import Asynchronous, Gossip, asynchronous
     from runtime.data.parquet import ParquetStream
     from runtime.loop.job import Job, join, notice
     from runtime.loop.sinks import JsonLines, MLflow, TensorBoard, WandB
@@ -50,7 +51,9 @@ if TYPE_CHECKING:
     from runtime.recovery.kept.keep import keep
 
 __all__ = [
+    "Asynchronous",
     "DiLoCo",
+    "Gossip",
     "Job",
     "JsonLines",
     "LocalSGD",
@@ -60,6 +63,7 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "__version__",
+    "asynchronous",
     "errors",
     "join",
     "keep",
@@ -67,6 +71,9 @@ __all__ = [
     "notice",
 ]
 _LAZY = {
+    "Asynchronous": "runtime.asynchronous",
+    "Gossip": "runtime.asynchronous",
+    "asynchronous": "runtime.asynchronous",
     "DiLoCo": "runtime.outer",
     "LocalSGD": "runtime.outer",
     "Job": "runtime.loop.job",

@@ -13,6 +13,7 @@ In this list, each package imports only those above it, and of `elastic` no pack
     guards/          guards against mistakes in a training loop
     worker/          a worker under an agent, and jobs of one
     loop/            the loop of a training script: job.steps() and what belongs to it
+    asynchronous/    training in which no worker waits for another one
     frontends/       other ways into the loop: DDP scripts, --restart; and the rendezvous of torchrun
     forkserver/      the process from which workers are forked
     launched.py      a worker of elastic.launch(), or on Ray or Spark

@@ -221,6 +221,11 @@ class WorkerPlace(Protocol):
         """Whether a generation without members is planned: all stop after a step, as soon as each of them may."""
 
     @property
+    def due(self) -> bool:
+        """Whether workers come or go after the next operation, for which nobody waits yet. Asked by a script that makes
+        none for a while; the process ends here if its part in the job is over."""
+
+    @property
     def going(self) -> NodeNotice | None:
         """The notice that this worker's node has to go, or None: there is none, or it was taken back."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from elastic.errors import ConfigError
 from elastic.protocol.loop_state import CopyAnew, LoopKind, NextStep
 from runtime.data.loader import Loader, check_count
 from runtime.data.stream import Stream
 from runtime.guards.unregistered import caller
-from runtime.loop.passes import PassWork, Place, RunningPass, Source
+from runtime.loop.passes import Pass, PassWork, Place, RunningPass, Source
 from runtime.loop.step import Step
 from runtime.loop.training import Training
 
@@ -114,6 +114,35 @@ class Steps(Iterator[Step]):
     def _is_complete(self) -> bool:
         extent, used_up = self._extent, self.running is not None and self.running.ended
         return used_up or (extent.length is not None and self._training.at.step - extent.first >= extent.length)
+
+
+class NoTrials:
+    """A pass without gradients has nothing that could be tried."""
+
+    keeps_fingerprint = False
+
+    def rehearsals(self) -> int:
+        return 0
+
+    def untried(self, skipped: object) -> int | None:
+        return None
+
+    def told(self, why: Any, before: object) -> Any:
+        return why
+
+
+def pass_without_gradients(
+    training: Training, running: RunningPass, meanwhile: Callable[[], None] | None = None
+) -> None:
+    """The first pass of a step in which workers reduce by themselves: there newcomers copy the state, and workers leave
+    as planned. meanwhile: called once in the pass, which lasts longer by what it takes."""
+    empty = Pass(training, running, NoTrials())
+    while (shard := empty.next_shard()) is not None:
+        empty.begin_shard(shard)
+        running.contribution.skipped = True
+        if meanwhile is not None:
+            meanwhile()
+            meanwhile = None
 
 
 def shards_of(data: Source | None, shards: int | None) -> int:

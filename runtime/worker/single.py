@@ -43,6 +43,7 @@ class SingleSession:
     pauses = False
     parting = False
     round_over = False
+    due = False
     may_part = True
     going = None
     verification = Verification()

@@ -47,7 +47,7 @@ from runtime.guards import numerics_fingerprint
 from runtime.recovery.kept.remote import CopyDial
 from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import CopyClient
-from runtime.recovery.transfer.connection import CopyConnection
+from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.script_end import raised_at
 from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, ScriptLoop, StepRecord
 from runtime.worker.donor import CopyServer
@@ -216,6 +216,12 @@ class WorkerSession(OperationLoop):
         return pending is not None and not pending.ids
 
     @property
+    def due(self) -> bool:
+        self._orders.leave_if_over()
+        with self._shared.changed:
+            return bool(self._shared.position.pending)
+
+    @property
     def going(self) -> NodeNotice | None:
         return self._orders.going
 
@@ -271,6 +277,13 @@ class WorkerSession(OperationLoop):
     def answer_others(self, answer: Callable[[CopyConnection, dict[str, Json]], bool]) -> None:
         """Have other workers' requests answered that are not about this session. answer: as of CopyServer."""
         self._donor.answer_others = answer
+
+    def call(self, worker_id: str) -> CopyConnection:
+        """A connection to a member of this generation, for requests of such kinds. Any thread. Raises CopyFailed."""
+        record = self._record
+        if (member := record.member(worker_id)) is None:
+            raise CopyFailed(f"{worker_id} is no member of generation {record.number}")
+        return self._asker.help(member, record)
 
     def dial(self) -> CopyDial:
         """What a process of this worker needs to ask the members of its generation such things."""

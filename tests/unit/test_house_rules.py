@@ -27,6 +27,7 @@ LAYERS = (
     *("runtime.allreduce.ring", "runtime.allreduce.fixed_point", "runtime.allreduce.reduction"),
     *("runtime.recovery.state", "runtime.outer", "runtime.session", "runtime.guards", "runtime.recovery.checkpoint"),
     *("runtime.recovery.transfer", "runtime.recovery.kept", "runtime.worker", "runtime.loop"),
+    "runtime.asynchronous",
     *("runtime.frontends.torchrun", "runtime.frontends.ddp", "runtime.frontends.frameworks"),
     *("runtime.frontends.restart", "runtime.frontends.preemption_info", "runtime.frontends.torchft"),
     "runtime.frontends.horovod",
@@ -136,11 +137,13 @@ PURE_MODULES = (
     "elastic.store.chunks",
     "elastic.version",
     "elastic.wire.generation_delta",
+    *("runtime.asynchronous.ownership", "runtime.asynchronous.units_left", "runtime.asynchronous.gossip_schedule"),
     *("runtime.recovery.kept.boxes", "runtime.recovery.kept.choice"),
 )
 """Pure, in packages that are not pure as a whole."""
 
 SMALL = {
+    "runtime.asynchronous.gossip_schedule": "pure, and what uses it is not",
     "runtime.outer.traffic": "formulas of bytes, which the script is told by and tests compare with what is sent",
     "runtime.frontends.horovod.interrupts": "what every module of the package raises, and none of them makes",
     "runtime.allreduce.reduction.host_copies": "what reductions, fingerprints and guards have in common",

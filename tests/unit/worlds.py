@@ -253,6 +253,7 @@ class FakeMember:
     began = ""
     pauses = False
     parting = False
+    due = False
     may_part = True
     going: NodeNotice | None = None
 

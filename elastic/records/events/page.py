@@ -66,7 +66,7 @@ FIELDS: Mapping[str, str] = {
     "newest": "newest term that the agent has heard of",
     "noted_s": "seconds within which the loss has to be noted",
     "number": "of the fault; of `commit_refused` and `etcd_put` of the generation",
-    "of": "the dead member",
+    "of": "the dead member; of `gossip_skipped` the partner; of `update_lost` the worker that is gone",
     "op": "number of the operation in the job, from 0",
     "order": "kind of the order",
     "outdated": "how many copies in a row were out of date",
@@ -76,6 +76,7 @@ FIELDS: Mapping[str, str] = {
     "pass_no": "number of the pass in its step",
     "peak_bytes": "the most memory at a time, in bytes",
     "peer": "network address of the caller",
+    "pieces": "numbers of the pieces of the parameters",
     "place": "of `script_failed` where the exception was raised; of a fault the point at which it strikes; of "
     "`checkpoint_read` `memory` or `disk`",
     "problem": "what is wrong with the entry; empty: every byte that was read is as its manifest says",

@@ -111,6 +111,13 @@ ROWS = (
         "rest"),
     _worker("copy_failed", "because", "the copy of {worker_id} breaks off; it asks again", "A connection broke, or the "
         "donor left", WARN),
+    _worker("gossip_skipped", "of because", "{worker_id} does not average with {of}", "It has ended, or did not answer "
+        "within 5 s. It goes on with its own parameters"),
+    _worker("pieces_fell_back", "pieces", "{worker_id} goes on with older pieces of the parameters", "Of each of "
+        "them owner and mirror have died together; the metrics of the phase count the updates that are lost", BAD,
+        instant=True),
+    _worker("update_lost", "of", "the update that {of} was about to send is lost", "By rank 0, at the end of the "
+        "phase. Other workers make its inner steps again", WARN),
     _worker("copy_outdated", "op because", "the copy of {worker_id} is out of date; it copies anew",
         "The members no longer hold the results that came after it"),
     _worker("joined", "op", "{worker_id} trains with the others, from operation {op} on", "", GOOD, instant=True),

@@ -25,8 +25,8 @@ from runtime.frontends.horovod.trained_modules import modules_of, of_none
 from runtime.frontends.horovod.world import Call, RankStanding, World
 from runtime.guards.checks import OPTIONAL
 from runtime.loop.job import Job, begin
-from runtime.loop.loops import Extent, Steps
-from runtime.loop.passes import Pass, PassWork
+from runtime.loop.loops import Extent, Steps, pass_without_gradients
+from runtime.loop.passes import PassWork
 from runtime.loop.training import empty_leaf
 from runtime.loop.training.gathering import content_of, from_bytes, to_bytes, vector_of
 from runtime.loop.training.vector_sums import VectorSums
@@ -59,21 +59,6 @@ class CommitFound(NamedTuple):
 
     changed: bool
     resets: bool
-
-
-class NoTrials:
-    """The first pass of a step has nothing that could be tried."""
-
-    keeps_fingerprint = False
-
-    def rehearsals(self) -> int:
-        return 0
-
-    def untried(self, skipped: object) -> int | None:
-        return None
-
-    def told(self, why: Any, before: object) -> Any:
-        return why
 
 
 class MemberWorld(World):
@@ -178,10 +163,7 @@ class MemberWorld(World):
             running = self._steps.running
             assert running is not None
             wanted = running.place.index
-            own_pass = Pass(self._training, running, NoTrials())
-            while (shard := own_pass.next_shard()) is not None:
-                own_pass.begin_shard(shard)
-                running.contribution.skipped = True
+            pass_without_gradients(self._training, running)
         for parameter, gradient in parameters:
             parameter.grad = gradient
         # A newcomer goes with the results of the others until it is one of them, so all know what these have found.

@@ -1,0 +1,185 @@
+"""The loop in a job of one: samples, numbers against a reference, checkpoints, and what a script must not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from elastic.errors import ConfigError, NotCarried, UsageError
+from runtime.asynchronous import Asynchronous, Gossip, asynchronous
+from runtime.asynchronous.local_training import LocalTraining
+from runtime.asynchronous.phase_notes import DROPPED, LOST, STALENESS, UPDATES
+from runtime.loop.job import Job
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+
+SHARDS, EVERY, ROUNDS = 4, 3, 5
+BATCH, SAMPLES = 8, 48
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def model_of(job: Job) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def train(
+    job: Job, kind: type[LocalTraining] = Asynchronous, total: int = ROUNDS, phase_s: float = 60.0, **options: Any
+) -> tuple[str, list[dict[str, float]], list[int]]:
+    """(digest, metrics of the phases, inner indices)."""
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    outer = kind(model, optimizer, every=EVERY, **options)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS, shuffle=True)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    metrics, indices = [], []
+    for phase in asynchronous(job, data, outer=outer, total=total, phase_s=phase_s):
+        for x, y in phase:
+            indices.append(phase.inner_index)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + phase.inner_index)
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            phase.log(loss=loss)
+        metrics.append(phase.metrics)
+    digest = job.digest()
+    job.close()
+    return digest, metrics, indices
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, Gossip])
+def test_every_unit_is_trained_once(kind: type[LocalTraining]) -> None:
+    session = Recorded()
+    _, metrics, indices = train(make_job(session), kind)
+    assert sorted(indices) == sorted(
+        round * EVERY + inner for round in range(ROUNDS) for inner in range(EVERY) for _ in range(SHARDS)
+    )
+    assert sum(one[UPDATES] for one in metrics) == pytest.approx(SHARDS * ROUNDS)
+    assert metrics[-1][LOST] == 0
+    assert session.records[-1].scalars["loss"] == pytest.approx(metrics[-1]["loss"])
+
+
+def test_one_worker_is_never_stale() -> None:
+    _, metrics, _ = train(make_job())
+    assert metrics[-1][STALENESS] == 0
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, Gossip])
+def test_phases_leave_no_trace_in_the_numbers_of_one_worker(kind: type[LocalTraining]) -> None:
+    """Units go on over the end of a phase: many short phases are one long one."""
+    long, short = train(make_job(), kind), train(make_job(), kind, phase_s=1e-9)
+    assert len(short[1]) > 5 * len(long[1])
+    assert long[2] == short[2]
+    if kind is Asynchronous:
+        assert long[0] == short[0]
+
+
+def test_a_resume_between_two_phases_goes_on(tmp_path: Path) -> None:
+    """Units in progress are begun anew, all others are trained once."""
+    taking = Settings(root=str(tmp_path), every="10 steps", keep="last 100")
+    _, _, indices = train(make_job(checkpoints=taking), phase_s=1e-9)
+    entries = Series(storage_at(str(tmp_path))).names()
+    assert entries
+    for entry in entries[:2]:
+        resumed = train(make_job(checkpoints=Settings(root=str(tmp_path), resume=str(entry))), phase_s=1e-9)
+        done = entry.step // EVERY  # each phase was one inner step
+        assert len(resumed[2]) == len(indices) - EVERY * done
+        assert resumed[2] == indices[EVERY * done :]
+
+
+def test_what_a_script_must_not_do() -> None:
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    for options in (
+        {"lr": 0.0},
+        {"momentum": 1.0},
+        {"max_staleness": -1},
+        {"max_age_s": 0.0},
+        {"late": "wait"},
+        {"every": 0},
+    ):
+        with pytest.raises(ConfigError):
+            Asynchronous(model, optimizer, **({"every": 1} | options))
+    with pytest.raises(ConfigError, match="no trained one"):
+        Asynchronous(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), every=1)
+    with pytest.raises(NotCarried, match="float64"):
+        Gossip(model.double(), optimizer, every=1)
+    outer = Asynchronous(model.float(), optimizer, every=2)
+    job.register(model=model, optimizer=optimizer)
+    with pytest.raises(ConfigError, match="register"):
+        next(asynchronous(job, data, outer=outer, total=2))
+    with pytest.raises(ConfigError, match="needs a job"):
+        asynchronous(job, [1], outer=outer, total=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="phase_s"):
+        asynchronous(job, data, outer=outer, total=2, phase_s=0)
+
+
+def test_the_inner_loop_ends_by_itself() -> None:
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = Asynchronous(model, optimizer, every=2)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    phases = asynchronous(job, data, outer=outer, total=2)
+    phase = next(phases)
+    with pytest.raises(UsageError, match="inner loop"):
+        phase.log(loss=1.0)
+    with pytest.raises(UsageError, match="inner loop"):
+        _ = phase.inner_index
+    next(phase)
+    with pytest.raises(UsageError, match="reserved"):
+        phase.log(**{"elastic.loss": 1.0})
+    with pytest.raises(UsageError, match="break"):
+        next(phases)
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, Gossip])
+def test_a_unit_whose_parameters_are_not_finite_is_dropped(kind: type[LocalTraining]) -> None:
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = kind(model, optimizer, every=2)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    metrics = []
+    for number, phase in enumerate(asynchronous(job, data, outer=outer, total=2, phase_s=1e-9)):
+        for x, y in phase:
+            loss = cross_entropy(model(x), y) * (float("nan") if number == 1 else 1.0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        metrics.append(phase.metrics)
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert sum(one.get(DROPPED, 0.0) for one in metrics) == (1.0 if kind is Asynchronous else 0.0)
+
+
+def test_a_piece_without_an_owner_or_with_two_is_summed_once_more() -> None:
+    """Between the sums an owner has died, and its mirror has become the owner."""
+    model = nn.Linear(4, 4)
+    outer = Asynchronous(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
+    before = outer.flat.read()
+    vectors, pieces = 3 * outer.flat.elements, 16
+    for present in (0.0, 2.0):
+        sums = {"float32": torch.full((vectors + pieces,), 1.0), "float64": torch.ones(pieces, dtype=torch.float64)}
+        sums["float32"][vectors + 5] = present
+        assert not outer.take_sums(sums, 2)
+        assert torch.equal(outer.flat.read(), before)
+    assert outer.take_sums({"float32": torch.ones(vectors + pieces), "float64": torch.ones(pieces).double()}, 2)
+    assert torch.equal(outer.flat.read(), torch.ones(outer.flat.elements))
