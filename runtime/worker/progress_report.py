@@ -40,7 +40,7 @@ class ProgressReporter:
     def begin(self, op: Op) -> None:
         self._note(FlightEvent.BEGUN, checks.describe(op))
         if op.kind is OpKind.PASS:
-            self._shards = op.units
+            self._shards, self._loop_over = op.units, False
             if op.pass_no == 0:
                 self._speed.begin_step()
 
@@ -98,7 +98,7 @@ class ProgressReporter:
         self._activity.enter(f"after {checks.describe(op)}", doing)
 
     def loop_over(self) -> None:
-        """The loop is over; what a script does after it may take any time."""
+        """The loop is over; what a script does after it may take any time, up to the first pass of another loop."""
         self._loop_over = True
         self.at("after its loop")
 

@@ -98,6 +98,12 @@ def _keras(module: ModuleType) -> None:
     fit.install(Seams(), module)
 
 
+def _keras_models(module: ModuleType) -> None:
+    from runtime.frontends.frameworks.keras import saving
+
+    saving.install(Seams(), module)
+
+
 def _torchdata(module: ModuleType) -> None:
     """Its loader of batches that knows its position, which the job knows here."""
 
@@ -141,6 +147,7 @@ FRAMEWORKS: dict[str, Adapt] = {
     "evaluate": _metrics,
     "torchmetrics": _metrics,
     "keras.src.backend.torch.trainer": _keras,
+    "keras.src.models.model": _keras_models,
     "transformers.trainer": _transformers,
     "lightning.fabric": _fabric,
     "lightning_fabric": _fabric,
