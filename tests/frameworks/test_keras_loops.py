@@ -18,8 +18,8 @@ __all__ = ["home"]
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        pytest.param("keras_transfer", (3, 25), id="transfer: in the first loop, and in the second"),
-        pytest.param("keras_transfer", (27, 33), id="transfer: in the second loop", marks=pytest.mark.long),
+        pytest.param("keras_transfer", (3, 14), id="transfer: in the first loop, and in the second"),
+        pytest.param("keras_transfer", (20, 42), id="transfer: in the second loop, and in the third", marks=pytest.mark.long),
         pytest.param("keras_folds", (13, 44), id="folds: in the second loop, and in the last"),
     ],
 )
@@ -32,7 +32,7 @@ def test_two_deaths_and_two_joins_leave_no_trace(kind: str, steps: tuple[int, ..
 
 
 @pytest.mark.parametrize(
-    ("kind", "step"), [("keras_transfer", 3), ("keras_transfer", 30), ("keras_folds", 20), ("keras_folds", 46)]
+    ("kind", "step"), [("keras_transfer", 6), ("keras_transfer", 25), ("keras_folds", 20), ("keras_folds", 46)]
 )
 def test_a_run_goes_on_when_everything_was_killed(kind: str, step: int, home: Path, tmp_path: Path) -> None:
     wanted, output = quiet(kind, home), tmp_path / "output"

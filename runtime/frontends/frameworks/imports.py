@@ -38,9 +38,17 @@ class AfterImport(importlib.abc.MetaPathFinder):
         adapt = self._waiting.pop(fullname, None)
         if adapt is None:
             return None
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._waiting[fullname] = adapt  # libraries look whether another one is there, without an import
+
+        def imported(module: ModuleType) -> None:
+            if self._waiting.pop(fullname, None) is not None:
+                adapt(module)
+
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, adapt)
+            spec.loader = _Loader(spec.loader, imported)
         return spec
 
 

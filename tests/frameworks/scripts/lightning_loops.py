@@ -78,10 +78,10 @@ print(
 print("evaluated 1", {name: round(value, 6) for name, value in sorted(figures.items())}, flush=True)
 module.base.requires_grad_(True)
 module.rate = 1e-3 * (1 + figures["val_loss"])  # bits of the first loop
-second = made(2)
+second = made(4)
 second.fit(module, data, held)
 print("fitted 2", second.global_step, f"{float(second.callback_metrics['train_loss_epoch']):.6f}", flush=True)
-second.fit_loop.max_epochs = 3
+second.fit_loop.max_epochs = 6
 second.fit(module, data, held)  # the same Trainer goes on
 print("fitted 3", second.global_step, f"{float(second.callback_metrics['train_loss_epoch']):.6f}", flush=True)
 second.validate(module, held, ckpt_path="best", verbose=False)
