@@ -50,7 +50,7 @@ class EarlierLoops:
     @property
     def passing(self) -> bool:
         """Whether the script is in a loop that the job has behind it, or behind such a loop."""
-        return self.number < self.entry
+        return 0 <= self.number < self.entry
 
     def objects(self) -> dict[str, object]:
         """What is to be registered besides what the loop trains."""
