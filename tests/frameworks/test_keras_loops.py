@@ -19,7 +19,9 @@ __all__ = ["home"]
     ("kind", "steps"),
     [
         pytest.param("keras_transfer", (3, 14), id="transfer: in the first loop, and in the second"),
-        pytest.param("keras_transfer", (20, 42), id="transfer: in the second loop, and in the third", marks=pytest.mark.long),
+        pytest.param(
+            "keras_transfer", (20, 42), id="transfer: in the second loop, and in the third", marks=pytest.mark.long
+        ),
         pytest.param("keras_folds", (13, 44), id="folds: in the second loop, and in the last"),
     ],
 )

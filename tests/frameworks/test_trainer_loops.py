@@ -20,7 +20,7 @@ KINDS = [pytest.param(trainer, "hf_loops", id="trainer"), pytest.param(lightning
 
 
 @pytest.mark.parametrize(("of", "kind"), KINDS)
-@pytest.mark.parametrize("steps", [(3, 26), pytest.param((28, 46), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("steps", [(3, 26), pytest.param((28, 58), marks=pytest.mark.long)], ids=str)
 def test_two_deaths_and_two_joins_leave_no_trace(
     of: ModuleType, kind: str, steps: tuple[int, ...], home: Path, tmp_path: Path
 ) -> None:
@@ -32,7 +32,7 @@ def test_two_deaths_and_two_joins_leave_no_trace(
 
 
 @pytest.mark.parametrize(("of", "kind"), KINDS)
-@pytest.mark.parametrize("step", [17, 46])
+@pytest.mark.parametrize("step", [17, 58])
 def test_a_run_goes_on_when_everything_was_killed(
     of: ModuleType, kind: str, step: int, home: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from elastic.errors import ConfigError
 from runtime.allreduce.reduction.partial_sum import Json
+from runtime.recovery.state.available_memory import available_bytes
 from runtime.recovery.state.script_state import Values
 from runtime.recovery.state.training_state import Carrier
 
@@ -44,6 +45,8 @@ class EarlierLoops:
         self.entry = 0
         """The loop in which this worker came to the job, or in which the job goes on."""
         self.ends: tuple[LoopEnd, ...] = ()
+        self._lacks_bytes = 0
+        """What the last loop has left, if there was no memory to keep it."""
         self._found: tuple[dict[str, Json], Sequence[torch.Tensor]] | None = None
         """The checkpoint from which the job goes on, until the script is in its loop."""
 
@@ -67,9 +70,22 @@ class EarlierLoops:
         """The loop is over. objects: what it has trained. undigested: names of those that may differ between runs."""
         carrier = self._carrier(objects)
         carrier.leave_undigested(*undigested)
+        _, tensors = carrier.describe()
+        self._lacks_bytes = sum(tensor.nbytes for _, tensor in tensors)
+        if self._lacks_bytes > available_bytes():
+            return  # most scripts have no further loop
+        self._lacks_bytes = 0
         header, blobs = carrier.capture()
         copied = [blob.clone() for blob in blobs]
         self.ends = (*self.ends, LoopEnd(header, copied, carrier.digest((header, copied))))
+
+    def check_kept(self) -> None:
+        """Another loop begins. Raises ConfigError if there was no memory for what the one before has left."""
+        if self._lacks_bytes:
+            raise ConfigError(
+                f"a further training loop begins, and this machine lacks the memory for what the one before has left, "
+                f"{self._lacks_bytes:,} bytes for each worker: give it more memory, or make the loop a job of its own"
+            )
 
     def recall(self, objects: Mapping[str, object]) -> None:
         """The script has come to a loop that is over: give its objects what they had at its end. Raises ConfigError if

@@ -144,6 +144,7 @@ class Training:
                 "a training loop begins inside of another one, or behind one that has ended with an error: begin it "
                 "when the one before has returned"
             )
+        loops.check_kept()
         loops.number += 1
         if loops.number == 0:
             register()

@@ -79,7 +79,7 @@ model.base.requires_grad_(True)
 rate = 1e-3 * (1 + figures["eval_loss"] + output.training_loss)  # bits of the first loop
 second = Trainer(
     model=model,
-    args=made("second", rate, num_train_epochs=3, save_strategy="no", lr_scheduler_type="cosine"),
+    args=made("second", rate, num_train_epochs=5, save_strategy="no", lr_scheduler_type="cosine"),
     train_dataset=data,
     eval_dataset=held,
     callbacks=[Pace()],

@@ -50,7 +50,7 @@ for fold, part in enumerate(parts):
 models.sort(key=lambda pair: pair[0])
 target = np.mean([model.predict(x, verbose=0) for _, model in models[:3]], axis=0)
 student = made(6)
-history = student.fit(x, target, batch_size=48, epochs=3, verbose=0, callbacks=[Pace()])
+history = student.fit(x, target, batch_size=48, epochs=8, verbose=0, callbacks=[Pace()])
 print("history", [f"{value:.6f}" for value in history.history["loss"]])
 for number, (_, model) in enumerate(models):
     model.save_weights(str(output / f"{number}.weights.h5"))

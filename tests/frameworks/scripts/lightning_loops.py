@@ -81,7 +81,7 @@ module.rate = 1e-3 * (1 + figures["val_loss"])  # bits of the first loop
 second = made(4)
 second.fit(module, data, held)
 print("fitted 2", second.global_step, f"{float(second.callback_metrics['train_loss_epoch']):.6f}", flush=True)
-second.fit_loop.max_epochs = 6
+second.fit_loop.max_epochs = 12
 second.fit(module, data, held)  # the same Trainer goes on
 print("fitted 3", second.global_step, f"{float(second.callback_metrics['train_loss_epoch']):.6f}", flush=True)
 second.validate(module, held, ckpt_path="best", verbose=False)

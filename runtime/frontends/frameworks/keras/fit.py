@@ -226,7 +226,7 @@ class Fit:
             iterator,
             loop.ranks,
             script.training.seed,
-            self._arguments["steps_per_epoch"],
+            iterator.steps_per_epoch,  # at most keras.config.max_steps_per_epoch()
             self._tree,
             placed=lambda: self._found is not None or not script.training.at.joining,
             first=self._arguments["initial_epoch"],

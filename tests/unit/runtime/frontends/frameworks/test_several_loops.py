@@ -227,6 +227,26 @@ def test_a_loop_inside_of_a_loop_is_refused() -> None:
     assert "inside of another one" in str(world.errors["w0"])
 
 
+def test_a_loop_is_refused_where_memory_lacks_for_what_the_one_before_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.loop.training.earlier_loops.available_bytes", lambda: 100)
+
+    def run(session: FakeMember) -> str:
+        script = RankScript(RANKS)
+        script.connect(make_job(session))
+        model = net(8)
+        Fit(script, model, adam(model), 0.0).train(1)
+        with pytest.raises(ConfigError, match="lacks the memory"):
+            Fit(script, model, adam(model), 0.0).train(1)
+        script.leave()
+        script.job.close()
+        return "ended"
+
+    world = World(1)
+    with one_thread():
+        world.run(run)
+    assert world.digests == {"w0": "ended"}
+
+
 def test_a_script_that_ends_before_the_loop_of_its_checkpoint_is_refused(tmp_path: Path) -> None:
     def run(loops: int, settings: Settings) -> None:
         script = RankScript(RANKS)
