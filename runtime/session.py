@@ -306,8 +306,9 @@ class JoinCalls(Protocol):
     def attach(self, carrier: Carrier) -> None:
         """Set the registered state, once, before the first operation; newcomers copy it, SYNC compares it."""
 
-    def publish(self, meta: JoinMeta) -> None:
-        """Set what `meta` of a newcomer returns; called when a step is handed out, and after each early call."""
+    def publish(self, meta: JoinMeta | None) -> None:
+        """Set what `meta` of a newcomer returns; called when a step is handed out, and after each early call. None: a
+        newcomer cannot enter before the next step is handed out, and waits."""
 
     def await_invitation(self) -> None:
         """For a newcomer that has set up everything independent of the loop's place: block until the world has a place
@@ -315,6 +316,10 @@ class JoinCalls(Protocol):
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         """For a newcomer: ask members, until one gives an answer for which `until` is true."""
+
+    def registered_by_members(self, name: str) -> tuple[dict[str, Json], Sequence[torch.Tensor]]:
+        """For a newcomer: a copy, as Carrier.capture returns it, of a registered object of the members that does not
+        change any more, perhaps beside others. Asks until one has it."""
 
     def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
         """After the move `Join`: hold the state of a pass; return the pass and its result.
@@ -358,7 +363,7 @@ class Reports(Protocol):
         """
 
     def loop_over(self) -> None:
-        """The script's loop is over: what follows may take any time."""
+        """The script's loop is over: what follows, up to the first pass of another one, may take any time."""
 
     def applied(self, record: StepRecord) -> None:
         """A step is applied: its user asked for the next one or left the loop. Queue it for the ledger; never waits."""

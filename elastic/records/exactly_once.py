@@ -35,6 +35,7 @@ class Epoch:
     """What the ledger has of one epoch. Counts are samples, or draws if there are weights, or batches of a stream."""
 
     number: int
+    """In its training loop."""
     order: str
     """"shuffled", "in order", "weighted", "stream"; "sampler": a DistributedSampler's; "unknown": the script's own."""
     steps: int = 0
@@ -46,6 +47,8 @@ class Epoch:
     repeated: int = 0
     """How many tail="pad" gives a second time, to fill up the last step."""
     findings: list[EpochFinding] = field(default_factory=list)
+    loop: int = 0
+    """The training loop, of a script that has several."""
 
     @property
     def finished(self) -> bool:
@@ -65,16 +68,23 @@ def prove(lines: Iterable[Line]) -> list[Epoch]:
     """The epochs of a ledger, in order, with their findings. Takes 8 bytes for each sample of one epoch."""
     epochs: list[Epoch] = []
     step = 0
-    for number, group in groupby(lines, key=lambda line: int(line["epoch"])):
+    for (loop, number), group in groupby(lines, key=_place):
         if epochs:
             _close(epochs[-1])
         epoch = _examine(number, step, group)
+        epoch.loop = loop
+        begins = bool(epochs) and epochs[-1].loop == loop - 1  # with any epoch: a script may go on counting
         before = epochs[-1].number if epochs else -1
-        if number != before + 1:
+        if number != before + 1 and not begins:
             epoch.findings.insert(0, EpochFinding(number, step, f"epoch {number} comes after epoch {before}"))
         epochs.append(epoch)
         step += epoch.steps
     return epochs
+
+
+def _place(line: Line) -> tuple[int, int]:
+    """(training loop, epoch) of a step"""
+    return int((line.get("data") or {}).get("loop", 0)), int(line["epoch"])
 
 
 def _close(epoch: Epoch) -> None:
@@ -124,7 +134,7 @@ class _Contents(ABC):
 
 
 def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Contents | None:
-    if data is None:
+    if data is None or epoch.order == "unknown":
         return None
     match epoch.order:
         case "stream":

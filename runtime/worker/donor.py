@@ -24,6 +24,8 @@ Each connection has a thread of the listener, and carries one request after anot
                                                operation k, {"outcome": 0} if none did, or {"later": why}
     {"want": "result", "op": k}             -> {"result": ...} + tensors, or {"refused": why}
     {"want": "initial", "digest": d}        -> {"state": ...} + tensors, or {"refused": why}
+    {"want": "object", "name": n}           -> {"state": ...} + tensors: of this registered object alone, which does not
+                                               change any more; or {"later": why}
 
 base: the newest loss generation that the newcomer knows. It counts as a holder only if its donor knows the same one: a
 loss voids earlier promises, and one of the two may hear of the loss later than the other.
@@ -42,7 +44,7 @@ from elastic.protocol.worker_state import CopyBegun, CopyEnded, Phase, outcome
 from elastic.records.journal import Journal
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.recovery.state.host_bytes import DONE, HostBytes, StreamMark
-from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.state.training_state import Carrier, Values
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.recovery.transfer.multi_source import digest, send_parts
 from runtime.recovery.transfer.result_log import LoggedResult, ResultLog
@@ -150,6 +152,8 @@ class CopyServer:
                 self._serve_result(connection, op)
             case {"want": "initial", "digest": str(digest)}:
                 self._serve_initial(connection, digest)
+            case {"want": "object", "name": str(name)}:
+                self._serve_object(connection, name)
             case _ if not self.answer_others(connection, request):
                 connection.send({"refused": f"unknown request {str(request)[:80]}"})
 
@@ -412,6 +416,16 @@ class CopyServer:
             connection.send({"refused": "another initial state"})
             return
         connection.send({"state": header}, blobs)
+
+    def _serve_object(self, connection: CopyConnection, name: str) -> None:
+        thing = self.carrier.objects.get(name) if self.carrier is not None else None
+        if thing is None:
+            connection.send({"later": f"there is no {name[:80]} here"})
+            return
+        alone = Carrier(Values())
+        alone.register(None, **{name: thing})
+        header, tensors = alone.describe()
+        connection.send({"state": header}, HostBytes([tensor for _, tensor in tensors], self._mark).blobs())
 
 
 def _send_entries(connection: CopyConnection, entries: Sequence[LoggedResult]) -> None:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
+import torch
+
 from elastic.errors import JoinMissed
 from elastic.protocol import worker_state
 from elastic.protocol.loop_state import (
@@ -106,6 +108,14 @@ class JoinProtocol:
             meta = self._asker.meta(self._orders.newest)
             if meta is not None and until(meta):
                 return meta
+            self._pause()
+
+    def registered_by_members(self, name: str) -> tuple[dict[str, Json], Sequence[torch.Tensor]]:
+        """Session.registered_by_members."""
+        while True:
+            self._orders.leave_if_over()
+            if (found := self._asker.registered(self._orders.newest, name)) is not None:
+                return found
             self._pause()
 
     def join(self, here: Op, fingerprint: dict[str, str], carrier: Carrier) -> tuple[Op, Partial | None]:

@@ -45,7 +45,7 @@ class ProgressReporter:
         self._note(FlightEvent.BEGUN, checks.describe(op))
         self._in_round, self._replicas = False, 0
         if op.kind is OpKind.PASS:
-            self._shards = op.units
+            self._shards, self._loop_over = op.units, False
             if op.pass_no == 0:
                 self._speed.begin_step()
 
@@ -111,7 +111,7 @@ class ProgressReporter:
         self._activity.enter(f"after {checks.describe(op)}", doing)
 
     def loop_over(self) -> None:
-        """The loop is over; what a script does after it may take any time."""
+        """The loop is over; what a script does after it may take any time, up to the first pass of another loop."""
         self._loop_over = True
         self.at("after its loop")
 

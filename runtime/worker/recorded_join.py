@@ -8,7 +8,7 @@ from shard to shard.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -41,8 +41,9 @@ class Recording(SingleSession):
     def attach(self, carrier: Carrier) -> None:
         self._carrier = carrier
 
-    def publish(self, meta: JoinMeta) -> None:
-        self._meta = meta
+    def publish(self, meta: JoinMeta | None) -> None:
+        if meta is not None:
+            self._meta = meta
 
     def begin(self, op: Op, *args: Any, **kwargs: Any) -> None:
         super().begin(op, *args, **kwargs)
@@ -90,6 +91,10 @@ class Joining(SingleSession):
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return JoinMeta(**self._given["meta"])
+
+    def registered_by_members(self, name: str) -> tuple[dict[str, Json], Sequence[torch.Tensor]]:
+        header, blobs = self._given["state"]
+        return header, blobs
 
     def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
         self._carrier.load(*self._given["state"])

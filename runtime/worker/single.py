@@ -82,13 +82,13 @@ class SingleSession:
     def attach(self, carrier: Carrier) -> None:
         """Do nothing: no worker copies the state of a job of one."""
 
-    def publish(self, meta: JoinMeta) -> None:
+    def publish(self, meta: JoinMeta | None) -> None:
         """Do nothing: no worker joins a job of one."""
 
     def _no_newcomer(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a job of one has no newcomer")
 
-    await_invitation = meta = join = copy_anew = _no_newcomer
+    await_invitation = meta = join = copy_anew = registered_by_members = _no_newcomer
 
     def begin(
         self,

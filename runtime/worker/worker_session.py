@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import torch
@@ -266,7 +266,7 @@ class WorkerSession(OperationLoop):
     def attach(self, carrier: Carrier) -> None:
         self._donor.carrier = carrier
 
-    def publish(self, meta: JoinMeta) -> None:
+    def publish(self, meta: JoinMeta | None) -> None:
         with self._shared.changed:
             self._donor.meta = meta
 
@@ -300,6 +300,9 @@ class WorkerSession(OperationLoop):
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return self._admission.meta(until)
+
+    def registered_by_members(self, name: str) -> tuple[dict[str, Json], Sequence[torch.Tensor]]:
+        return self._admission.registered_by_members(name)
 
     def copy_anew(self) -> Copy:
         return self._admission.copy_anew()

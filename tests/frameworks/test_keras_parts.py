@@ -135,7 +135,7 @@ def test_threads_of_a_dataset_end_with_the_last_pass() -> None:
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 def test_weights_of_any_dtype_are_kept_and_other_arrays_are_no_state() -> None:
     def own() -> Any:
-        return OwnCallback(keras.callbacks.EarlyStopping(), lambda: True, lambda: False, lambda: None)  # type: ignore[arg-type, return-value]
+        return OwnCallback(keras.callbacks.EarlyStopping(), lambda: True, lambda: False)
 
     one, other = own(), own()
     narrow = keras.ops.convert_to_numpy(keras.Variable(np.array([1.5, -2.0]), dtype="bfloat16"))

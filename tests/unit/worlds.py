@@ -23,7 +23,7 @@ from elastic.protocol.reduction_tree import next_fold
 from runtime.allreduce.reduction.partial_sum import Json, Partial, fold
 from runtime.allreduce.reduction.schedule import Cut
 from runtime.guards import checks
-from runtime.recovery.state.training_state import Carrier
+from runtime.recovery.state.training_state import Carrier, Values
 from runtime.recovery.state.verification import Verification
 from runtime.session import Copy, HomeRank, JoinMeta, LoopPlace, Op, OpKind, ScriptLoop, StepRecord
 
@@ -275,7 +275,9 @@ class FakeMember:
     def attach(self, carrier: Carrier) -> None:
         self.carrier = carrier
 
-    def publish(self, meta: JoinMeta) -> None:
+    def publish(self, meta: JoinMeta | None) -> None:
+        if meta is None:
+            return
         self.published = meta
         if meta.step == self.world.asked_at and not self.script.at.joining:  # nobody asks a newcomer
             self.world.asked = meta
@@ -289,6 +291,18 @@ class FakeMember:
         assert world.lock.wait_for(lambda: world.asked is not None and until(world.asked), WAIT_S)
         assert world.asked is not None
         return world.asked
+
+    def registered_by_members(self, name: str) -> tuple[dict[str, Json], Sequence[torch.Tensor]]:
+        world = self.world
+
+        def registered() -> Mapping[str, object]:
+            return world.sessions[world.members[0]].carrier.objects
+
+        assert world.lock.wait_for(lambda: name in registered(), WAIT_S)
+        alone = Carrier(Values())
+        alone.register(None, **{name: registered()[name]})
+        header, blobs = alone.capture()
+        return header, [blob.clone() for blob in blobs]
 
     def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial]:
         if self.script.at.behind:

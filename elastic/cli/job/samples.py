@@ -104,10 +104,8 @@ def _table(epochs: list[Epoch], proved: bool) -> Iterator[str]:
     yield f"{'epoch':>5} {'order':<8} {'steps':>13} {'used':>12} {'left out':>9} {'repeated':>9}"
     for epoch in epochs:
         steps = f"{epoch.steps}/{epoch.planned_steps}" if epoch.planned_steps is not None else f"{epoch.steps}"
-        yield (
-            f"{epoch.number:>5} {epoch.order:<8} {steps:>13} {epoch.used:>12} {epoch.left_out:>9} {epoch.repeated:>9}  "
-            f"{_verdict(epoch)}"
-        )
+        counts = f"{epoch.used:>12} {epoch.left_out:>9} {epoch.repeated:>9}"
+        yield f"{_shown(epoch):>5} {epoch.order:<8} {steps:>13} {counts}  {_verdict(epoch)}"
     findings = [finding for epoch in epochs for finding in epoch.findings]
     for finding in findings[:FINDINGS_SHOWN_MAX]:
         where = f"epoch {finding.epoch}" + (f", step {finding.step}" if finding.step is not None else "")
@@ -118,6 +116,11 @@ def _table(epochs: list[Epoch], proved: bool) -> Iterator[str]:
         yield "proved: each sample of each epoch's plan was used exactly once"
     else:
         yield "not proved"
+
+
+def _shown(epoch: Epoch) -> str:
+    """Its number; "1:0" in the second training loop."""
+    return f"{epoch.loop}:{epoch.number}" if epoch.loop else f"{epoch.number}"
 
 
 def _verdict(epoch: Epoch) -> str:

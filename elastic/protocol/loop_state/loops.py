@@ -43,7 +43,7 @@ def next_step(s: LoopState, over: bool) -> events.Answer:
 
 
 def handed_out(s: LoopState, event: events.HandedOut) -> events.Answer:
-    return s._replace(stage=ScriptStage.HANDED_OUT, step=event.step, epoch=event.epoch), PROCEED
+    return s._replace(stage=ScriptStage.HANDED_OUT, step=event.step, epoch=s.epoch_of(event.epoch)), PROCEED
 
 
 def pass_begun(s: LoopState, event: events.PassBegun) -> events.Answer:

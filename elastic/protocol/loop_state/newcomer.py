@@ -31,7 +31,7 @@ def joins(s: LoopState, event: events.ScriptEvent) -> events.Answer:
             return s._replace(standing=Standing.MEMBER), PROCEED
         case events.JoinOver(step, epoch, result):
             stage = ScriptStage.TRYING if result else ScriptStage.COLLECTING
-            return s._replace(stage=stage, step=step, epoch=epoch), PROCEED
+            return s._replace(stage=stage, step=step, epoch=s.epoch_of(epoch)), PROCEED
         case events.CopiedAnew(step):
             return s._replace(standing=Standing.BEHIND, step=step, loads_again=True), PROCEED
         case events.MembersLost():

@@ -154,6 +154,11 @@ class LoopState(NamedTuple):
         """Whether the script is in a loop over epochs."""
         return self.loop is LoopKind.EPOCHS and self.stage is not ScriptStage.OVER
 
+    def epoch_of(self, step_epoch: int) -> int:
+        """The epoch of a step whose data are of `step_epoch`. In a loop over epochs only EpochBegun changes the epoch:
+        a framework's training loop is one epoch of the job, and goes over its data in epochs of its own."""
+        return self.epoch if self.loop is LoopKind.EPOCHS else step_epoch
+
     @property
     def shared_epoch(self) -> int:
         """The epoch as far as newcomers are bound to it. A loop without epochs is one epoch, number 0: newcomers may

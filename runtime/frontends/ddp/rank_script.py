@@ -171,9 +171,9 @@ class RankScript:
         self.job = job
         self.home = min(self.training.session.home.rank, self.ranks - 1)
 
-    def hand_over(self) -> None:
-        """A framework's own loop trains from now on."""
-        self.begun, self.turn, self._epoch = True, Turn.ELSEWHERE, 0
+    def hand_over(self, loop: int, entry: int) -> None:
+        """A framework's own loop trains now. loop: its number. entry: that of the loop in which this worker came."""
+        self.begun, self.turn, self._epoch, self._entry = True, Turn.ELSEWHERE, loop, entry
 
     @property
     def training(self) -> Training:
@@ -183,7 +183,7 @@ class RankScript:
 
     def made(self, kind: str, thing: object) -> None:
         """Raises ConfigError for what comes after the first batch: a newcomer would not have it."""
-        if self.begun:
+        if self.begun and self.turn is not Turn.ELSEWHERE:
             raise ConfigError(
                 f"a {type(thing).__name__} was made after the first training batch. What is trained must be there "
                 "before the loop, as a replacement that joins later copies it: make it before the first epoch"
@@ -226,7 +226,8 @@ class RankScript:
         at_top = (id(thing), method)
         if self.turn is Turn.OFFERED:
             self._at_top.add(at_top)
-        return self.silent or self.passing or (self.turn is Turn.OPEN and at_top in self._at_top)
+        over = self.passing and self.turn is not Turn.ELSEWHERE  # a framework's loop that is over is not gone through
+        return self.silent or over or (self.turn is Turn.OPEN and at_top in self._at_top)
 
     # Epochs and steps
 
@@ -620,7 +621,7 @@ class RankScript:
             return
         if self.training.at.joining:
             raise JoinMissed(f"the script was over in epoch {self._epoch}, and the job is in epoch {self._entry}")
-        if self._epoch + 1 < self._entry:
+        if self._epoch + 1 < self._entry and self.turn is not Turn.ELSEWHERE:
             raise mistakes.over_before(self._epoch, self._entry)
         if self.evaluations.running:
             raise mistakes.in_evaluation("the end of the script")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 from copy import copy
 from typing import Any
 
@@ -27,7 +28,7 @@ from runtime.frontends.frameworks.accelerate import Accelerated
 from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alone
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches
-from runtime.frontends.frameworks.step_loop import StepLoop
+from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
@@ -117,6 +118,8 @@ class TrainerLoop:
         self._prepared: Any = None
         self._rows: list[dict[str, Any]] = []
         """The history of the trainer's state, of plain numbers."""
+        self._output: list[Any] | None = None
+        """What train() returns."""
         self._leaving = False
         """Whether a node had to go when the last step was computed."""
         evaluation = Evaluation(trainer, self._own, self._loop, script.training)
@@ -142,6 +145,7 @@ class TrainerLoop:
             "callbacks": [plain_attributes(callback) for callback in trainer.callback_handler.callbacks],
             "trainer": plain_attributes(trainer, without=DATA),
             "leaving": self._leaving,
+            "output": self._output,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -186,17 +190,30 @@ class TrainerLoop:
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """A worker that gets the state from others, or from a checkpoint of this job, reads no snapshot of Trainer's:
         it is older, and may be deleted or half written."""
-        self._loop.check_first()
-        training = self._script.training
-        if training.at.joining or training.checkpoints.found is not None:
+        if self._loop.next_goes_on:
             resume_from_checkpoint = None
-        return self._own["train"](resume_from_checkpoint, *args, **kwargs)
+        try:
+            output = self._own["train"](resume_from_checkpoint, *args, **kwargs)
+        except PassedBy:
+            output = self._passed_by()
+        self._loop.close()
+        return output
+
+    def _passed_by(self) -> Any:
+        """What the others' train() has returned; the trainer has what they had behind it."""
+        trainer, found = self._trainer, self._found
+        assert found is not None and self._source is not None
+        self._found = None
+        self._source.close()
+        if (noise := vars(trainer).get("neftune_hook_handle")) is not None:
+            noise.remove()
+        return sys.modules["transformers.trainer_utils"].TrainOutput(*found["output"])
 
     def _init_training_state(self, max_steps: int, per_epoch: int, epochs: int, resume: Any, trial: Any) -> Any:
         """Everything that is trained is made here, so that it is known in which epoch the others are."""
         trainer = self._trainer
         found = self._own["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
-        self._rows.clear()
+        self._rows, self._output = [], None
         self._check(trial)
         loader = trainer.get_train_dataloader()
         self._source = RankBatches(
@@ -209,7 +226,8 @@ class TrainerLoop:
         objects = {"model": trainer.model, "optimizer": trainer.optimizer.optimizer, "scheduler": trainer.lr_scheduler}
         if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
             objects["scaler"] = scaler
-        self._loop.begin(self._source, self, objects)
+        if not self._loop.begin(self._source, self, objects):
+            raise PassedBy
         if not self._loop.entered:
             return found
         return self._loop.epoch, self._loop.position * trainer.args.gradient_accumulation_steps
@@ -322,7 +340,9 @@ class TrainerLoop:
         self._loop.end()
         assert self._source is not None
         self._source.close()
-        return self._own["_finalize_training"](*args)
+        output = self._own["_finalize_training"](*args)
+        self._output = list(output)
+        return output
 
     # Checkpoints of the trainer's own
 
@@ -331,9 +351,9 @@ class TrainerLoop:
         self._by_leader("_save_checkpoint", model, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if _internal_call or not (self._trainer.is_in_train or self._loop.over):
+        if _internal_call or not self._loop.begun:
             self._own["save_model"](output_dir, _internal_call)
-        else:
+        elif not self._loop.passing:  # else the others have saved it
             self._by_leader("save_model", output_dir)
 
     def _by_leader(self, method: str, *args: Any) -> None:

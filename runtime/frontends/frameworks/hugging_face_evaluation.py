@@ -76,8 +76,7 @@ class Evaluation:
             )
         rest = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
         batches = [list(batch) for batch in whole(dataloader)]
-        nobody_else_is_here = self._loop.entered or not (trainer.is_in_train or self._loop.over)
-        if nobody_else_is_here or not batches:
+        if self._loop.entered or not self._loop.begun or not batches:  # nobody else is here
             with alone(trainer):
                 return self._own["evaluation_loop"](_Batches(dataloader, batches), *rest)
         loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
@@ -90,7 +89,11 @@ class Evaluation:
 
         label = f"{description} of {len(batches)} batches"
         try:
-            rows = [row for part in gather(self._training, label, len(together), rows_of) for row in part]
+            if self._loop.passing:
+                parts = [rows_of(part) for part in range(len(together))]
+            else:
+                parts = gather(self._training, label, len(together), rows_of)
+            rows = [row for part in parts for row in part]
             self._answers = iter(rows)
             inputs = [{self._main_input: row[0]} for row in rows]
             with alone(trainer):

@@ -38,9 +38,17 @@ class AfterImport(importlib.abc.MetaPathFinder):
         adapt = self._waiting.pop(fullname, None)
         if adapt is None:
             return None
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._waiting[fullname] = adapt  # libraries look whether another one is there, without an import
+
+        def imported(module: ModuleType) -> None:
+            if self._waiting.pop(fullname, None) is not None:
+                adapt(module)
+
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, adapt)
+            spec.loader = _Loader(spec.loader, imported)
         return spec
 
 
@@ -98,6 +106,12 @@ def _keras(module: ModuleType) -> None:
     fit.install(Seams(), module)
 
 
+def _keras_models(module: ModuleType) -> None:
+    from runtime.frontends.frameworks.keras import saving
+
+    saving.install(Seams(), module)
+
+
 def _torchdata(module: ModuleType) -> None:
     """Its loader of batches that knows its position, which the job knows here."""
 
@@ -141,6 +155,7 @@ FRAMEWORKS: dict[str, Adapt] = {
     "evaluate": _metrics,
     "torchmetrics": _metrics,
     "keras.src.backend.torch.trainer": _keras,
+    "keras.src.models.model": _keras_models,
     "transformers.trainer": _transformers,
     "lightning.fabric": _fabric,
     "lightning_fabric": _fabric,

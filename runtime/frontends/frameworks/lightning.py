@@ -78,9 +78,12 @@ def install(seams: Seams, module: Any) -> None:
         """A worker that gets the state from others, or from a checkpoint of this job, reads none of Lightning's: these
         are older, and may be deleted or half written."""
         given = inspect.signature(original).bind(*args, **kwargs)
-        if script.training.at.joining or script.training.checkpoints.found is not None:
+        strategy = given.arguments["self"].strategy
+        if strategy.begin_fit():
             given.arguments.pop("ckpt_path", None)
-        return original(*given.args, **given.kwargs)
+        found = original(*given.args, **given.kwargs)
+        strategy.end_fit()
+        return found
 
     def transfer(script: RankScript, original: Any, /, self: Any, batch: Any, dataloader_idx: int = 0) -> Any:
         return batch if isinstance(batch, BatchPlace) else original(self, batch, dataloader_idx=dataloader_idx)

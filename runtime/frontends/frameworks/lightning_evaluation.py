@@ -92,12 +92,11 @@ def evaluated(strategy: Any, stage: str, place: BatchPlace, args: tuple[Any, ...
             output = step(strategy, batch, *own)
         return [record.plain(), parts.detached(output) if keeps else None]
 
-    in_loop = trainer.state.fn == "fit" and not trainer.sanity_checking
+    alone = trainer.sanity_checking or not script.begun or script.passing
     if loader.rows is None:
         count = min(len(loader.order), loop.max_batches[index])
-        together = script.begun and (in_loop or strategy.loop.over)
         label = f"{stage} of {count} batches"
-        loader.rows = gather(script.training, label, count, compute) if together else [None] * count
+        loader.rows = [None] * count if alone else gather(script.training, label, count, compute)
     row = loader.rows[place.number]
     if row is None:
         with randomness_kept():

@@ -46,6 +46,8 @@ class LightningState:
         self._csv = csv_files
         self._metrics = metrics
         self._bare = frozenset(vars(_bare_module(trainer)))
+        self.before: list[str] = []
+        """Checkpoints of Lightning's own that were there when this fit() began to train."""
         self.written: list[str] = []
         """Checkpoints of Lightning's own that this job has written and not removed."""
         self.found: dict[str, Any] | None = None
@@ -69,6 +71,7 @@ class LightningState:
             "data": {} if trainer.datamodule is None else plain_attributes(trainer.datamodule),
             "loggers": [plain_attributes(logger) for logger in trainer.loggers],
             "csv": [file.state_dict() for file in self._csv],
+            "before": list(self.before),
             "written": list(self.written),
         }
 
@@ -105,7 +108,7 @@ class LightningState:
             set_attributes(logger, attributes)
         for file, rows in zip(self._csv, found["csv"], strict=True):
             file.load_state_dict(rows)
-        self.written = list(found["written"])
+        self.before, self.written = list(found.get("before", [])), list(found["written"])
 
     def _put_results(self, loop: Any, rows: list[dict[str, Any]]) -> None:
         results = loop._results

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic.errors import ConfigError
+from elastic.protocol.loop_state import ScriptStage
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.frameworks import lightning_parts as parts
 from runtime.frontends.frameworks.lightning_evaluation import BatchPlace, EvaluationPlaces, batch_size_of, evaluated
@@ -88,13 +89,14 @@ class RankStrategy:
         super().__init__(*args, **kwargs)
         self.script = RankScript.running()
         self.loop = StepLoop(self.script)
-        self._behind = self.script.training.at.joining or self.script.training.checkpoints.found is not None
+        self._behind = self.loop.next_goes_on
         """This worker has still to be told what others, or an earlier run, have."""
+        self._is_set_up = False
+        self._fits = False
+        """fit() has come to its training data."""
         self._source: RankBatches | None = None
         self._state: LightningState | None = None
         self._csv: list[CsvRows] = []
-        self._before: list[str] = []
-        """Files that were there when the job began."""
         self._epoch = -1
         self._entering = False
         self._said: list[parts.Record] | None = None
@@ -149,10 +151,11 @@ class RankStrategy:
 
     def setup_environment(self) -> None:
         self.base.setup_environment(self)
-        trainer, script = self._trainer, self.script
+        trainer = self._trainer
         trainer._signal_connector.register_signal_handlers = lambda: None  # this worker ends by its agent's word
-        if script.begun or self._csv:
+        if self._is_set_up:
             return
+        self._is_set_up = True
         self.broadcast("")  # behind it, this worker is a member or a newcomer
         for logger in trainer.loggers:
             if vars(logger).get("_version", "") is None:
@@ -176,7 +179,10 @@ class RankStrategy:
             self._broadcasts += 1
             return script.job.shared(f"Lightning's broadcast {self._broadcasts}", lambda: obj)
         at = script.training.at
-        if self._behind or at.early or at.elsewhere or self._epoch < 0 or script.training.calls.leaders is not None:
+        if script.training.calls.leaders is not None:
+            return obj
+        in_loop = at.stage is not ScriptStage.AFTER_STEPS
+        if in_loop and (self._behind or at.early or at.elsewhere or self._epoch < 0):
             return obj
         return script.job.agree(obj)
 
@@ -234,10 +240,19 @@ class RankStrategy:
     def _begin(self) -> None:
         trainer, module = self._trainer, self._lightning_module
         objects = parts.objects_of(self, trainer)
-        self._before = self.script.job.shared("files before", lambda: parts.checkpoints_in(trainer.callbacks))
+
+        def files_before() -> list[str]:
+            return parts.checkpoints_in(trainer.callbacks)
+
         self._state = LightningState(trainer, self._csv, lambda: parts.metrics_of(module))
+        if not self.script.begun:
+            self._state.before = self.script.job.shared("files before", files_before)
+        elif not self._behind:  # else it comes with the state
+            self._state.before = self.script.job.once(files_before)
+        self._fits, self._epoch = True, -1
         assert self._source is not None
-        self.loop.begin(self._source, self._state, objects)
+        if not self.loop.begin(self._source, self._state, objects):
+            return  # Lightning finds its loop at its end
         # Lightning's closure would set to zero what all ranks have computed. Gradients begin with each rank.
         module.optimizer_zero_grad = lambda *args, **kwargs: None
 
@@ -318,9 +333,23 @@ class RankStrategy:
 
     def on_train_end(self) -> None:
         self.loop.end()
-        if self._source is not None:
-            self._source.close()
-            del self._lightning_module.optimizer_zero_grad
+
+    def begin_fit(self) -> bool:
+        """fit() was called. Returns whether others, or an earlier run, have begun it."""
+        self._behind, self._fits = self.loop.next_goes_on, False
+        return self._behind
+
+    def end_fit(self) -> None:
+        """fit() is about to return."""
+        if not self._fits:
+            return
+        assert self._source is not None
+        self.loop.end()
+        self._source.close()
+        self._source = None
+        vars(self._lightning_module).pop("optimizer_zero_grad", None)
+        self.loop.close()
+        self._behind = self.loop.next_goes_on
 
     # Evaluation
 
@@ -342,8 +371,7 @@ class RankStrategy:
 
     def file_exists(self, path: str) -> bool:
         """Whether Lightning has to take another name: what this job wrote in steps that were lost does not count."""
-        written = self._state.written if self._state is not None else []
-        return path in self._before or path in written
+        return self._state is not None and (path in self._state.before or path in self._state.written)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Written by the leader; by the next one if it dies meanwhile."""
@@ -366,6 +394,8 @@ class RankStrategy:
     def _by_leader(self, act: Callable[[], None]) -> None:
         if self.script.training.examiner is not None or self._trainer.state.status == "interrupted":
             return  # others do not come here
+        if self.script.passing:
+            return  # the others have done it
         if self.script.begun:
             self.script.job.once(act)
         elif self.is_global_zero:

@@ -1,8 +1,11 @@
-"""The steps of a job whose loop a framework runs: handed out, computed shard by shard, and ended.
+"""The steps of a training loop that a framework runs: handed out, computed shard by shard, and ended.
 
 The framework's batch is a handle that holds no data. Behind it `run` calls the framework's own closure for each shard
 of this worker, and returns when the gradients of all shards are in place. The framework then clips, steps, logs and
 calls its callbacks, once.
+
+A script may have several such loops, one after the other. Each is an epoch of the job. A worker that comes in a later
+one runs its script from the top: a loop that the job has behind it is not trained there, see EarlierLoops.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.errors import ConfigError
+from elastic.protocol.loop_state import ScriptStage
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
 from runtime.frontends.frameworks.plain_state import Kept
 from runtime.loop.loops import Extent, Steps
 from runtime.loop.passes import PassWork, Place, ShardSource
 from runtime.loop.step import Step
+
+
+class PassedBy(Exception):
+    """The job has this training loop behind it: the framework's own is left at its beginning."""
 
 
 class StepSource(ShardSource, Protocol):
@@ -60,6 +67,10 @@ class AtHandOut:
         self.kept.load_state_dict(state)
 
 
+UNDIGESTED = "framework"
+"""Name of what the framework keeps, which may differ between runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenExtent(Extent):
     """Steps that end when the framework ends them."""
@@ -71,12 +82,14 @@ class OpenExtent(Extent):
 
 
 class StepLoop:
-    """Used by the script's thread only: `begin`, then `next` and `run` for each step, then `end`."""
+    """Used by the script's thread only: `begin`, then `next` and `run` for each step, then `end` and `close`."""
 
     def __init__(self, script: RankScript) -> None:
         self._script = script
         self._epoch = EpochPlace()
         self._kept: AtHandOut | None = None
+        self._objects: dict[str, Any] = {}
+        """What is trained, and what the framework keeps."""
         self._steps: Steps | None = None
         self._step: Step | None = None
         self._ran: dict[str, float] | None = None
@@ -99,39 +112,62 @@ class StepLoop:
         return self._script.training.at.step - self._epoch.first
 
     @property
-    def over(self) -> bool:
-        """Whether the loop has ended."""
-        return self._script.training.at.is_over
+    def open(self) -> bool:
+        """Whether this worker takes part in the job's loop over steps now, or is about to."""
+        return self._steps is not None and self._script.training.at.stage is not ScriptStage.AFTER_STEPS
 
-    def check_first(self) -> None:
-        """Raise ConfigError if this is the script's second training loop."""
-        if self._script.begun:
-            raise ConfigError(
-                "a job has one training loop, and this script begins its second one: make it a job of its own, or "
-                "start the script with --restart"
-            )
+    @property
+    def begun(self) -> bool:
+        """Whether the script has come to its first loop."""
+        return self._script.begun
+
+    @property
+    def passing(self) -> bool:
+        """Whether the job has this loop, or what follows it, behind it: no other worker is here."""
+        return self._script.passing
+
+    @property
+    def next_goes_on(self) -> bool:
+        """Whether others, or an earlier run, have begun the loop to which the script comes next."""
+        training = self._script.training
+        if not self._script.begun:
+            return training.at.joining or training.checkpoints.found is not None
+        return self._script.passing
 
     def begin(
         self, source: StepSource, kept: Kept, objects: Mapping[str, Any], buffers: Mapping[str, str] | None = None
-    ) -> None:
-        """Enter the job's loop, with the state of the others if this worker comes later. objects: what is trained.
-        buffers: see Job.register.
+    ) -> bool:
+        """Enter the job's next loop, with the state of the others if this worker comes later. objects: what is trained.
+        buffers: see Job.register. Returns whether there is something to train; if not, the job has this loop behind it:
+        `kept` and the objects have what they had at its end.
 
-        Raises ConfigError for a second loop, what Job.register raises.
+        Raises ConfigError inside of another loop, what Job.register raises; SystemExit if the job was stopped.
         """
         script, training = self._script, self._script.training
-        self.check_first()
-        script.hand_over()
-        self._kept = AtHandOut(kept)
-        script.job.register(buffers=buffers, **objects, framework=self._kept, epoch=self._epoch)
-        training.carrier.leave_undigested("framework")
+        if training.riders.stopped is not None:
+            raise SystemExit(0)
+        self._steps, self._epoch, self._kept = None, EpochPlace(), AtHandOut(kept)
+        self._objects = {**objects, UNDIGESTED: self._kept, "epoch": self._epoch}
+
+        def register() -> None:
+            script.job.register(buffers=buffers, **self._objects)
+            training.carrier.leave_undigested(UNDIGESTED)
+
         training.agreement.claim_shards(script.ranks)
         training.agreement.plan_steps(None, script.ranks)
-        later = training.at.joining
-        training.begin_steps(source.about())
-        self.entered = later or training.at.step > 0
+        trains = training.next_loop(register)
+        script.hand_over(training.loops.number, training.loops.entry)
+        if not trains:
+            training.loops.recall(self._objects)
+            return False
+        self.entered = training.at.elsewhere
+        about = source.about()
+        if number := training.loops.number:  # epochs are counted anew
+            about = {**(about or {"order": "unknown"}), "loop": number}
+        training.begin_steps(about)
         work = PassWork(script.ranks, source, "mean", ALLOW)
         self._steps = Steps(training, work, OpenExtent(0, 0, None, None, None, self._epoch))
+        return True
 
     def enter(self, closure: Callable[[Any, Step], None]) -> None:
         """A newcomer, or a run that goes on: have the state of the others in the registered objects. closure: see
@@ -165,8 +201,23 @@ class StepLoop:
         return self._step.metrics
 
     def end(self) -> None:
-        """The framework has left its loop."""
-        if self._kept is not None:
+        """The framework has left its loop over steps. Evaluations, and files that it writes behind it, may follow."""
+        training, steps = self._script.training, self._steps
+        if steps is None or not self.open:
+            return
+        if steps.running is None:  # no step was asked for
+            training.end_steps()
+        else:
+            steps.running.ended = True
+            next(steps, None)
+        training.session.publish(None)
+        training.session.loop_over()
+
+    def close(self) -> None:
+        """The framework's loop returns: keep what it leaves, for workers that come later."""
+        training = self._script.training
+        if not training.loops.passing:
+            assert self._kept is not None
             self._kept.note()
-        if not self.over:
-            self._script.training.end_loop()
+            training.loops.keep(self._objects, (UNDIGESTED,))
+        training.seed_behind(training.loops.number)

@@ -5,6 +5,7 @@ it is handed out. Nothing here knows how a loop looks to its user.
 
 training.py    the loop: epochs, steps, passes; what belongs between two of them
 registered.py  what the script trains, and the guards that watch it
+earlier_loops.py  training loops that are over, in a script that has several
 agreement.py   what all workers must have in common
 step_scope.py  the step in progress, and its record
 calls.py       operations that reduce no gradients: once, agree, evaluate, shared

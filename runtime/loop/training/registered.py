@@ -68,6 +68,17 @@ class Registered:
                 self.outer, self._outer_name = thing, name
         self.carrier.register(buffers, **plain)
 
+    def renew(self) -> None:
+        """Another training loop begins, which trains other objects: forget those of the last one."""
+        self._harvest.early.close()
+        self._attributes.close()
+        self._guard.close()
+        self._harvest, self._trainable, self._guard = Harvest([]), [], checks.OptimizerGuard()
+        self.carrier.renew()
+        if self.exponents is not None:
+            self.exponents.load_state_dict({"references": {}})
+            self.carrier.register(None, **{_EXPONENTS: self.exponents})
+
     def freeze(self) -> None:
         """The loop begins: nothing more can be registered, and what is there is watched."""
         if self.outer is not None and not self.carrier.frozen:

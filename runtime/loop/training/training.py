@@ -6,7 +6,7 @@ Job, Epochs, Steps, Step, Pass and evaluate() are views on it. loop_state says w
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -27,6 +27,7 @@ from elastic.protocol.loop_state import (
     Move,
     Reduced,
     ScriptEvent,
+    ScriptStage,
     StepLeft,
     StepsBegun,
     StepsOver,
@@ -44,6 +45,7 @@ from runtime.loop.hooks.leader_hooks import LeaderHooks
 from runtime.loop.hooks.world_hooks import WorldHooks
 from runtime.loop.training.agreement import Agreement
 from runtime.loop.training.calls import Calls, empty_leaf
+from runtime.loop.training.earlier_loops import NAME, EarlierLoops
 from runtime.loop.training.newcomer import Newcomer
 from runtime.loop.training.registered import Registered
 from runtime.loop.training.saves import Saves
@@ -72,6 +74,7 @@ class Training:
         self.scope = StepScope(session)
         self.agreement = Agreement(session, self.registered, self.scope, seed)
         self.replies = CallReplies()
+        self.loops = EarlierLoops(device)
         self.newcomer = Newcomer(session, self.registered, self.replies)
         self.calls = Calls(
             session, self.registered, self.agreement, self.riders, self.replies, self.newcomer, self.checkpoints
@@ -109,16 +112,56 @@ class Training:
         self.registered.freeze()
         if meta is not None:
             entered = self.newcomer.told(meta)
+            if self._several and entered.epoch > 0:
+                self.loops.told(entered.epoch, *self.session.registered_by_members(NAME), resumed=False)
         else:
             entered = LoopEntered()
             if manifest is not None:
                 self.agreement.check_resumed(manifest.moment)
-                self.checkpoints.load(manifest)
+                blobs = self.checkpoints.read(manifest)
                 entered = self.newcomer.resumed(manifest.moment)
+                if self._several and entered.epoch > 0:
+                    self.loops.told(entered.epoch, manifest.header, blobs, resumed=True)
+                else:
+                    self.carrier.load(manifest.header, blobs)
             self.calls.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
         self.post(entered)
         self.leading.begin(self.at.step)
         seed_all(self.seed, "loop")
+
+    @property
+    def _several(self) -> bool:
+        """Whether the script may have several training loops, each of which is an epoch of the job."""
+        return self.loops.number >= 0
+
+    def next_loop(self, register: Callable[[], None]) -> bool:
+        """The script comes to the next of its training loops. register: registers what it trains. Returns whether it is
+        to be trained; else the job has it behind it (see EarlierLoops). Raises ConfigError inside of a loop, and behind
+        one that an error has ended."""
+        loops = self.loops
+        if self._several and not loops.passing and self.at.stage is not ScriptStage.AFTER_STEPS:
+            raise ConfigError(
+                "a training loop begins inside of another one, or behind one that has ended with an error: begin it "
+                "when the one before has returned"
+            )
+        loops.check_kept()
+        loops.number += 1
+        if loops.number == 0:
+            register()
+            self.enter_loop(LoopKind.EPOCHS)
+        elif not loops.passing:
+            if loops.number > loops.entry:
+                self.end_epoch(last=False)
+            self.registered.renew()
+            register()
+            self.registered.register(None, loops.objects())
+            self.carrier.leave_undigested(NAME)
+            self.registered.freeze()
+            self.scope.passes_tried.clear()
+            loops.load_found(self.carrier)
+        if not loops.passing:
+            self.begin_epoch(loops.number)
+        return not loops.passing
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out an epoch."""
@@ -147,7 +190,11 @@ class Training:
         """End the steps() loop of this epoch."""
         self.post(StepsOver())
         self.newcomer.end_early()
-        seed_all(self.seed, self.at.epoch, "behind the steps")
+        self.seed_behind(self.at.epoch)
+
+    def seed_behind(self, epoch: int) -> None:
+        """Seed the random numbers that the script draws behind the steps of this epoch."""
+        seed_all(self.seed, epoch, "behind the steps")
 
     def end_epoch(self, *, last: bool) -> None:
         """End an epoch: the script asks for the next. Raises JoinMissed in a newcomer that has not entered."""
@@ -165,6 +212,7 @@ class Training:
         """End the script's loop; evaluating and saving are still possible."""
         self.leave_step()
         self.newcomer.end_early()
+        self.loops.check_over()
         self.session.loop_over()
         if self.examiner is not None:
             self.examiner.note(self.at.step, self.agreement.shards, caller())

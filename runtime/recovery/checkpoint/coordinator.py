@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from elastic.checkpoints.manifest import Manifest, Moment
 from elastic.checkpoints.naming import OWN_FILES_PREFIX, PERIODIC, EntryName
 from elastic.checkpoints.policy import Every, Unit, mtbf_s
@@ -199,11 +201,11 @@ class Taking:
         for hook in self.restore_hooks:
             hook({"step": step, "epoch": epoch, "state": without_tensors(state)})
 
-    def load(self, manifest: Manifest) -> None:
-        """Load the state of that checkpoint. Ends the process if it cannot be read; raises ConfigError if it does not
-        fit."""
+    def read(self, manifest: Manifest) -> list[torch.Tensor]:
+        """The tensors of that checkpoint, which is about to be loaded. Ends the process if they cannot be read."""
         begun_s = time.monotonic()
-        self._carrier.load(manifest.header, self._source.read(manifest))
+        blobs = self._source.read(manifest)
         self._resumed = manifest.moment.step
         seconds = round(time.monotonic() - begun_s, 3)
         self._session.note("state_restored", entry=manifest.entry, step=manifest.moment.step, seconds=seconds)
+        return blobs

@@ -55,6 +55,10 @@ class Carrier(RegisteredObjects):
         and between runs."""
         self._undigested.update(names)
 
+    def renew(self) -> None:
+        """Forget what is registered: another training loop begins, which trains other objects."""
+        RegisteredObjects.__init__(self)
+
     def freeze(self) -> None:
         if self._frozen:
             return
@@ -169,6 +173,15 @@ class Carrier(RegisteredObjects):
                 buffer.base = buffer.live.detach().clone()
         self.modes.loaded()
         self.values.replace(values)
+
+    def state_of(self, name: str, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The state of one object in a copy, on the CPU; nothing is loaded. Raises ConfigError if it is not there."""
+        tensors = self._tensors(header, blobs)
+        try:
+            entry = cast(dict[str, dict[str, Json]], header["objects"])[name]
+            return cast(dict[str, Any], encoding.decode(entry["state"], tensors.__getitem__))
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(f"a copy of the state has no {name}, or a malformed one: {error!r}") from error
 
     def check(self, header: dict[str, Json]) -> None:
         """Raise ConfigError if a copy with this header cannot fit the registered objects.

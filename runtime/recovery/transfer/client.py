@@ -116,6 +116,13 @@ class CopyClient:
                 return source
         return None
 
+    def registered(self, generation: Generation, name: str) -> tuple[dict[str, Json], list[torch.Tensor]] | None:
+        """A copy of one registered object, which has only this one; None if no member has it yet."""
+        for _, answer, blobs in self._answers(generation, {"want": "object", "name": name}):
+            if isinstance(header := answer.get("state"), dict):
+                return header, blobs
+        return None
+
     def _answers(
         self, generation: Generation, question: dict[str, Json]
     ) -> Iterator[tuple[str, dict[str, Json], list[torch.Tensor]]]:

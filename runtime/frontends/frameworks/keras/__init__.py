@@ -7,6 +7,7 @@ instead of batches; in its train function this worker's ranks are computed by th
 
     fit.py        what fit() does otherwise
     batches.py    the batches of Keras's own data adapters, by epoch and step, and their parts
+    saving.py     what it writes: by the leader
     variables.py  the variables of a model, its metrics and its optimizer, as the job carries them
     callbacks.py  who calls which callback, and what is kept of them
 """

@@ -65,14 +65,31 @@ class WholeBatches:
             return None
         if number != self._pass or place < self._next - 1:
             self._begin(number)
-        while self._next <= place:
+        return self._last if self._read(place + 1) else None
+
+    def _read(self, batches: int) -> bool:
+        """Read so many batches of the pass, if it has them."""
+        while self._next < batches:
             with randomness_kept():
-                seed_all(self._seed, "keras batches", number, self._next)
+                seed_all(self._seed, "keras batches", self._pass, self._next)
                 self._last = next(self._batches, None)
             if self._last is None:
-                return None
+                return False
             self._next += 1
-        return self._last
+        return True
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(pass over the data, batches of it that were read)"""
+        return self._pass, self._next
+
+    def pass_by(self, number: int, batches: int) -> None:
+        """Leave the data as a fit() does that has come to this place: a data set that shuffles itself, and a generator,
+        go on from there in the next one."""
+        if number >= 0:
+            self._begin(number)
+            if self._adapter.num_batches is None:
+                self._read(batches)
 
     def _place(self, epoch: int, step: int) -> tuple[int, int]:
         """(number of the pass over the data, number of the batch in it)"""
@@ -104,7 +121,9 @@ class WholeBatches:
     def close(self) -> None:
         """The last pass is over. A PyDataset has threads or processes of its own during a pass."""
         if self._pass >= 0:
-            self._adapter.on_epoch_end()
+            with randomness_kept():
+                seed_all(self._seed, "keras epoch", self._pass)
+                self._adapter.on_epoch_end()
 
     def samples_at(self, epoch: int, step: int) -> int:
         """How many samples the batch of a step has."""

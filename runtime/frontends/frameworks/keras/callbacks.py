@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.frontends.frameworks.keras.saving import by_itself
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 
 LEADER_ONLY = frozenset({"BackupAndRestore", "ProgbarLogger", "RemoteMonitor", "TensorBoard"})
@@ -58,12 +59,10 @@ class OwnCallback:
         callback: Any,
         leads: Callable[[], bool],
         behind: Callable[[], bool],
-        by_itself: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """leads: whether this worker leads now. behind: whether it has still to get the state of others, or of an
-        earlier run. by_itself: around what this worker alone does."""
+        earlier run."""
         self.callback = callback
-        self._by_itself = by_itself
         self._leads = leads
         self._behind = behind
         kinds = {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
@@ -82,7 +81,7 @@ class OwnCallback:
     def _if_leading(self, own: Callable[..., None]) -> Callable[..., None]:
         def event(*args: Any, **kwargs: Any) -> None:
             if self._led and self._leads():
-                with self._by_itself():
+                with by_itself():
                     own(*args, **kwargs)
 
         return event
@@ -102,7 +101,7 @@ class OwnCallback:
             self.callback.csv_file.flush()
         if self._writes and not self._led:
             self._led = True
-            with self._by_itself():
+            with by_itself():
                 if not self._restores:
                     self.callback.on_train_begin()
                 if epoch is not None:
@@ -144,7 +143,7 @@ class OwnCallback:
             setattr(self.callback, name, [_array(tensor) for tensor in tensors])
         for name, (module, function) in state["functions"].items():
             setattr(self.callback, name, _of_keras(module, function))
-        if self._csv and state["text"] is not None:
+        if self._csv and isinstance(self.callback.csv_file, KeptText):
             self.callback.csv_file.text = state["text"]
             self.callback.append_header = not state["text"]
 

@@ -14,7 +14,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from runtime.frontends.frameworks.keras.batches import (
 )
 from runtime.frontends.frameworks.keras.callbacks import OwnCallback, callback_list
 from runtime.frontends.frameworks.keras.variables import ModelVariables, OptimizerVariables
-from runtime.frontends.frameworks.step_loop import StepLoop
+from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
 from runtime.loop.step import Step
 
 TESTED = ("3.15",)
@@ -46,8 +45,6 @@ PRIVATE = {
     "keras.src.random.seed_generator": ("global_seed_generator",),
 }
 """Module -> names in it."""
-SAVES = ("save", "save_weights", "export")
-"""Methods of a model that write files."""
 LOGGED = "fit "
 """Prefix of what a train_step() of the script's own returns that is no metric."""
 
@@ -112,8 +109,6 @@ class Fit:
         """What others, or an earlier run, had kept, until this worker's first step."""
         self._behind = False
         """This worker comes to a step that others, or an earlier run, have begun."""
-        self._alone = 0
-        """Depth of what one worker does alone."""
         self._applied = False
         """The train_step() in progress has called optimizer.apply()."""
         keras = sys.modules["keras"]
@@ -136,25 +131,25 @@ class Fit:
     def run(self, own: Callable[..., Any]) -> Any:
         """own: fit() of the model. Raises ConfigError for what cannot be trained in place."""
         model, script = self._model, self._script
-        self._loop.check_first()
         self._check()
         script.job.on_lead(self._callbacks.lead)
         model.make_train_function = self.make_train_function
-        for name in SAVES:
-            if hasattr(model, name):  # a layer with a fit() of its own has none
-                setattr(model, name, functools.partial(self._save, name, getattr(model, name)))
-        _here.fit = self
+        _here.fit, first = self, model._initial_epoch
         try:
             own(**{**self._arguments, "callbacks": self._callbacks})
         except _Stopped:
             self._callbacks.on_train_end()
+        except PassedBy:
+            self._pass_by()
         finally:
-            _here.fit = None
+            _here.fit, model._initial_epoch = None, first
+            script.training.leading.hooks.remove(self._callbacks.lead)
             del model.make_train_function
             model.train_function = None
             if self._batches is not None:
                 self._batches.close()
         self._loop.end()
+        self._loop.close()
         return model.history
 
     def _check(self) -> None:
@@ -174,7 +169,7 @@ class Fit:
         return not self._behind and script.training.session.world_size > 0 and script.rank_now == 0
 
     def _own_callback(self, callback: Any) -> OwnCallback:
-        return OwnCallback(callback, self._leads, lambda: self._behind, self._by_itself)
+        return OwnCallback(callback, self._leads, lambda: self._behind)
 
     def _passes_by(self, method: str) -> bool:
         """A worker that comes in the middle of an epoch: the others have had the events before its first step."""
@@ -184,23 +179,16 @@ class Fit:
             self._put_back()
         return True
 
-    @contextmanager
-    def _by_itself(self) -> Iterator[None]:
-        """What this worker alone does."""
-        self._alone += 1
-        try:
-            yield
-        finally:
-            self._alone -= 1
-
     # What is kept between steps
 
     def state_dict(self) -> dict[str, Any]:
         assert self._variables is not None
         return {
             "metrics": self._variables.metrics_now(),
+            "seeds": self._variables.seeds_now(),
             "callbacks": [callback.state_dict() for callback in self._callbacks.callbacks],
             "stop": bool(getattr(self._model, "stop_training", False)),
+            "place": self._batches.place if self._batches is not None else (-1, 0),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -210,11 +198,20 @@ class Fit:
         found, self._found, self._behind = self._found, None, False
         assert found is not None and self._variables is not None
         self._variables.set_metrics(found["metrics"])
+        if (seeds := found.get("seeds")) is not None:  # a checkpoint of an older version has none
+            self._variables.set_seeds(seeds)
         for callback, kept in zip(self._callbacks.callbacks, found["callbacks"], strict=True):
             callback.load_state_dict(kept)
         self._model.stop_training = found["stop"]
         if self._leads():  # a run that goes on: its leader could not begin before
             self._callbacks.lead()
+
+    def _pass_by(self) -> None:
+        """Have what the others had behind this fit()."""
+        assert self._found is not None and self._batches is not None
+        number, batches = self._found["place"]
+        self._put_back()
+        self._batches.pass_by(number, batches)
 
     # The loop
 
@@ -229,7 +226,7 @@ class Fit:
             iterator,
             loop.ranks,
             script.training.seed,
-            self._arguments["steps_per_epoch"],
+            iterator.steps_per_epoch,  # at most keras.config.max_steps_per_epoch()
             self._tree,
             placed=lambda: self._found is not None or not script.training.at.joining,
             first=self._arguments["initial_epoch"],
@@ -242,11 +239,14 @@ class Fit:
         self._callbacks.set_params({**self._callbacks.params, "steps": iterator.num_batches})
         objects = {"model": self._variables, "optimizer": OptimizerVariables(model.optimizer)}
         rules = {f"model.{name}": rule for name, rule in self._variables.rules.items()}
-        loop.begin(self._batches, self, objects, rules)
+        if not loop.begin(self._batches, self, objects, rules):
+            raise PassedBy
         if loop.entered:
             self._behind = True
             loop.enter(self._rank)
             model._initial_epoch = loop.epoch
+        elif self._leads():  # since an earlier fit()
+            self._callbacks.lead()
 
     def places(self) -> Iterator[int]:
         """The steps of the epoch that fit() begins, from the step on at which this worker is."""
@@ -324,19 +324,3 @@ class Fit:
                 "clipnorm=, global_clipnorm= or clipvalue= of the optimizer"
             )
         self._applied = True
-
-    # Files
-
-    def _save(self, name: str, own: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """A file is written by the leader; by the next one if it dies meanwhile."""
-        script = self._script
-        if self._alone or not script.begun:
-            own(*args, **kwargs)
-            return
-
-        def write() -> None:
-            if script.training.examiner is None:
-                own(*args, **kwargs)
-
-        write.__name__ = name
-        script.job.once(write)

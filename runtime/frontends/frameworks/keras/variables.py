@@ -68,6 +68,15 @@ class ModelVariables(nn.Module):
             for variable, value in zip(self._metrics, values, strict=True):
                 variable.value.copy_(value)
 
+    def seeds_now(self) -> list[torch.Tensor]:
+        """Copies of the states of the generators."""
+        return [variable.value.detach().clone() for variable in self._seeds]
+
+    def set_seeds(self, values: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for variable, value in zip(self._seeds, values, strict=True):
+                variable.value.copy_(value)
+
     def begin_step(self) -> None:
         self._before = self.metrics_now()
 

@@ -68,6 +68,21 @@ def ledger(source: str) -> Lines:
     return copy.deepcopy(recorded(source))
 
 
+@pytest.mark.parametrize("source", ["shuffled", "unknown"])
+def test_a_second_training_loop_counts_its_epochs_anew(source: str) -> None:
+    lines, second = ledger(source), ledger(source)
+    for line in second:
+        line["step"] += len(lines)
+        line["data"] = {**(line["data"] or {"order": "unknown"}), "loop": 1}
+    epochs = prove([*lines, *second])
+    assert [(epoch.loop, epoch.number) for epoch in epochs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [epoch.proved for epoch in epochs] == 4 * [source != "unknown"]
+    assert all(not epoch.findings for epoch in epochs)
+    del second[:STEPS]  # it may go on counting
+    second = [{**line, "step": line["step"] - STEPS} for line in second]
+    assert all(not epoch.findings for epoch in prove([*lines, *second]))
+
+
 @pytest.mark.parametrize(
     ("source", "steps", "used", "left_out", "repeated"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_a_module_is_adapted_behind_its_import_and_only_once(found: list[str]) -
     assert found == ["framework_of_tests.trainer 1"]
     assert module.__spec__ is not None and module.__spec__.origin == module.__file__
     importlib.reload(module)
+    assert found == ["framework_of_tests.trainer 1"]
+
+
+def test_a_library_may_look_whether_another_one_is_there(found: list[str]) -> None:
+    adapt(found).install()
+    for _ in range(2):
+        assert importlib.util.find_spec("framework_of_tests.trainer") is not None
+    assert found == []
+    importlib.import_module("framework_of_tests.trainer")
     assert found == ["framework_of_tests.trainer 1"]
 
 

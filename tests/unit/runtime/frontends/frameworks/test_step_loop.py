@@ -211,20 +211,6 @@ def _bytes(value: Any) -> Any:
     return repr(value)
 
 
-def test_a_second_loop_is_refused(quiet: str) -> None:
-    def run(session: FakeMember) -> str:
-        framework = Framework(session)
-        framework.train()
-        framework.loop.begin(framework.source, framework, {})
-        return ""
-
-    world = World(1)
-    with one_thread():
-        world.run(run)
-    assert isinstance(world.errors["w0"], ConfigError)
-    assert "second" in str(world.errors["w0"])
-
-
 def test_a_loader_that_gives_every_rank_the_same_is_refused() -> None:
     data = TensorDataset(torch.zeros(8, 1))
     with pytest.raises(ConfigError, match="every rank the same samples"):
