@@ -15,6 +15,7 @@ import asyncio
 import logging
 import signal
 import sys
+from functools import partial
 
 from elastic.agent import options
 from elastic.agent.context import AgentContext
@@ -58,6 +59,7 @@ class Agent:
         spec, job_dir, node, slots = given.spec, given.job_dir, given.node, given.slots
         self._notices = given.notices
         self._grace_s = given.grace_s
+        self._leaves_after_loss = given.leaves_after_loss
         self._beat_s = spec.timing.beat_s
         self._journal = journal
         slot_file = SlotFile(job_dir / f"{node}.slots.json")
@@ -116,6 +118,7 @@ class Agent:
         if in_order and not self._stops_when_empty and self._stop_status is None:
             self._stops_when_empty = True
             self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source=SIGTERM)
+            self.on_step()  # the workers may have left before
             return
         if self._stop_status is not None:
             self._workers.processes.kill_all()
@@ -133,6 +136,11 @@ class Agent:
             self._late_failure = True
             because = worker_slot.describe(status)
             _log.error("%s %s after the job was complete", worker_id, because)
+        lost = self._end is None and status not in (ExitCode.DONE, ExitCode.DRAINED)
+        if lost and self._leaves_after_loss and self._workers.has_others:
+            because = f"{worker_id} {worker_slot.describe(status)}"
+            leave = partial(self._departure.asked, self._grace_s or GRACE_S, because, source="loss")
+            asyncio.get_running_loop().call_soon(leave)  # once it is said that this worker has failed
 
     def on_step(self) -> None:
         self._departure.look()

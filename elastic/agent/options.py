@@ -20,6 +20,9 @@ from elastic.rendezvous.reach import Reach
 GRACE_S = 30.0
 """Default seconds from SIGTERM until this process is killed: the default of Kubernetes."""
 
+LEAVES_AFTER_LOSS = "ELASTIC_LEAVES_AFTER_LOSS"
+"""Variable of whoever starts an agent: 1, if this node is to be left when it has lost a worker."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -27,7 +30,8 @@ class Assignment:
 
     slots: how many workers this node brings. Spares are started in addition, and only the leader decides which workers
     become spares. grace_s: seconds from SIGTERM until this process may be killed: time to leave in order. None: GRACE_S
-    if the job goes on elsewhere, else SIGTERM stops the workers at once.
+    if the job goes on elsewhere, else SIGTERM stops the workers at once. leaves_after_loss: whether all workers leave
+    this node when one of them is lost.
     """
 
     spec: JobSpec
@@ -37,6 +41,7 @@ class Assignment:
     grace_s: float | None
     notices: Sequence[NoticeSource]
     reach: Reach
+    leaves_after_loss: bool = False
 
 
 def of_words(words: Sequence[str] | None = None) -> Assignment:
@@ -63,4 +68,5 @@ def of_words(words: Sequence[str] | None = None) -> Assignment:
     notices = selection.sources(selection.check(options.notices), os.environ)
     job_dir = options.job_dir.resolve()
     spec, reach = read_job(job_dir), reaching.of_options(options)
-    return Assignment(spec, job_dir, options.node, options.slots, options.grace, notices, reach)
+    leaves = os.environ.get(LEAVES_AFTER_LOSS) == "1"
+    return Assignment(spec, job_dir, options.node, options.slots, options.grace, notices, reach, leaves)

@@ -25,9 +25,9 @@ def run(
     num_proc: how many workers (np= is the same; default 1). options: min_num_proc and max_num_proc, or
     host_discovery_script: the function trains in one with @hvd.elastic.run, and workers come and go. Without them it is
     called again on all workers when one is lost. hosts="a:2,b:4", hostfile, slots, start_timeout, elastic_timeout,
-    ssh_port, ssh_identity_file: as of `elastic horovodrun`; without hosts the workers are on this machine, and further
-    options are those of elastic.launch(). Of Horovod's other arguments a line says what became of them. Raises
-    ConfigError for arguments that do not go together, and what elastic.launch() raises.
+    ssh_port, ssh_identity_file, reset_limit, cooldown_range=(10, 100): as of `elastic horovodrun`; without hosts the
+    workers are on this machine, and further options are those of elastic.launch(). Of Horovod's other arguments a line
+    says what became of them. Raises ConfigError for arguments that do not go together, and what elastic.launch() does.
     """
     from elastic.platforms.horovod import function_calls
 

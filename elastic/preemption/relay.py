@@ -64,6 +64,12 @@ def node_is_left(job_dir: Path) -> bool:
     return document is not None and leaves and has_left(job_dir, document["round"])
 
 
+def left_by_itself(job_dir: Path) -> bool:
+    """Whether the job's workers are gone from this node, and no notice stands: its agent wanted it, or an operator."""
+    document = _read(job_dir / NOTICES)
+    return document is not None and not document["notices"] and has_left(job_dir, document["round"])
+
+
 class NoticeRelay(NoticeSource):
     """What the node's daemon has heard; of several notices that which leaves least time."""
 

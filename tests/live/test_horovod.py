@@ -10,11 +10,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Self
 
 import pytest
 
+from elastic.fleet.client import FleetClient
+from elastic.security.channels import ChannelFactory
+from elastic.security.keyring import of_role
+from elastic.security.roles import Role
 from tests.live.jobs import ROOT, Job
 from tests.live.test_ddp import digest
 
@@ -23,8 +30,8 @@ EXACT, ELASTIC = (EXAMPLES / name for name in ("train_horovod.py", "train_horovo
 STEPS = 24
 
 
-def exact(workers: int, pause: float = 0.0) -> tuple[str, ...]:
-    options = ("--epochs", "3", "--images", "1024", "--pause", str(pause))
+def exact(workers: int, pause: float = 0.0, epochs: int = 3) -> tuple[str, ...]:
+    options = ("--epochs", str(epochs), "--images", "1024", "--pause", str(pause))
     return ("--workers", str(workers), "--ranks", "4", str(EXACT), *options)
 
 
@@ -62,54 +69,112 @@ def test_workers_come_and_go_and_nothing_goes_back(tmp_path: Path) -> None:
         assert batches == sorted(set(batches)) and batches
 
 
+def until(what: str, reached: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if reached():
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"not within two minutes: {what}")
+
+
+class Launched:
+    """`elastic horovodrun` with hosts that are listed in a file. A context manager; it and its processes are gone at
+    the end."""
+
+    def __init__(self, home: Path, hosts: str, options: str, script: Path, *arguments: str) -> None:
+        self.home, self._listed = home, home / "hosts.txt"
+        self.list(hosts)
+        lists = ("--host-discovery-script", f"cat {shlex.quote(str(self._listed))}")
+        words = ("horovodrun", *options.split(), "--checkpoint-dir", str(home / "checkpoints"), *lists)
+        self.output: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "elastic.cli", *words, "python", str(script), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=home,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def list(self, hosts: str) -> None:
+        """From now on there are these hosts."""
+        fresh = self._listed.with_suffix(".new")
+        fresh.write_text(hosts.replace(" ", "\n") + "\n")
+        fresh.rename(self._listed)
+
+    def client(self) -> FleetClient:
+        """To be asked for once, before any other line is read."""
+        words = self.until("to look at it: export ").split()
+        told = dict(word.split("=", 1) for word in words if "=" in word)
+        rings = ChannelFactory(of_role(Path(told["ELASTIC_CERTS"]), Role.OPERATOR))
+        return FleetClient((told["ELASTIC_RENDEZVOUS"],), channels=rings)
+
+    def until(self, said: str) -> str:
+        """The next line with these words."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line)
+            if said in line:
+                return line
+        raise AssertionError(f"{said!r} never came: {''.join(self.output)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        finally:
+            self.process.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
 @pytest.mark.long
 def test_a_host_is_added_and_another_one_removed_by_the_discovery_script(tmp_path: Path) -> None:
-    listed = tmp_path / "hosts.txt"
-    listed.write_text("localhost:1\n")
-    words = (
-        "horovodrun",
-        "-np",
-        "1",
-        "--min-np",
-        "1",
-        "--max-np",
-        "3",
-        "--checkpoint-dir",
-        str(tmp_path / "checkpoints"),
-    )
-    script = ("--host-discovery-script", f"cat {shlex.quote(str(listed))}")
-    command = ("python", str(ELASTIC), "--epochs", "100", "--pause", "0.1")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "elastic.cli", *words, *script, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    output = []
+    with Launched(
+        tmp_path, "localhost:1", "-np 1 --min-np 1 --max-np 3", ELASTIC, "--epochs", "100", "--pause", "0.1"
+    ) as job:
+        job.until("workers 1 lr")
+        job.list("localhost:1 127.0.0.1:1")
+        job.until("workers 2 lr")
+        job.list("127.0.0.1:1")
+        job.until("has left the job")
+        job.until("workers 1 lr")
+        assert not any("Epoch: 0 batch 5 " in line for line in job.output[-3:]), "it goes on where it was"
 
-    def until(said: str) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            output.append(line)
-            if said in line:
-                return
-        raise AssertionError(f"{said!r} never came: {''.join(output)}")
 
-    try:
-        until("workers 1 lr")
-        listed.write_text("localhost:1\n127.0.0.1:1\n")
-        until("workers 2 lr")
-        listed.write_text("127.0.0.1:1\n")
-        until("has left the job")
-        until("workers 1 lr")
-        assert not any("Epoch: 0 batch 5 " in line for line in output[-3:]), "it goes on where it was"
-    finally:
-        process.terminate()
-        process.wait(60)
-        process.stdout.close()
+@pytest.mark.long
+def test_hosts_that_come_and_go_change_no_bit_in_exact_mode(tmp_path: Path) -> None:
+    with Job(tmp_path, *exact(1, epochs=8), name="quiet") as quiet:
+        assert quiet.wait() == 0, quiet.output
+        wanted = digest(quiet)
+    options = "-np 1 --min-np 1 --max-np 2 --ranks 4"
+    with Launched(tmp_path, "localhost:1", options, EXACT, *exact(1, 0.3, epochs=8)[5:]) as job:
+        client = job.client()
+        job.until("Train Epoch: 1 ")
+        job.list("localhost:1 127.0.0.1:1")
+        until("both hosts have a member", lambda: len(client.status()["members"]) == 2)
+        job.list("127.0.0.1:1")
+        job.until("host-0-1 has left the job")
+        last = job.until("steps, digest ")
+        assert last.split()[-1] == wanted and f": {8 * 8} steps" in last, "".join(job.output)
+        assert job.process.wait(60) == 0
+
+
+@pytest.mark.long
+def test_a_host_that_has_lost_a_worker_is_left_for_good_if_that_is_wanted(tmp_path: Path) -> None:
+    options = "-np 3 --min-np 1 --blacklist-hosts"
+    script = (ELASTIC, "--epochs", "100", "--pause", "0.2")
+    with Launched(tmp_path, "localhost:2 127.0.0.1:1", options, *script) as job:
+        client = job.client()
+        job.until("workers 3 lr")
+        client.signal_worker(client.job()["job"], "host-0-1.1.0", kill=True)
+        job.until("localhost has lost a worker, and is left for good")
+        job.until("workers 1 lr")
+        for _ in range(3):
+            assert "workers 1 lr" in job.until("workers ")
 
 
 PROGRAM = """

@@ -46,7 +46,13 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument("-np", "--num-proc", type=int, metavar="N", help="workers to begin with")
     verb.add_argument("--min-np", "--min-num-proc", type=int, metavar="N", help="go on with so many at least")
-    verb.add_argument("--max-np", "--max-num-proc", type=int, metavar="N", help="take so many at most (default: -np)")
+    verb.add_argument(
+        "--max-np",
+        "--max-num-proc",
+        type=int,
+        metavar="N",
+        help="take so many at most (default: all slots of -H or --hostfile; with a script -np)",
+    )
     verb.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="default: this machine")
     verb.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="lines such as `gpu-1 slots=4`")
     verb.add_argument("--host-discovery-script", metavar="SCRIPT", help="prints host:slots lines; asked once a second")
@@ -60,6 +66,16 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument(
         "--reset-limit", type=int, metavar="N", help="end the job when hosts have come, gone or failed so often"
+    )
+    verb.add_argument("--blacklist-hosts", action="store_true", help="leave a host for good when it has lost a worker")
+    verb.add_argument(
+        "--blacklist-cooldown-range",
+        "--cooldown-range",
+        dest="blacklist_cooldown_range",
+        type=float,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="leave it for MIN seconds, doubled with each loss, and MAX at most",
     )
     verb.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of ssh to other hosts")
     verb.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the same")
@@ -107,6 +123,7 @@ def _run(options: argparse.Namespace) -> int:
         reset_limit=options.reset_limit,
         ssh_identity_file=options.ssh_identity_file,
         checkpoint_dir=options.checkpoint_dir,
+        cooldown_s=_cooldown_s(options),
     )
     discovers = places.script is not None
     wanted = option_mapping.wanted(
@@ -114,15 +131,25 @@ def _run(options: argparse.Namespace) -> int:
     )
     words = _script_of(options.command)
     listed = places.listed(wanted.workers)
+    wanted = wanted.among(listed)
     if listed is not None and set(listed) == {"localhost"}:
         if places.reset_limit is not None:
             _say("--reset-limit is not used: there are no hosts that come and go")
+        if places.cooldown_s is not None:
+            _say("--blacklist-hosts and --blacklist-cooldown-range are not used: there is one host")
         return _here(options, wanted, words, places.elastic_timeout_s)
     if options.timeline_filename is not None:
         _say("--timeline-filename is not used: a job on hosts leaves its journals on them, see `elastic trace`")
     result = places.launch(words, (), wanted, listed)
     _say(f"{result.job}: {result.steps} steps, digest {result.digest}")
     return ExitCode.DONE
+
+
+def _cooldown_s(options: argparse.Namespace) -> tuple[float, float] | None:
+    if options.blacklist_cooldown_range is not None:
+        first_s, most_s = options.blacklist_cooldown_range
+        return first_s, most_s
+    return (math.inf, math.inf) if options.blacklist_hosts else None
 
 
 def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str], elastic_timeout_s: float) -> int:
@@ -178,7 +205,13 @@ def _take_in_config(options: argparse.Namespace) -> None:
         field = {"np": "num_proc"}.get(name, name.replace("-", "_"))
         if f"--{name}" in unused:
             _say(f"--{name} of {path} is not used: {unused[f'--{name}'].because}")
-        elif field in MAPPED or field in ("hosts", "host_discovery_script", "restart"):
+        elif field == "blacklist_cooldown_range":
+            if not isinstance(value, list) or len(value) != 2:
+                raise ConfigError(f"--config-file {path}: {name}: {value!r} must be a list of two numbers of seconds")
+            options.blacklist_cooldown_range = options.blacklist_cooldown_range or [
+                _number(name, part, float) for part in value
+            ]
+        elif field in MAPPED or field in ("hosts", "host_discovery_script", "restart", "blacklist_hosts"):
             if getattr(options, field) in (None, False):
                 setattr(options, field, _number(name, value, MAPPED[field]) if field in MAPPED else value)
         elif field in ("timeline_filename", "hostfile"):

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elastic.agent.options import LEAVES_AFTER_LOSS
 from elastic.agent.worker import function_file
 from elastic.errors import ElasticError
 from elastic.platforms.common.agent_child import AgentChild, AgentPlace, Ending
-from elastic.preemption.notice import Notice
+from elastic.preemption import relay
+from elastic.preemption.notice import Notice, NoticeKind
 from elastic.process import log_line
 from elastic.records import temp_dirs
 from elastic.records.files import write_atomically
@@ -25,13 +27,17 @@ PREFIX = "elastic-node-"
 SILENCE_S = 660.0
 """A fleet that has not answered for so long is gone: its workers have stopped by then (orphan_limit_s)."""
 
+LEFT_S = 1.0
+"""How long a node that the job has left by itself may take to end."""
+
 LOG_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """What a task needs to be a node of the job. rendezvous: "host:port". certificates: file name -> content, of an
-    agent and a viewer. function: as function_file has it; None: the job runs a script."""
+    agent and a viewer. function: as function_file has it; None: the job runs a script. leaves_after_loss: whether the
+    job leaves the node when it has lost a worker there."""
 
     rendezvous: str
     job: str
@@ -40,6 +46,7 @@ class Ticket:
     grace_s: float
     certificates: Mapping[str, bytes] = field(repr=False)
     function: bytes | None = field(repr=False)
+    leaves_after_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +86,15 @@ def _serve(ticket: Ticket, directory: Path, notice: Callable[[], Notice | None] 
         write_atomically(function, ticket.function, 0o600)
 
     def look(entry: Mapping[str, Any]) -> bool:
-        if notice is not None and not told.exists() and (found := notice()) is not None:
+        if told.exists():
+            return True
+        found = notice() if notice is not None else None
+        if found is None and ticket.leaves_after_loss and relay.left_by_itself(place.job_dir):
+            found = Notice(NoticeKind.RECLAIM, LEFT_S, "it has lost a worker", "loss")
+        if found is not None:
             words = {"seconds_left": found.seconds_left, "because": found.because, "source": found.source}
             write_atomically(told, json.dumps(words).encode())
-        return told.exists()
+        return found is not None
 
     place = AgentPlace(
         replicas=(ticket.rendezvous,),
@@ -95,7 +107,11 @@ def _serve(ticket: Ticket, directory: Path, notice: Callable[[], Notice | None] 
         patience_s=SILENCE_S,
     )
     paths = os.pathsep.join(path for path in sys.path if path)  # what the engine has brought
-    environment = {"PYTHONPATH": paths, function_file.VARIABLE: str(function)}
+    environment = {
+        "PYTHONPATH": paths,
+        function_file.VARIABLE: str(function),
+        LEAVES_AFTER_LOSS: "1" if ticket.leaves_after_loss else "",
+    }
     ending = AgentChild(place, environment, log).serve(look)
     if ending is Ending.DIED:
         raise AgentEnded(f"the agent of node {ticket.node} has ended: {_tail(log)}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -34,18 +37,29 @@ def ask(script: str, slots: int | None, timeout_s: float = TIMEOUT_S) -> dict[st
     )
     try:
         out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise DiscoveryFailed(f"{script} has printed no list of hosts within {timeout_s:g} s, and was killed") from None
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    except BaseException as error:
+        _kill(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise DiscoveryFailed(
+                f"{script} has printed no list of hosts within {timeout_s:g} s, and was killed"
+            ) from None
+        raise
     if process.returncode:
         said = err.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         raise DiscoveryFailed(f"{script} ended with {process.returncode}: {said[0][:200]}")
     if len(out) > TEXT_MAX:
         raise ConfigError(f"{script}: it has printed {len(out)} bytes; a list of hosts has a line for each")
     return hosts.of_script(out.decode(errors="replace"), script, slots)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With what it has started, which would hold its output open."""
+    assert process.stdout is not None and process.stderr is not None
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and what it has left behind is in another group
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
 
 
 def check_script(script: str) -> None:

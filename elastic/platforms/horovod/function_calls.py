@@ -30,7 +30,8 @@ _SHOWN = {
 """Argument that is accepted and not used -> what became of it."""
 
 
-_LIMITS = {"start_timeout": "start_timeout_s", "elastic_timeout": "elastic_timeout_s", "reset_limit": "reset_limit"}
+_OF_HOSTS = {"reset_limit": "reset_limit", "cooldown_range": "cooldown_s"}
+_LIMITS = {"start_timeout": "start_timeout_s", "elastic_timeout": "elastic_timeout_s", **_OF_HOSTS}
 _PLACES = {
     "hosts": "hosts",
     "hostfile": "hostfile",
@@ -94,8 +95,9 @@ def call_of(
         if given.pop(name):
             print(f"elastic: {name}= is not used: {_SHOWN[name]}", file=sys.stderr, flush=True)
     limits, places = ({name: given.pop(name) for name in sorted(given.keys() & of)} for of in (_LIMITS, _PLACES))
-    if not places.keys() & {"hosts", "hostfile", "host_discovery_script"} and limits.pop("reset_limit", None):
-        print("elastic: reset_limit= is not used: there are no hosts that come and go", file=sys.stderr, flush=True)
+    for name in () if places.keys() & {"hosts", "hostfile", "host_discovery_script"} else _OF_HOSTS:
+        if limits.pop(name, None):
+            print(f"elastic: {name}= is not used: there are no hosts that come and go", file=sys.stderr, flush=True)
     bound = functools.partial(function, *args, **(kwargs or {}))
     functools.update_wrapper(bound, function)  # a job has the name of its function
     return FunctionCall(bound, wanted, limits, places, given)
@@ -106,6 +108,7 @@ def run(call: FunctionCall) -> list[Any]:
     ConfigError, LaunchFailed, and what the discovery of hosts raises."""
     wanted, hosts = call.wanted, call.hosts
     listed = hosts.listed(wanted.workers)
+    wanted = wanted.among(listed)
     if listed is not None and set(listed) == {"localhost"}:
         options = {"workers": wanted.most, "pause_limit": f"{hosts.elastic_timeout_s:g}", **call.others}
         # The smallest number is all of them where the function is started again.

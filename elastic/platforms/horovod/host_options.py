@@ -23,7 +23,8 @@ CHECKPOINTS = "~/elastic-jobs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """hosts: "a:2,b:4". hostfile: its path. script: lists the hosts. slots: of a host that the script prints alone."""
+    """hosts: "a:2,b:4". hostfile: its path. script: lists the hosts. slots: of a host that the script prints alone.
+    cooldown_s: as HostsLaunch has it."""
 
     hosts: str | None = None
     hostfile: Path | None = None
@@ -34,10 +35,16 @@ class HostOptions:
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     reset_limit: int | None = None
+    cooldown_s: tuple[float, float] | None = None
     checkpoint_dir: str = CHECKPOINTS
 
     def listed(self, workers: int) -> dict[str, int] | None:
         """Host -> slots; None: the script will say. Raises ConfigError, also if they are too few for the workers."""
+        first_s, most_s = self.cooldown_s or (1.0, 1.0)
+        if not 0 < first_s <= most_s:
+            raise ConfigError(
+                f"--blacklist-cooldown-range {first_s:g} {most_s:g}: two numbers of seconds above 0, the smaller first"
+            )
         if sum(value is not None for value in (self.hosts, self.hostfile, self.script)) > 1:
             raise ConfigError("-H, --hostfile and --host-discovery-script: give one of them")
         if self.script is not None:
@@ -84,6 +91,7 @@ class HostOptions:
                     hosts=source,
                     start_timeout_s=self.start_timeout_s,
                     reset_limit=self.reset_limit,
+                    cooldown_s=self.cooldown_s,
                     ssh=ssh,
                 )
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,34 @@ def check_enough(hosts: Mapping[str, int], workers: int) -> None:
     """Raises ConfigError if the hosts have fewer slots than there are to be workers."""
     if (slots := sum(hosts.values())) < workers:
         raise ConfigError(f"-np {workers}, and the hosts have {slots} slots: give more hosts, or -np {slots}")
+
+
+class Blacklist:
+    """Hosts that are left for a while, because they have lost a worker."""
+
+    def __init__(self, cooldown_s: tuple[float, float] | None) -> None:
+        """cooldown_s: for how long at first, doubled with each loss of the host, and at most; None: hosts stay."""
+        self._cooldown_s = cooldown_s
+        self._losses: dict[str, int] = {}
+        self._until_s: dict[str, float] = {}
+
+    def lost(self, host: str, now_s: float) -> float:
+        """A host has lost a worker. Returns for how many seconds it is left."""
+        if self._cooldown_s is None:
+            return 0.0
+        first_s, most_s = self._cooldown_s
+        wait_s = min(most_s, first_s * 2.0 ** min(self._losses.get(host, 0), 60))
+        self._losses[host] = self._losses.get(host, 0) + 1
+        self._until_s[host] = now_s + wait_s
+        return wait_s
+
+    def usable(self, listed: Mapping[str, int], now_s: float) -> dict[str, int]:
+        """The hosts that are not left now."""
+        return {host: slots for host, slots in listed.items() if now_s >= self._until_s.get(host, -math.inf)}
+
+    def has_all(self, listed: Mapping[str, int]) -> bool:
+        """Whether there are hosts, and all of them are left for ever."""
+        return bool(listed) and all(self._until_s.get(host) == math.inf for host in listed)
 
 
 def limited(hosts: Mapping[str, int], workers: int) -> dict[str, int]:

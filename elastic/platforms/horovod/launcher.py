@@ -7,6 +7,7 @@ new one takes part as soon as its workers have copied the state.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.errors import ConfigError, ElasticError
 from elastic.platforms.common.job_driver import GRACE_S, JobDriver, JobResult, NodeTask
 from elastic.platforms.common.job_request import JobRequest
+from elastic.platforms.common.node_task import TaskOutcome
 from elastic.platforms.horovod import hosts as lists
 from elastic.platforms.horovod.discovery import HostWatch
 from elastic.platforms.horovod.host_task import outcome_of, to_line
@@ -34,12 +36,14 @@ END_S = 120.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsLaunch:
     """What to run, and where. hosts: host -> slots, or the script that lists them. start_timeout_s: from the start of
-    this call until the job trains. reset_limit: how often hosts may come, go or fail; None: as often as they like."""
+    this call until the job trains. reset_limit: how often hosts may come, go or fail; None: as often as they like.
+    cooldown_s: for how long a host is left that has lost a worker, as Blacklist has it; None: it stays."""
 
     request: JobRequest
     hosts: Mapping[str, int] | HostWatch
     start_timeout_s: float
     reset_limit: int | None = None
+    cooldown_s: tuple[float, float] | None = None
     ssh: Sequence[str] = ("ssh",)
 
 
@@ -47,6 +51,7 @@ class HostsLaunch:
 class _Host:
     """A host that is listed, or that is still being left. slots: of its newest process."""
 
+    name: str
     task: NodeTask
     slots: int
     process: subprocess.Popen[bytes] | None = None
@@ -63,30 +68,36 @@ class HostTasks:
         """Those that are listed."""
         self._left: list[_Host] = []
         """Those that are not any more, and whose process has not ended."""
+        self._blacklist = lists.Blacklist(launch.cooldown_s)
         self._numbers = 0
         self._resets = 0
         """How often the list has changed since the first one, or a host has failed."""
 
     def step(self, listed: Mapping[str, int]) -> None:
-        """Take in what has ended, begin and end hosts as the list says. Raises ElasticError if none can be started, or
-        the limit is exceeded."""
-        difference = lists.changes({name: host.slots for name, host in self._hosts.items()}, listed)
+        """Take in what has ended, begin and end hosts as the list says. Raises ElasticError if none can be started, all
+        are left for ever, or the limit is exceeded."""
+        for host in self._all():
+            assert host.process is not None
+            if host.process.poll() is not None:
+                self._take_in(host)
+        if self._blacklist.has_all(listed):
+            raise ElasticError(f"each host has lost a worker, and is left for that: {', '.join(listed)}")
+        usable = self._blacklist.usable(listed, time.monotonic())
+        wanted = lists.limited(usable, self._launch.request.world[1])
+        difference = lists.changes({name: host.slots for name, host in self._hosts.items()}, wanted)
         if self._hosts and (difference.ends or difference.begins):
-            self._reset(f"the list of hosts is {dict(listed)} now")
+            self._reset(f"the list of hosts is {wanted} now")
         for name in difference.ends:
             host = self._hosts.pop(name)
             self._leave(host)
             self._left.append(host)
         for name in difference.begins:
-            self._hosts[name] = _Host(NodeTask(self._numbers), listed[name])
+            self._hosts[name] = _Host(name, NodeTask(self._numbers), wanted[name])
             self._numbers += 1
-        for host in [*self._hosts.values(), *self._left]:
-            if host.process is not None and host.process.poll() is not None:
-                self._take_in(host)
         self._left = [host for host in self._left if host.process is not None]
-        for name, host in self._hosts.items():
+        for host in self._hosts.values():
             if host.process is None and host.task.due_s <= time.monotonic():
-                self._start(name, host)
+                self._start(host)
 
     def finish(self) -> None:
         """The job is over: the processes end by themselves. Those that do not are killed."""
@@ -107,11 +118,12 @@ class HostTasks:
     def _all(self) -> list[_Host]:
         return [host for host in [*self._hosts.values(), *self._left] if host.process is not None]
 
-    def _start(self, name: str, host: _Host) -> None:
-        task = host.task
+    def _start(self, host: _Host) -> None:
+        name, task = host.name, host.task
         task.attempts += 1
         task.node = f"host-{task.number}-{task.attempts}"
         ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, self._driver.function)
+        ticket = replace(ticket, leaves_after_loss=self._launch.cooldown_s is not None)
         host.process = process = children.start(
             command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -143,9 +155,15 @@ class HostTasks:
         outcome: Any = ElasticError(f"its process has ended with {process.returncode}")
         if process.returncode == 0 and said:
             outcome = outcome_of(said[0])
-        elif not host.leaves:
-            self._reset(str(outcome))
         self._driver.ended(host.task, outcome)
+        if host.leaves or (isinstance(outcome, TaskOutcome) and outcome.over):
+            return
+        if self._launch.cooldown_s is None:
+            self._reset(str(outcome))
+            return
+        wait_s = self._blacklist.lost(host.name, time.monotonic())
+        how_long = "for good" if wait_s == math.inf else f"for {wait_s:g} s"
+        print(f"elastic: {host.name} has lost a worker, and is left {how_long}", file=sys.stderr, flush=True)
 
 
 def command_of(host: str, ssh: Sequence[str]) -> list[str]:
@@ -184,7 +202,7 @@ def run(launch: HostsLaunch) -> JobResult:
         try:
             while not driver.poll():
                 listed = launch.hosts.now() if isinstance(launch.hosts, HostWatch) else launch.hosts
-                tasks.step(lists.limited(listed, launch.request.world[1]))
+                tasks.step(listed)
                 begun = begun or driver.state not in ("", "waits")
                 if not begun and time.monotonic() > deadline_s:
                     slots, least = sum(listed.values()), launch.request.world[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.errors import ConfigError
@@ -31,11 +31,6 @@ NOT_USED = (
     NotUsed(("--mpi", "--use-mpi"), "workers connect to each other by TCP; `elastic run --ring mpi` uses MPI", 0),
     NotUsed(("--mpi-args", "--jsrun"), "there is no mpirun here"),
     NotUsed(("--network-interfaces", "--network-interface"), "a host is reached under the name that the list has"),
-    NotUsed(
-        ("--blacklist-cooldown-range", "--cooldown-range"),
-        "a lost worker is replaced on its host, and a host that fails is tried again after 0, 1, 2, 4, ... 30 s",
-        2,
-    ),
     NotUsed(("--stall-check-warning-time-seconds",), "see timing.hang_s of a job file"),
     NotUsed(("--no-stall-check",), "hangs are always found", 0),
     NotUsed(("--log-level",), "see `elastic logs`"),
@@ -49,13 +44,20 @@ NOT_USED = (
 @dataclass(frozen=True, slots=True)
 class WantedWorkers:
     """workers: that the job begins with, at least and at most. ranks: of exact mode; None: elastic mode. restart: the
-    script is started again for each change."""
+    script is started again for each change. bounded: whether it was said how many there may be at most."""
 
     workers: int
     least: int
     most: int
     ranks: int | None
     restart: bool
+    bounded: bool = True
+
+    def among(self, hosts: Mapping[str, int] | None) -> WantedWorkers:
+        """On these hosts: an elastic job without a bound takes all their slots."""
+        if hosts is None or self.bounded or not self.elastic:
+            return self
+        return replace(self, most=max(self.most, sum(hosts.values())))
 
     @property
     def elastic(self) -> bool:
@@ -82,7 +84,8 @@ def wanted(
     if not least <= first <= most:
         raise ConfigError(f"--min-np {least}, -np {first} and --max-np {most} must be in ascending order")
     in_place = first if ranks is None and not elastic and not restart else ranks
-    return WantedWorkers(first, 1 if in_place is not None and min_np is None else least, most, in_place, restart)
+    least = 1 if in_place is not None and min_np is None else least
+    return WantedWorkers(first, least, most, in_place, restart, bounded=max_np is not None)
 
 
 def of_config(document: Any, path: str) -> dict[str, Any]:

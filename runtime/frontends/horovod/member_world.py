@@ -136,6 +136,7 @@ class MemberWorld(World):
         plain = [name for name, thing in named.items() if not isinstance(thing, nn.Module | torch.optim.Optimizer)]
         training.carrier.leave_undigested(*plain)
         training.agreement.alike_buffers = False
+        training.registered.choose([])  # nothing is summed in the first pass, and no gradient is touched
         training.agreement.claim_shards(1)
         training.agreement.plan_steps(None, 1)
         first = training.begin_steps(None)
@@ -154,7 +155,6 @@ class MemberWorld(World):
     def next_step(self) -> CommitFound:
         """A commit: newcomers copy the state of this moment."""
         assert self._steps is not None
-        parameters = [(parameter, parameter.grad) for _, parameter in self._training.carrier.parameters()]
         with calls_named(), randomness_kept():  # each worker has its own; what is seeded for a step is alike
             try:
                 next(self._steps)
@@ -164,8 +164,6 @@ class MemberWorld(World):
             assert running is not None
             wanted = running.place.index
             pass_without_gradients(self._training, running)
-        for parameter, gradient in parameters:
-            parameter.grad = gradient
         # A newcomer goes with the results of the others until it is one of them, so all know what these have found.
         said = self._exchange("roster", [self._training.session.place().rank, self._together])
         self._roster = self._together = _by_rank({worker: rank for worker, (rank, _) in said.items()})

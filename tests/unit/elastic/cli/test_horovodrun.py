@@ -9,6 +9,7 @@ import pytest
 
 from elastic import cli
 from elastic.cli.platforms import horovodrun
+from elastic.errors import ConfigError
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
@@ -44,3 +45,17 @@ def test_a_config_file_says_what_the_command_line_does_not(monkeypatch: pytest.M
     assert given[given.index("--pause-limit") + 1] == "45"
     given = asked(monkeypatch, *words, "--elastic-timeout", "50", "python", "train.py")
     assert given[given.index("--pause-limit") + 1] == "50"
+
+
+def test_a_config_file_says_for_how_long_a_host_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "horovod.yaml"
+    words = ("-np", "2", "--config-file", str(config), "--job-dir", str(tmp_path), "python", "train.py")
+    config.write_text("blacklist-cooldown-range: [10, 100]\n")
+    asked(monkeypatch, *words)
+    assert "--blacklist-cooldown-range are not used: there is one host" in capsys.readouterr().err
+    for wrong in ("[10]", "10", "[ten, 20]", "[20, 10]"):
+        config.write_text(f"blacklist-cooldown-range: {wrong}\n")
+        with pytest.raises(ConfigError, match="blacklist-cooldown-range"):
+            asked(monkeypatch, *words)

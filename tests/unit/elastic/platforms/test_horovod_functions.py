@@ -62,3 +62,12 @@ def test_what_wants_workers_between_two_calls_is_refused() -> None:
         executor.start(executable_cls=dict)
     executor.start()
     assert not hasattr(ElasticRayExecutor(RayExecutor.create_settings(min_num_proc=1, max_num_proc=2)), "nonsense")
+
+
+def test_for_how_long_a_host_is_left_is_said_of_hosts_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"np": 2, "cooldown_range": (10, 100)}
+    assert call_of(added, (1,), None, {**options, "hosts": "a:1,b:1"}).hosts.cooldown_s == (10, 100)
+    assert call_of(added, (1,), None, options).hosts.cooldown_s is None
+    assert "cooldown_range= is not used: there are no hosts" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="blacklist-cooldown-range 9 1"):
+        call_of(added, (1,), None, {"np": 1, "hosts": "a:1", "cooldown_range": (9, 1)}).hosts.listed(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import sys
@@ -55,6 +56,21 @@ def test_a_new_list_leaves_the_hosts_that_are_in_both() -> None:
     assert hosts.changes({"a": 1}, {"a": 1}) == Changes((), ())
 
 
+def test_a_host_that_has_lost_a_worker_is_left_for_longer_each_time() -> None:
+    left = hosts.Blacklist((10.0, 25.0))
+    both = {"a": 1, "b": 2}
+    assert left.usable(both, 0.0) == both
+    assert left.lost("a", 0.0) == 10.0
+    assert (left.usable(both, 9.0), left.usable(both, 10.0)) == ({"b": 2}, both)
+    assert [left.lost("a", 20.0), left.lost("a", 50.0), left.lost("b", 50.0)] == [20.0, 25.0, 10.0]
+    assert left.usable(both, 50.0) == {} and not left.has_all(both), "they come back"
+    for_good = hosts.Blacklist((math.inf, math.inf))
+    assert for_good.lost("a", 0.0) == math.inf and not for_good.has_all(both)
+    assert (for_good.lost("b", 1.0), for_good.has_all(both), for_good.has_all({})) == (math.inf, True, False)
+    kept = hosts.Blacklist(None)
+    assert kept.lost("a", 0.0) == 0.0 and kept.usable(both, 0.0) == both
+
+
 def test_options_say_which_mode_is_meant() -> None:
     def asked(*numbers: int | None, discovers: bool = False, restart: bool = False) -> tuple[int, int, int | None]:
         found = option_mapping.wanted(*numbers, discovers=discovers, restart=restart)
@@ -65,6 +81,11 @@ def test_options_say_which_mode_is_meant() -> None:
     assert asked(4, None, None, None, discovers=True) == (1, 4, None)
     assert asked(4, None, None, None, restart=True) == (4, 4, None)
     assert asked(3, 2, None, 8) == (2, 3, 8)
+    free = option_mapping.wanted(2, 1, None, None, discovers=False, restart=False)
+    bound = option_mapping.wanted(2, 1, 3, None, discovers=False, restart=False)
+    exact = option_mapping.wanted(2, None, None, None, discovers=False, restart=False)
+    listed = {"a": 2, "b": 2}
+    assert [one.among(listed).most for one in (free, bound, exact)] == [4, 3, 2] and free.among(None).most == 2
     wrongs: dict[str, tuple[int | None, ...]] = {
         "-np": (None,) * 4,
         "ascending": (4, 5, None, None),
@@ -101,6 +122,10 @@ def test_a_script_that_fails_or_hangs_is_named(tmp_path: Path) -> None:
         discovery.ask(script(tmp_path / "bad", "echo no cloud >&2; exit 3"), None)
     with pytest.raises(DiscoveryFailed, match=r"within 0.2 s, and was killed"):
         discovery.ask(script(tmp_path / "slow", "exec sleep 60"), None, timeout_s=0.2)
+    with pytest.raises(DiscoveryFailed, match=r"within 0.2 s, and was killed"):
+        discovery.ask(script(tmp_path / "left", "sleep 60; echo a:1"), None, timeout_s=0.2)
+    with pytest.raises(DiscoveryFailed, match=r"within 0.2 s, and was killed"):
+        discovery.ask(script(tmp_path / "behind", "echo a:1; sleep 60 &"), None, timeout_s=0.2)
     with pytest.raises(DiscoveryFailed, match="ended with 127"):
         discovery.ask(str(tmp_path / "none"), None)
     with pytest.raises(ConfigError, match="no such file"):
@@ -139,7 +164,7 @@ def test_the_last_list_holds_while_a_script_fails(tmp_path: Path, monkeypatch: p
 
 def test_a_ticket_goes_over_the_input_and_an_outcome_comes_back() -> None:
     ticket = Ticket("h:1", "job-1", "host-0-1", 2, 30.0, {"key": b"\x00\xff"}, None)
-    for sent in (ticket, replace(ticket, function=b"\x80\x05")):
+    for sent in (ticket, replace(ticket, function=b"\x80\x05", leaves_after_loss=True)):
         assert host_task.of_line(host_task.to_line(sent)) == sent
     for wrong in (b"", b"{}", b"[]", b'{"certificates": {}}'):
         with pytest.raises((ValueError, TypeError, KeyError)):
@@ -169,6 +194,8 @@ def test_another_host_is_reached_by_ssh_in_the_same_directory(monkeypatch: pytes
         (["-np", "2", "-H", "a:2", "--hostfile", "b", "python", "x.py"], "give one of them"),
         (["-np", "2", "--host-discovery-script", "/none", "python", "x.py"], "there is no such file"),
         (["-np", "2", "--config-file", "/none", "python", "x.py"], "--config-file"),
+        (["-np", "2", "--blacklist-cooldown-range", "9", "3", "python", "x.py"], "--blacklist-cooldown-range 9 3"),
+        (["-np", "2", "--blacklist-cooldown-range", "nan", "3", "python", "x.py"], "--blacklist-cooldown-range nan"),
     ],
 )
 def test_the_command_refuses_bad_input(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

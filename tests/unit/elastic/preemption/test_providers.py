@@ -401,3 +401,17 @@ def test_a_notice_file_with_something_else_in_it_is_trouble(tmp_path: Path, text
     assert notice and notice.seconds_left == 3
     path.unlink()
     assert source.look() is None
+
+
+def test_a_node_is_left_by_itself_if_no_notice_stands(tmp_path: Path) -> None:
+    """As its agent does when a worker is lost, where that is wanted."""
+    agent = relay.NoticeRelay(tmp_path)
+    assert not relay.left_by_itself(tmp_path), "its daemon has told nothing yet"
+    relay.write(tmp_path, 7, {})
+    assert agent.look() is None and not relay.left_by_itself(tmp_path)
+    agent.left()
+    assert relay.left_by_itself(tmp_path) and not relay.node_is_left(tmp_path)
+    relay.write(tmp_path, 8, {"file": relay.standing("file", Notice(NoticeKind.RECLAIM, 1.0, "it has lost a worker"))})
+    agent.look()
+    agent.left()
+    assert relay.node_is_left(tmp_path) and not relay.left_by_itself(tmp_path)

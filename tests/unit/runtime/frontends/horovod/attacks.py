@@ -1,0 +1,110 @@
+"""Elastic scripts for Horovod that do what is hard to survive: many tensors, calls that are under way, gradients that
+are half collected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import elastic.horovod.torch as hvd
+from runtime.frontends.horovod import current
+from tests.unit.runtime.frontends.horovod.members import Worker
+from tests.unit.worlds import Killed
+
+STEPS = 4
+TENSORS = 300
+OPERATIONS = 1 + 3 * STEPS
+"""Of many(), with those of its begin."""
+
+
+def own_id() -> str:
+    found: str = current._here.world._training.session.worker_id  # type: ignore[union-attr]
+    return found
+
+
+def many(worker: Worker, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """A model of TENSORS parameters, of which every third is used in each second step only."""
+    torch.manual_seed(1)
+    model = nn.ParameterList([nn.Parameter(torch.randn(number % 5 + 1, dtype=dtype)) for number in range(TENSORS)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        while state.step < STEPS:
+            optimizer.zero_grad()
+            used = [weight for number, weight in enumerate(model) if number % 3 or state.step % 2]
+            torch.stack([weight.float().square().sum() for weight in used]).sum().mul(1 + hvd.rank()).backward()
+            optimizer.step()
+            worker.sizes.append(hvd.size())
+            state.step += 1
+            state.commit()
+
+    body(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
+    worker.weights = [float(value) for weight in model for value in weight.detach().flatten()]
+
+
+def under_way(worker: Worker, calls: int = 3, dies_at: int = -1) -> None:
+    """Asynchronous collectives, one of which is the last that w1 lives to see."""
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        while state.step < STEPS:
+            handles = []
+            for number in range(calls):
+                handles.append(hvd.allreduce_async(torch.full((5000,), 1.0 + hvd.rank()), op=hvd.Sum))
+                if own_id() == "w1" and (state.step, number) == (1, dies_at):
+                    raise Killed("w1")
+            state.sums = [*state.sums, *(float(hvd.synchronize(handle)[0]) for handle in handles)]
+            state.step += 1
+            state.commit()
+        worker.weights = list(state.sums)
+
+    body(hvd.elastic.ObjectState(step=0, sums=[]))
+
+
+def grouped(worker: Worker) -> None:
+    """Grouped collectives in each step, of small tensors and of large ones."""
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        while state.step < STEPS:
+            rank, size = hvd.rank(), hvd.size()
+            tensors = [torch.full((length,), 1.0) for length in (1, 700, 9000)]
+            summed = hvd.grouped_allreduce(tensors, op=hvd.Sum)
+            assert [found.sum().item() for found in summed] == [size * tensor.numel() for tensor in tensors]
+            assert hvd.grouped_allreduce([torch.tensor([rank])], op=hvd.Max)[0].item() == size - 1
+            gathered = hvd.grouped_allgather([torch.full((rank + 1, 2), rank), torch.full((2000,), float(rank))])
+            assert gathered[0][:, 0].tolist() == [one for one in range(size) for _ in range(one + 1)]
+            assert gathered[1].numel() == 2000 * size
+            worker.sizes.append(size)
+            state.step += 1
+            state.commit()
+        worker.weights = [float(state.step)]
+
+    body(hvd.elastic.ObjectState(step=0))
+
+
+def accumulated(worker: Worker, dies: str = "") -> None:
+    """Two backward() calls a step; a worker dies between them."""
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=2)
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        while state.step < STEPS:
+            optimizer.zero_grad()
+            model(torch.full((2, 3), 1.0 + hvd.rank())).square().mean().backward()
+            if own_id() == dies and state.step == 2:
+                raise Killed(dies)
+            model(torch.full((2, 3), 2.0)).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    body(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
+    worker.weights = [float(value) for weight in model.parameters() for value in weight.detach().flatten()]

@@ -1,0 +1,63 @@
+"""Deaths and newcomers where they hurt: many tensors, calls that are under way, gradients that are half collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import elastic.horovod.torch as hvd
+from tests.unit.jobs import one_thread
+from tests.unit.runtime.frontends.horovod import attacks
+from tests.unit.runtime.frontends.horovod.members import Worker, together
+from tests.unit.thoroughness import some
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with one_thread(), torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def alike(workers: dict[str, Worker], names: set[str]) -> None:
+    ended = [workers[name].weights for name in sorted(names)]
+    assert ended[0] and all(weights == ended[0] for weights in ended)
+
+
+@pytest.mark.parametrize("operation", some(range(1, attacks.OPERATIONS), 2, "horovod attacks"))
+@pytest.mark.parametrize("options", [{}, {"compression": hvd.Compression.fp16}, {"op": hvd.Sum}])
+def test_many_tensors_survive_a_death_in_any_operation(operation: int, options: dict[str, Any]) -> None:
+    _, workers = together(3, partial(attacks.many, **options), kills={"w1": (operation, 0)})
+    alike(workers, {"w0", "w2"})
+    assert set(workers["w0"].sizes) <= {2, 3} and len(workers["w0"].sizes) == attacks.STEPS
+
+
+def test_half_precision_and_a_newcomer() -> None:
+    script = partial(attacks.many, dtype=torch.bfloat16, compression=hvd.Compression.fp16)
+    world, workers = together(2, script, newcomers=1, asked_at=0, copy_at=1, admit_at=2)
+    assert world.joined_at == {"n0": 2}
+    alike(workers, {"w0", "w1", "n0"})
+
+
+@pytest.mark.parametrize("dies_at", range(3))
+def test_a_death_between_a_call_and_its_result(dies_at: int) -> None:
+    _, workers = together(3, partial(attacks.under_way, dies_at=dies_at))
+    alike(workers, {"w0", "w2"})
+    # What w1 has brought counts; of the calls behind that the others have theirs alone, until they are numbered anew.
+    assert workers["w0"].weights == [6.0] * (4 + dies_at) + [4.0] * (2 - dies_at) + [3.0] * 6
+
+
+def test_grouped_calls_and_a_newcomer() -> None:
+    world, workers = together(2, attacks.grouped, newcomers=1, asked_at=0, copy_at=2, admit_at=2)
+    assert world.joined_at == {"n0": 2}
+    assert set(workers["w0"].sizes) == {2, 3}
+    alike(workers, {"w0", "w1", "n0"})
+
+
+@pytest.mark.parametrize("dies", ["w0", "w2"])
+def test_a_death_between_two_backward_calls_of_a_step(dies: str) -> None:
+    _, workers = together(3, partial(attacks.accumulated, dies=dies))
+    alike(workers, {"w0", "w1", "w2"} - {dies})
