@@ -38,6 +38,9 @@ IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 PLANNED = ("step", "epoch", "samples")
 """Those of them that follow from the plan alone, and not from sums of floats."""
 
+UNWAITING = "unwaiting"
+"""Among the data of a step: whether workers do not wait for each other in it, so that it differs from run to run."""
+
 WAITING_LIMIT = 4096
 """The most lines of later steps that wait for an earlier one."""
 
@@ -108,7 +111,7 @@ class Ledger:
         known = self._line_of(step) or self._waiting.get(step)
         if known is not None:
             again = step < self._begun_with or known.get("generation") != line.get("generation")
-            if (field := _first_difference(known, line, _compared(again=again, stable=self._stable))) is not None:
+            if (field := _first_difference(known, line, _compared(line, again=again, stable=self._stable))) is not None:
                 raise LedgerConflict(
                     f"{self._path}: step {step} was applied with {field}={_shown(known.get(field))} by one worker and "
                     f"{field}={_shown(line.get(field))} by another"
@@ -247,7 +250,7 @@ def merged(paths: Iterable[Path], *, stable: bool = True) -> list[Line]:
         for line in lines(path):
             known = found.setdefault(line["step"], line)
             again = known.get("generation") != line.get("generation")
-            if (field := _first_difference(known, line, _compared(again=again, stable=stable))) is not None:
+            if (field := _first_difference(known, line, _compared(line, again=again, stable=stable))) is not None:
                 raise LedgerConflict(f"{path}: step {line['step']} differs in {field} from another node's")
     return [found[step] for step in sorted(found)]
 
@@ -262,8 +265,9 @@ def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
     return None
 
 
-def _compared(*, again: bool, stable: bool) -> Sequence[str]:
+def _compared(line: Line, *, again: bool, stable: bool) -> Sequence[str]:
     """The fields in which two lines of one step have to be the same."""
+    stable = stable and not (line.get("data") or {}).get(UNWAITING)
     return PLANNED if again and not stable else IDENTITY
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError, UsageError
+from elastic.records.ledger import UNWAITING
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous import phase_notes
 from runtime.asynchronous.local_training import LocalTraining
@@ -144,7 +145,7 @@ class LocalPhases(Iterator["LocalPhase"]):
         training.agreement.alike_buffers = False
         training.registered.choose([])
         training.agreement.plan_steps(None, self.data.shards)
-        first = training.begin_steps(self.data.about())
+        first = training.begin_steps({**self.data.about(), UNWAITING: True})
         self.rates = self.rates_now()
         outer.prepare(self.session, self.calls, self.data.shards)
         if self.calls is not None:
