@@ -190,7 +190,9 @@ class LocalPhases(Iterator["LocalPhase"]):
         while self.calls is not None:
             if self.session.due:
                 pass  # asked for its effect: the process ends if its part in the job is over
-            here = [worker for worker in roster if worker in self.session.place().members]
+            members = self.session.place().members
+            self.calls.keep(members)  # one that has come since the last exchange is called, too
+            here = [worker for worker in roster if worker in members]
             for worker in here:
                 if worker not in told:
                     with suppress(CopyFailed):
