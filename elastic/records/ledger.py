@@ -39,6 +39,9 @@ IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 PLANNED = ("step", "epoch", "samples")
 """Those of them that follow from the plan alone, and not from sums of floats."""
 
+UNWAITING = "unwaiting"
+"""Among the data of a step: whether workers do not wait for each other in it, so that it differs from run to run."""
+
 WAITING_LIMIT = 4096
 """The most lines of later steps that wait for an earlier one."""
 
@@ -265,7 +268,8 @@ def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
 
 def _compared(line: Line, *, again: bool, stable: bool) -> Sequence[str]:
     """The fields in which two lines of one step, of which this is one, have to be the same."""
-    return PLANNED if again and not (stable and not outer_round.has_quorum(line)) else IDENTITY
+    depends_on_time = outer_round.has_quorum(line) or (line.get("data") or {}).get(UNWAITING)
+    return PLANNED if again and (depends_on_time or not stable) else IDENTITY
 
 
 def _first_difference(a: Line, b: Line, fields: Sequence[str] = IDENTITY) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError, UsageError
+from elastic.records.ledger import UNWAITING
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous import phase_notes
 from runtime.asynchronous.local_training import LocalTraining
@@ -144,7 +145,7 @@ class LocalPhases(Iterator["LocalPhase"]):
         training.agreement.alike_buffers = False
         training.registered.choose([])
         training.agreement.plan_steps(None, self.data.shards)
-        first = training.begin_steps(self.data.about())
+        first = training.begin_steps({**self.data.about(), UNWAITING: True})
         self.rates = self.rates_now()
         outer.prepare(self.session, self.calls, self.data.shards)
         if self.calls is not None:
@@ -189,7 +190,9 @@ class LocalPhases(Iterator["LocalPhase"]):
         while self.calls is not None:
             if self.session.due:
                 pass  # asked for its effect: the process ends if its part in the job is over
-            here = [worker for worker in roster if worker in self.session.place().members]
+            members = self.session.place().members
+            self.calls.keep(members)  # one that has come since the last exchange is called, too
+            here = [worker for worker in roster if worker in members]
             for worker in here:
                 if worker not in told:
                     with suppress(CopyFailed):

@@ -248,6 +248,17 @@ def test_parts_of_several_nodes_are_merged_by_step(tmp_path: Path) -> None:
     assert ledger.merged([tmp_path / "a", tmp_path / "b"], stable=True) == [line(step) for step in range(6)]
 
 
+def test_steps_in_which_workers_do_not_wait_differ_when_they_are_done_again(path: Path) -> None:
+    data = {ledger.UNWAITING: True}
+    with Ledger(path) as book:
+        assert book.append(line(0, scalars={"loss": 1.0}, data=data))
+    with Ledger(path) as book:
+        assert not book.append(line(0, scalars={"loss": 2.0}, data=data))
+        assert book.append(line(1, scalars={"loss": 1.0}, data=data))
+        with pytest.raises(LedgerConflict, match=r"step 1 .*scalars="):  # two members of one ring
+            book.append(line(1, scalars={"loss": 2.0}, data=data))
+
+
 def test_parts_that_differ_are_named(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with Ledger(tmp_path / name, whole=False) as book:
