@@ -249,8 +249,12 @@ def summary(runs: Sequence[Legs]) -> str:
 
 
 def notes(seconds: float, speed: float, alike_steps: Sequence[int]) -> list[str]:
-    equal = " and ".join(map(str, alike_steps))
+    equal = (
+        f"elastic-ring's losses of the first {' and '.join(map(str, alike_steps))} steps, under the first trace, have "
+        f"the bits of a job of {ALIKE_WORKERS} workers that nothing happened to."
+    )
     return [
+        *([equal] if alike_steps else []),
         "Every job trains the same MLP of 10.0 million float32 parameters on three nodes of this machine with a worker "
         "each, over the loopback interface. A node that is taken dies by SIGKILL of all its processes; the first node "
         "stays, because torchrun and torchft keep there what their nodes agree on. Processes of a launcher that end by "
@@ -262,8 +266,6 @@ def notes(seconds: float, speed: float, alike_steps: Sequence[int]) -> list[str]
         "count, with torchft the samples of a replica that a step was committed without do not: they are dropped.",
         f"torchft is the nightly 2026.10.26. Its waits are short: {SILENT_MS / 1000:g} s for a heartbeat, "
         f"{JOIN_MS / 1000:g} s for stragglers. Those of torchrun are set to 1 s, too.",
-        f"elastic-ring's losses of the first {equal} steps, under the first trace, have the bits of a job of "
-        f"{ALIKE_WORKERS} workers that nothing happened to.",
         "Undisturbed, elastic-ring makes fewer steps here than the others: to sum eight micro-batches in an order that "
         "does not depend on the workers takes a quarter more CPU time a step, in a model that computes little and "
         "sends much.",
