@@ -45,7 +45,8 @@ def told_of(line: Mapping[str, Any]) -> dict[str, float]:
 
 def has_quorum(line: Mapping[str, Any]) -> bool:
     """Whether a line of the ledger is of a round with a quorum, whose values depend on who was late."""
-    return REPLICAS in line.get("scalars", {})
+    scalars = line.get("scalars")
+    return isinstance(scalars, Mapping) and REPLICAS in scalars
 
 
 @dataclass(frozen=True, slots=True)

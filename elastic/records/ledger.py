@@ -268,7 +268,9 @@ def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
 
 def _compared(line: Line, *, again: bool, stable: bool) -> Sequence[str]:
     """The fields in which two lines of one step, of which this is one, have to be the same."""
-    depends_on_time = outer_round.has_quorum(line) or (line.get("data") or {}).get(UNWAITING)
+    data = line.get("data")
+    unwaiting = isinstance(data, dict) and data.get(UNWAITING)
+    depends_on_time = outer_round.has_quorum(line) or unwaiting
     return PLANNED if again and (depends_on_time or not stable) else IDENTITY
 
 
