@@ -26,7 +26,7 @@ from runtime.data.random_state import randomness_kept, seed_shard
 from runtime.guards.checks import OPTIONAL
 from runtime.loop.control_scalars import RESERVED
 from runtime.loop.job import Job
-from runtime.loop.loops import Extent, Steps, pass_without_gradients
+from runtime.loop.loops import WINDOW_S, Extent, Steps, pass_without_gradients
 from runtime.loop.passes import PassWork
 from runtime.loop.training import empty_leaf
 from runtime.loop.training.vector_sums import VectorSums
@@ -40,8 +40,6 @@ TOLD_S = 5.0
 """Seconds after which a worker that does not hear is told once more, if it is still a member."""
 LOOK_S = 0.01
 """Seconds between two looks at who has stopped."""
-WINDOW_S = 0.1
-"""Seconds for which training stands still while workers want to join or leave; a copy that has begun has longer."""
 TRAINS = 4
 """Times as long as the last end of a phase took, with that, a phase lasts at least, also if workers want to join or
 leave: so training has four fifths of the time, however long a newcomer copies."""
@@ -114,7 +112,7 @@ class LocalPhases(Iterator["LocalPhase"]):
                 raise
             running = self._steps.running
             assert running is not None
-            pass_without_gradients(training, running, self._await_newcomer)
+            pass_without_gradients(training, running)
         for parameter, gradient in kept:
             parameter.grad = gradient
         said = training.calls.collective(
@@ -123,11 +121,6 @@ class LocalPhases(Iterator["LocalPhase"]):
         ranks = cast(dict[str, int], said)
         self._phase = LocalPhase(self, running.place.index, sorted(ranks, key=lambda worker: (ranks[worker], worker)))
         return self._phase
-
-    def _await_newcomer(self) -> None:
-        """The first worker keeps its state still for a moment, in which a newcomer begins to copy it."""
-        if self.session.rank == 0 and self.session.due:
-            time.sleep(WINDOW_S)
 
     def _begin(self) -> Steps:
         training, outer, carrier = self.training, self.outer, self.training.carrier

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +15,10 @@ from runtime.guards.unregistered import caller
 from runtime.loop.passes import Pass, PassWork, Place, RunningPass, Source
 from runtime.loop.step import Step
 from runtime.loop.training import Training
+
+WINDOW_S = 0.1
+"""Seconds for which a pass without gradients stands still while workers want to join or leave; a copy that has begun
+has longer."""
 
 
 class Epochs(Iterator[int]):
@@ -131,18 +136,18 @@ class NoTrials:
         return why
 
 
-def pass_without_gradients(
-    training: Training, running: RunningPass, meanwhile: Callable[[], None] | None = None
-) -> None:
+def pass_without_gradients(training: Training, running: RunningPass) -> None:
     """The first pass of a step in which workers reduce by themselves: there newcomers copy the state, and workers leave
-    as planned. meanwhile: called once in the pass, which lasts longer by what it takes."""
+    as planned. If one is to come or to leave, all wait for a moment, as they wait for whoever has a shard: in a pass of
+    a millisecond a newcomer would hardly ever begin to copy."""
     empty = Pass(training, running, NoTrials())
+    waited = False
     while (shard := empty.next_shard()) is not None:
         empty.begin_shard(shard)
         running.contribution.skipped = True
-        if meanwhile is not None:
-            meanwhile()
-            meanwhile = None
+        if not waited and training.session.due:
+            waited = True
+            time.sleep(WINDOW_S)
 
 
 def shards_of(data: Source | None, shards: int | None) -> int:

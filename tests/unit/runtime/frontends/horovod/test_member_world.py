@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from torch import nn
 
 import elastic.horovod.torch as hvd
 from elastic.errors import ElasticError
+from runtime.loop import loops
 from tests.unit.jobs import one_thread
 from tests.unit.runtime.frontends.horovod.members import BATCH, SAMPLES, Worker, together, train
 from tests.unit.thoroughness import some
+from tests.unit.worlds import FakeMember
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +77,17 @@ def test_a_newcomer_and_then_a_death() -> None:
     world, workers = together(2, script, kills={"w0": (16, 0)}, newcomers=1, asked_at=0, copy_at=1, admit_at=2)
     assert world.joined_at == {"n0": 2}
     alike(workers, {"w1", "n0"})
+
+
+def test_a_commit_waits_in_its_pass_while_a_newcomer_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pass of a millisecond a newcomer with a large model would hardly ever begin to copy."""
+    waits = SimpleQueue[float]()
+    monkeypatch.setattr(loops, "time", SimpleNamespace(sleep=waits.put))
+    together(2, train)
+    assert waits.qsize() == 0
+    monkeypatch.setattr(FakeMember, "due", True)
+    together(2, partial(train, every=5))
+    assert waits.qsize() > 0 and {waits.get() for _ in range(waits.qsize())} == {loops.WINDOW_S}
 
 
 def test_commits_may_be_rare() -> None:
