@@ -75,14 +75,23 @@ class LocalTraining(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
-        return {"left": self.left.to_json(), "begun": dict(self.begun)}
+        return {"total": self.left.total, "left": self.left.to_json(), "begun": dict(self.begun)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of a checkpoint, or of another worker."""
-        self.left = UnitsLeft.from_json(self.left.total, state["left"])
-        self.begun = dict(state["begun"])
+        """Of a checkpoint, also of a job with another total, or of another worker."""
+        total = self.left.total
+        self.left = UnitsLeft.from_json(state["total"], state["left"]).of_total(total)
+        self.begun = {worker: unit for worker, unit in state["begun"].items() if unit < total}
 
     # A phase on this worker
+
+    def begin_anew(self) -> None:
+        """The parameters are not finite, so the inner optimizer's state may not be either, and every later unit of this
+        worker would be dropped, too: go on with one of zeros. It keeps its tensors, of which all workers have alike."""
+        for state in self.inner_optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
 
     @abstractmethod
     def prepare(self, session: Session, calls: MemberCalls | None, shards: int) -> None:
