@@ -62,8 +62,8 @@ def summary(notes: Mapping[str, Any], roster: Sequence[str], left: UnitsLeft, be
         metrics[STALENESS] /= metrics[UPDATES]
     doing = {worker: said["begun"] for worker, said in notes.items() if said["begun"] is not None}
     end_s = min(said["ended_s"] for said in notes.values())
-    values = next(notes[worker]["values"] for worker in roster if worker in notes)
-    return PhaseSummary(left.without(done), doing, gone, end_s, values, metrics)
+    oldest = next(notes[worker]["values"] for worker in roster if worker in notes)
+    return PhaseSummary(left.without(done), doing, gone, end_s, oldest, metrics)
 
 
 def _lost_of_pieces(notes: Mapping[str, Any]) -> int:
