@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from elastic.protocol.sampling import Indices, SamplePlan, hash_of, hash_of_ranks
-from elastic.records.ledger import Line
+from elastic.records.ledger import Line, depends_on_time
 
 NAMED_MAX = 20
 """Most samples that one finding names; further ones are counted."""
@@ -37,7 +37,8 @@ class Epoch:
     number: int
     """In its training loop."""
     order: str
-    """"shuffled", "in order", "weighted", "stream"; "sampler": a DistributedSampler's; "unknown": the script's own."""
+    """"shuffled", "in order", "weighted", "stream"; "sampler": a DistributedSampler's; "unknown": the script's own, or
+    those of workers that do not wait for each other."""
     steps: int = 0
     planned_steps: int | None = None
     used: int = 0
@@ -98,7 +99,7 @@ def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
     """Examine one epoch. first: the job's number of its first step. Lines after a misplaced line are not judged."""
     head = next(lines)
     data: dict[str, Any] | None = head.get("data")
-    epoch = Epoch(number, "unknown" if data is None else data["order"])
+    epoch = Epoch(number, "unknown" if data is None or depends_on_time(head) else data["order"])
     contents = _contents(epoch, first, data)
     for at, line in enumerate(chain([head], lines)):
         epoch.steps += 1

@@ -266,12 +266,15 @@ def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
     return None
 
 
+def depends_on_time(line: Line) -> bool:
+    """Whether what the workers did in a step, with which samples, depends on how fast they were."""
+    data = line.get("data")
+    return outer_round.has_quorum(line) or (isinstance(data, dict) and bool(data.get(UNWAITING)))
+
+
 def _compared(line: Line, *, again: bool, stable: bool) -> Sequence[str]:
     """The fields in which two lines of one step, of which this is one, have to be the same."""
-    data = line.get("data")
-    unwaiting = isinstance(data, dict) and data.get(UNWAITING)
-    depends_on_time = outer_round.has_quorum(line) or unwaiting
-    return PLANNED if again and (depends_on_time or not stable) else IDENTITY
+    return PLANNED if again and (depends_on_time(line) or not stable) else IDENTITY
 
 
 def _first_difference(a: Line, b: Line, fields: Sequence[str] = IDENTITY) -> str | None:

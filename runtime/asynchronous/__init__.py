@@ -7,6 +7,7 @@ piece_copies.py    the pieces that a worker holds: a state machine without socke
 member_calls.py    questions to other members while they train
 store.py           the store: pushes, mirrors, generations
 phase_notes.py     what workers say at the end of a phase, and what follows from it
+own_values.py      learning rates and schedulers, of which each worker has its own
 local_training.py  what all ways have in common
 gossip_schedule.py who averages with whom. Pure
 gossip.py          elastic.Gossip

@@ -21,7 +21,7 @@ from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous.gossip_schedule import partner
 from runtime.asynchronous.local_training import LocalTraining, Sums
 from runtime.asynchronous.member_calls import MemberCalls, received
-from runtime.asynchronous.phase_notes import UPDATES, PhaseSummary
+from runtime.asynchronous.phase_notes import DROPPED, UPDATES, PhaseSummary
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.session import Session
 
@@ -125,6 +125,11 @@ class Gossip(LocalTraining):
         self.flat.write(self._mixture.show(self.flat.read()))
 
     def exchange(self, number: int) -> None:
+        if not finite(self.flat.read()):
+            self.begin_anew()
+            self.flat.write(self._mixture.show(self.start.clone()))
+            self._count({SKIPPED: 1.0, UPDATES: 1.0, DROPPED: 1.0})
+            return
         members = self._session.place().members
         other = partner(self._seed, self._exchanges, self._session.worker_id, members)
         self._exchanges += 1
@@ -156,7 +161,9 @@ class Gossip(LocalTraining):
 
     def end_phase(self, *, in_unit: bool) -> torch.Tensor | None:
         own = self._mixture.hide(self.flat.read())
-        self._own = own if finite(own) else None  # then this worker goes on with the mean of the others
+        self._own = own if finite(own) else None
+        if self._own is None:  # this worker goes on with the mean of the others
+            self.begin_anew()
         return self._own
 
     def contribution(self) -> dict[str, list[torch.Tensor]]:

@@ -70,19 +70,40 @@ class LocalTraining(ABC):
         self.left = UnitsLeft.of(0)
         self.begun: dict[str, int] = {}
         """Worker -> the unit that it had begun when the last phase ended."""
+        self._moments: dict[Any, Any] = {}
+        """The inner optimizer's state on this worker, between two phases."""
 
     # The state between two phases, which newcomers copy
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
-        return {"left": self.left.to_json(), "begun": dict(self.begun)}
+        return {"total": self.left.total, "left": self.left.to_json(), "begun": dict(self.begun)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of a checkpoint, or of another worker."""
-        self.left = UnitsLeft.from_json(self.left.total, state["left"])
-        self.begun = dict(state["begun"])
+        """Of a checkpoint, also of a job with another total, or of another worker."""
+        total = self.left.total
+        self.left = UnitsLeft.from_json(state["total"], state["left"]).of_total(total)
+        self.begun = {worker: unit for worker, unit in state["begun"].items() if unit < total}
+
+    def take_moments(self) -> None:
+        """The phase is over. Each worker has another state of the inner optimizer, and workers write and copy the state
+        of the job in parts: so it is not part of it, and a newcomer or a resumed job begins without one."""
+        self._moments = dict(self.inner_optimizer.state)
+        self.inner_optimizer.state.clear()
+
+    def put_moments(self) -> None:
+        """A phase begins: go on with what this worker had."""
+        self.inner_optimizer.state.update(self._moments)
 
     # A phase on this worker
+
+    def begin_anew(self) -> None:
+        """The parameters are not finite, so the inner optimizer's state may not be either, and every later unit of this
+        worker would be dropped, too: go on with one of zeros. It keeps its tensors, of which all workers have alike."""
+        for state in self.inner_optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
 
     @abstractmethod
     def prepare(self, session: Session, calls: MemberCalls | None, shards: int) -> None:

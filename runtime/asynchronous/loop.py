@@ -21,6 +21,7 @@ from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous import phase_notes
 from runtime.asynchronous.local_training import LocalTraining
 from runtime.asynchronous.member_calls import MemberCalls, calls_of, received
+from runtime.asynchronous.own_values import OwnValues
 from runtime.data.loader import Loader, check_count
 from runtime.data.random_state import randomness_kept, seed_shard
 from runtime.guards.checks import OPTIONAL
@@ -61,7 +62,7 @@ def asynchronous(job: Job, data: Loader, *, outer: LocalTraining, total: int, ph
 
 def is_over(age_s: float, limit_s: float, last_end_s: float, *, due: bool, asked: bool) -> bool:
     """Whether a phase ends between two inner steps. due: workers want to join or leave. asked: another worker has
-    nothing to do any more, and this one has more than it is at."""
+    nothing to do any more, and this one has more than it is at; or one has to leave now."""
     return asked or age_s >= limit_s or (due and age_s >= TRAINS * (last_end_s + WINDOW_S))
 
 
@@ -81,10 +82,11 @@ class LocalPhases(Iterator["LocalPhase"]):
         self.last_end_s = 0.0
         self.asked = -1
         """The newest phase of which another worker has said that it has nothing to do any more."""
+        self.leaves = -1
+        """The newest phase in which another worker has had to leave."""
         self.stopped: dict[str, int] = {}
         """Other worker -> the newest phase in which it exchanges nothing any more."""
-        self.rates: list[list[float]] = []
-        """The learning rates of the inner optimizer that are common, between two phases."""
+        self.values: OwnValues | None = None
         outer.left = outer.left.of(total * data.shards)
         self._steps: Steps | None = None
         self._phase: LocalPhase | None = None
@@ -127,6 +129,8 @@ class LocalPhases(Iterator["LocalPhase"]):
         found = [name for name, thing in carrier.objects.items() if thing is outer]
         if not found or outer.inner_optimizer not in carrier.optimizers().values():
             raise ConfigError("register the outer object and its optimizer: job.register(..., outer=outer)")
+        if training.at.in_epochs:
+            raise ConfigError("elastic.asynchronous() is the whole loop: leave job.epochs() out, total= counts rounds")
         if self.session.compression != "none" or self.session.reduction.of_integers:
             raise ConfigError("elastic.asynchronous() sums whole parameters: leave --compression and --reduction out")
         if self.session.verification.every:
@@ -139,7 +143,7 @@ class LocalPhases(Iterator["LocalPhase"]):
         training.registered.choose([])
         training.agreement.plan_steps(None, self.data.shards)
         first = training.begin_steps({**self.data.about(), UNWAITING: True})
-        self.rates = self.rates_now()
+        self.values = OwnValues(carrier, outer)
         outer.prepare(self.session, self.calls, self.data.shards)
         if self.calls is not None:
             self.calls.answer_with(self.answer)
@@ -156,30 +160,30 @@ class LocalPhases(Iterator["LocalPhase"]):
         if self.calls is not None:
             self.calls.close()
 
-    def rates_now(self) -> list[list[float]]:
-        return [[group.get("lr", 0.0)] for group in self.outer.inner_optimizer.param_groups]
-
-    def set_rates(self, rates: list[list[float]]) -> None:
-        for group, (rate,) in zip(self.outer.inner_optimizer.param_groups, rates, strict=True):
-            if "lr" in group:
-                group["lr"] = rate
-
     def answer(self, connection: CopyConnection, request: Mapping[str, Any]) -> bool:
         """A question of another worker. Threads of the listener."""
         match request:
-            case {"want": "phase_over", "phase": int(phase), "worker": str(worker), "idle": bool(idle)}:
+            case {"want": "phase_over", "phase": int(phase), "worker": str(worker), "idle": bool(idle), "goes": goes}:
                 received(connection, [])
                 self.asked = max(self.asked, phase if idle else -1)
+                self.leaves = max(self.leaves, phase if goes is True else -1)
                 self.stopped[worker] = phase
                 connection.send({})
                 return True
         return self.outer.answer(connection, request)
 
+    @property
+    def goes(self) -> bool:
+        """Whether the job goes on without this worker, whose node has little time, or stops."""
+        session = self.session
+        return session.due and (session.going is not None or session.parting)
+
     def stop_together(self, phase: int, roster: list[str], *, idle: bool) -> None:
         """Tell the others that this worker exchanges nothing more in the phase, and wait until all that live have said
         so. Until then it answers them. idle: whether it has nothing to do any more."""
-        me, said = self.session.worker_id, dict[str, Json](want="phase_over", phase=phase, idle=idle)
-        told = {me}
+        me, told = self.session.worker_id, {self.session.worker_id}
+        said = dict[str, Json](want="phase_over", phase=phase, worker=me, idle=idle, goes=self.goes)
+        self.session.waits(f"the end of phase {phase}")
         while self.calls is not None:
             if self.session.due:
                 pass  # asked for its effect: the process ends if its part in the job is over
@@ -189,7 +193,7 @@ class LocalPhases(Iterator["LocalPhase"]):
             for worker in here:
                 if worker not in told:
                     with suppress(CopyFailed):
-                        self.calls.ask("over", worker, {**said, "worker": me}, [], TOLD_S)
+                        self.calls.ask("over", worker, said, [], TOLD_S)
                         told.add(worker)
             if all(worker in told and (worker == me or self.stopped.get(worker) == phase) for worker in here):
                 return
@@ -217,7 +221,11 @@ class LocalPhase:
         self._unit: int | None = None
         self._next: int | None = None
         self._outer.start = self._outer.flat.read()
+        assert phases.values is not None
+        self._values = phases.values
+        self._values.begin(behind=self._behind)
         if not self._behind:
+            self._outer.put_moments()
             self._outer.begin_phase(index, roster)
             self._outer.put_back(phases.own)
             me = phases.session.worker_id
@@ -238,7 +246,8 @@ class LocalPhase:
         due = not self._behind and phases.session.due
         asked = self._next is not None and phases.asked >= self.index
         limits = (phases.phase_s, phases.last_end_s)
-        over = self._trained and is_over(age_s, *limits, due=due, asked=asked)
+        leaves = phases.leaves >= self.index or (due and phases.goes)
+        over = self._trained and is_over(age_s, *limits, due=due, asked=asked or leaves)
         if self._unit is None or over:
             self._end()
             raise StopIteration
@@ -250,12 +259,13 @@ class LocalPhase:
         epoch, position = divmod(round, len(data))
         batch = data.part(epoch, position, shard, phases.inner)
         seed_shard(phases.training.seed, round, 0, shard, phases.inner)
-        self._running = True
+        self._running = phases.training.calls.unwaiting = True
         return batch
 
     def _end_step(self) -> None:
         phases = self._phases
-        self._running, self._trained = False, True
+        self._running = phases.training.calls.unwaiting = False
+        self._trained = True
         phases.session.advanced()
         self._outer.between_steps()
         phases.inner += 1
@@ -290,10 +300,10 @@ class LocalPhase:
         if not self._behind:
             phases.stop_together(self.index, self._roster, idle=self._unit is None)
             phases.own = outer.end_phase(in_unit=phases.inner > 0)
+            outer.take_moments()
             outer.flat.write(outer.start)  # all workers compare their weights with each sum
         begun_s = time.monotonic()
-        own_rates = phases.rates_now()
-        phases.set_rates(phases.rates)
+        values = self._values.end(behind=self._behind)
         training.session.may_part = False  # all may stop in the next pass, which begins with a checkpoint if one is due
         whole = False
         attempt = 0
@@ -304,7 +314,8 @@ class LocalPhase:
         ended_s = time.monotonic() - begun_s
         begun = self._unit if phases.inner else None
         counts = {"applied": {}, "sums": {}, "most": {}} if self._behind else outer.counts()
-        note = phase_notes.note(self._done, begun, self._logged, {**counts, "ended_s": ended_s})
+        counts |= {"ended_s": ended_s, "values": values}
+        note = phase_notes.note(self._done, begun, self._logged, counts)
         said = training.calls.collective(
             OpKind.ALLREDUCE, f"phase {self.index}", 1, empty_leaf, lambda result: result.note, note
         )
@@ -314,8 +325,7 @@ class LocalPhase:
         for worker in summary.gone if phases.job.is_leader else ():
             training.session.note("update_lost", of=worker)
         phases.last_end_s = summary.end_s
-        if not self._behind:
-            phases.set_rates(own_rates)
+        self._values.settle(summary.values)
         self.over = True
 
     def _contribution(self) -> dict[str, list[torch.Tensor]]:

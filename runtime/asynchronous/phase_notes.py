@@ -18,13 +18,14 @@ STALENESS, STALENESS_MOST = "elastic.staleness", "elastic.staleness_max"
 
 class PhaseSummary(NamedTuple):
     """left, begun: as of LocalTraining. gone: workers that have not seen the end of the phase, of which an update in
-    flight may be lost each. end_s: seconds that the end of the phase took whoever came last. metrics: means of what the
-    script has logged, and the counts of the phase."""
+    flight may be lost each. end_s: seconds that the end of the phase took whoever came last. values: those of the
+    oldest worker, see OwnValues. metrics: means of what the script has logged, and the counts of the phase."""
 
     left: UnitsLeft
     begun: dict[str, int]
     gone: tuple[str, ...]
     end_s: float
+    values: dict[str, Any]
     metrics: dict[str, float]
 
 
@@ -61,7 +62,8 @@ def summary(notes: Mapping[str, Any], roster: Sequence[str], left: UnitsLeft, be
         metrics[STALENESS] /= metrics[UPDATES]
     doing = {worker: said["begun"] for worker, said in notes.items() if said["begun"] is not None}
     end_s = min(said["ended_s"] for said in notes.values())
-    return PhaseSummary(left.without(done), doing, gone, end_s, metrics)
+    oldest = next(notes[worker]["values"] for worker in roster if worker in notes)
+    return PhaseSummary(left.without(done), doing, gone, end_s, oldest, metrics)
 
 
 def _lost_of_pieces(notes: Mapping[str, Any]) -> int:

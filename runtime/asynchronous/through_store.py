@@ -138,6 +138,7 @@ class Asynchronous(LocalTraining):
         difference, age_s = self._base - own, time.monotonic() - self._since_s
         if not bool(difference.isfinite().all()):  # it would make the parameters of all workers so
             difference, age_s = torch.zeros_like(own), NEVER_S
+            self.begin_anew()
         differences = {piece: difference[_slice(at)] for piece, at in enumerate(self._ranges)}
         bases = dict(enumerate(self._bases))
         self._since_s = time.monotonic()
@@ -145,9 +146,10 @@ class Asynchronous(LocalTraining):
         pushed = self._store.push(update, lambda: self._session.due)
         for piece, value in pushed.values.items():
             at = _slice(self._ranges[piece])
-            own[at] = self._base[at] = value
+            own[at] = value
             self._bases[piece] = pushed.marks[piece][1]
         self.flat.write(own)
+        self._base = self.flat.read()  # not what bfloat16 has rounded away: it would be part of the next difference
         self._count(update, pushed)
 
     def _count(self, update: PieceUpdate, pushed: Pushed) -> None:

@@ -44,6 +44,12 @@ class UnitsLeft:
             gaps.append(range(first, gap.stop))
         return UnitsLeft(self.total, tuple(gap for gap in gaps if gap))
 
+    def of_total(self, total: int) -> UnitsLeft:
+        """The same for a job of so many units: further ones are left, too, and none beyond them."""
+        further = range(self.total, max(self.total, total))
+        gaps = (range(gap.start, min(gap.stop, total)) for gap in (*self.gaps, further))
+        return UnitsLeft(total, tuple(gap for gap in gaps if gap))
+
     def _free(self, taken: Collection[int]) -> Iterator[int]:
         return (unit for gap in self.gaps for unit in gap if unit not in taken)
 

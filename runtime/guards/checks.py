@@ -348,6 +348,14 @@ def inside_leaders(call: str, code: str) -> errors.LeaderOnly:
     )
 
 
+def inside_unwaiting(call: str) -> errors.UsageError:
+    """The error for a call that all workers make together, in the inner loop of elastic.asynchronous()."""
+    return errors.UsageError(
+        f"job.{call} was called in the inner loop of elastic.asynchronous(), where no worker waits for another one, "
+        "while it needs every worker. Call it behind the inner loop, at the end of each phase."
+    )
+
+
 def unfinished(op: Op) -> errors.UsageError:
     """The error for a script that goes on behind a call of all workers that its own function has left by an error."""
     return errors.UsageError(

@@ -190,7 +190,7 @@ class OperationLoop:
             self._reporter.draws(self._task.op, shard, samples())
 
     def unit_done(self, leaf: Partial) -> None:
-        self._reporter.computed()
+        self._reporter.computed(counts=leaf.weight > 0)
         if self._task.op.kind is OpKind.SYNC:
             assert self._donor.carrier is not None
             leaf.note = self._donor.carrier.digest()

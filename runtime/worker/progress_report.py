@@ -75,16 +75,22 @@ class ProgressReporter:
         """The unit that was handed out has come on by a part, which counts like a unit of its own."""
         self._activity.again()
 
-    def computed(self) -> None:
-        """The unit that was handed out is computed."""
+    def computed(self, *, counts: bool) -> None:
+        """The unit that was handed out is computed. counts: whether as a shard, by which speeds are compared; the
+        script may have skipped it, or compute outside of passes."""
         self._note(FlightEvent.COMPUTED)
-        self._speed.done(time.monotonic())
+        if counts:
+            self._speed.done(time.monotonic())
 
     def waits(self, op: Op) -> None:
         """This worker's part is done. At the end of the script the others may take any time."""
         self._note(FlightEvent.WAITS, checks.describe(op))
         waits = Doing.DECLARED if op.kind is OpKind.LEAVE else Doing.WAITING
         self._activity.enter(f"{checks.describe(op)}, waiting for the others", waits)
+
+    def waits_for(self, what: str) -> None:
+        """This worker waits for the others, outside of operations."""
+        self._activity.enter(f"{what}, waiting for the others", Doing.WAITING)
 
     def sends_rest(self) -> None:
         """This worker's part is done, and what of it was not sent early is on its way now."""

@@ -143,6 +143,9 @@ class SingleSession:
         self._op = None
         return result
 
+    def waits(self, what: str) -> None:
+        """Do nothing: there are no others."""
+
     def loop_over(self) -> None:
         """Do nothing: no leader watches a job of one."""
 

@@ -311,6 +311,9 @@ class WorkerSession(OperationLoop):
         """What `elastic status` shows of the script that this worker runs beside itself."""
         self._reporter.script = what
 
+    def waits(self, what: str) -> None:
+        self._reporter.waits_for(what)
+
     def loop_over(self) -> None:
         self._reporter.loop_over()
 

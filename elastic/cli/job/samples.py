@@ -30,7 +30,7 @@ may be asked while the job runs: then the epoch in progress is proved as far as 
 
 exit codes:
   0 each sample of each epoch's plan was used exactly once
-  1 it was not, or the script draws its own samples, which the ledger does not know
+  1 it was not, or the ledger does not know the samples: the script draws its own, or workers do not wait for each other
   2 bad input: no job, or no step yet
 """
 
@@ -125,7 +125,7 @@ def _shown(epoch: Epoch) -> str:
 
 def _verdict(epoch: Epoch) -> str:
     if epoch.order == "unknown":
-        return "the script draws its own samples; the ledger does not know them"
+        return "the script draws its own samples, or workers do not wait; the ledger does not know them"
     if epoch.findings:
         return "not as planned"
     once = {"weighted": "each place drawn once", "stream": "each batch once", "sampler": "each rank its own"}.get(

@@ -65,6 +65,8 @@ class Calls:
         """The shard or part that the script computes now; None: none."""
         self.leaders: str | None = None
         """The call in progress whose code only the leader runs; None: none."""
+        self.unwaiting = False
+        """Whether the script is where workers do not wait for each other."""
         self._unfinished: Op | None = None
         """The operation in which the script's own function has raised; None: none."""
         self._called = False
@@ -223,7 +225,9 @@ class Calls:
         return deepcopy(shared[name])
 
     def check_leaders(self, call: str) -> None:
-        """Raise UsageError in code that only the leader runs."""
+        """Raise UsageError in code that only the leader runs, or that each worker runs at its own speed."""
+        if self.unwaiting:
+            raise checks.inside_unwaiting(call)
         if self.leaders is not None:
             raise checks.inside_leaders(call, self.leaders)
 

@@ -17,6 +17,7 @@ from elastic import cli
 from elastic.config import JobSpec
 from elastic.errors import ExitCode
 from elastic.records.exactly_once import Epoch, prove
+from elastic.records.ledger import UNWAITING
 from elastic.wire import codec
 from runtime.loop.job import Job
 from tests.unit.features import mlp
@@ -231,6 +232,24 @@ def test_the_command_fails_with_the_step_and_the_sample(tmp_path: Path, capsys: 
 def test_a_script_that_draws_its_own_samples_is_not_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(write(tmp_path, ledger("unknown"))) == 1
     assert "draws its own samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["a quorum", "no waiting"])
+def test_nothing_is_said_of_samples_where_workers_do_not_wait(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ledger("shuffled")
+    for line in lines:
+        line["samples"] = []
+        if kind == "a quorum":
+            line["scalars"]["elastic.replicas"] = 2.0
+        else:
+            line["data"][UNWAITING] = True
+    assert cli.main([*write(tmp_path, lines), "--json"]) == 1
+    epochs = json.loads(capsys.readouterr().out)["epochs"]
+    assert [(epoch["order"], epoch["findings"]) for epoch in epochs] == [("unknown", [])] * len(epochs)
+    assert cli.main(write(tmp_path, lines)) == 1
+    assert "workers do not wait" in capsys.readouterr().out
 
 
 def test_the_parts_of_several_nodes_prove_what_none_of_them_does_alone(

@@ -129,7 +129,7 @@ def test_a_phase_ends_by_its_clock_or_for_others_and_trains_most_of_the_time() -
 
 
 def said(done: list[int], begun: int | None = None, **counts: object) -> dict[str, object]:
-    blank = {"applied": {}, "sums": {}, "most": {}, "ended_s": float(1 + len(done))}
+    blank = {"applied": {}, "sums": {}, "most": {}, "ended_s": float(1 + len(done)), "values": {}}
     return dict(phase_notes.note(done, begun, {"loss": (float(len(done)), len(done))} if done else {}, blank | counts))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,106 @@ def test_a_unit_whose_parameters_are_not_finite_is_dropped(kind: type[LocalTrain
             optimizer.zero_grad()
         metrics.append(phase.metrics)
         assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-    assert sum(one.get(DROPPED, 0.0) for one in metrics) == (1.0 if kind is Asynchronous else 0.0)
+    assert sum(one.get(DROPPED, 0.0) for one in metrics) == 1.0
+
+
+@pytest.mark.parametrize("phase_s", [1e-9, 60.0])
+@pytest.mark.parametrize("kind", [Asynchronous, Gossip])
+def test_a_worker_trains_on_behind_a_unit_that_was_dropped(kind: type[LocalTraining], phase_s: float) -> None:
+    """The moments of its optimizer were not finite either: no later unit would have been."""
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    outer = kind(model, optimizer, every=2)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    metrics, inner = [], 0
+    for phase in asynchronous(job, data, outer=outer, total=3, phase_s=phase_s):
+        for x, y in phase:
+            inner += 1
+            loss = cross_entropy(model(x), y) * (float("nan") if inner == 2 else 1.0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        metrics.append(phase.metrics)
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert sum(one.get(DROPPED, 0.0) for one in metrics) == 1.0
+    assert sum(one.get(UPDATES, 0.0) for one in metrics) == pytest.approx(3 * SHARDS)
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert moments and all(bool(moment.isfinite().all()) for moment in moments)
+
+
+def test_a_resumed_job_with_another_total_trains_what_is_left_of_it(tmp_path: Path) -> None:
+    taking = Settings(root=str(tmp_path), every="10 steps", keep="last 100")
+    train(make_job(checkpoints=taking), phase_s=1e-9)
+    entry = Series(storage_at(str(tmp_path))).names()[1]
+    for total in (ROUNDS + 2, ROUNDS - 1):
+        resumed = train(
+            make_job(checkpoints=Settings(root=str(tmp_path), resume=str(entry))), total=total, phase_s=1e-9
+        )
+        done = entry.step // EVERY
+        assert len(resumed[2]) == (total * SHARDS - done) * EVERY, total
+        assert {*resumed[2]} <= {*range(total * EVERY)}
+
+
+def test_what_bfloat16_rounds_away_is_no_part_of_an_update() -> None:
+    job = make_job()
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    outer = Asynchronous(model, optimizer, every=1, lr=0.9, momentum=0.0)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    values = []
+    for phase in asynchronous(job, data, outer=outer, total=3):
+        for number, (x, y) in enumerate(phase):
+            optimizer.param_groups[0]["lr"] = 0.5 if number == 0 else 0.0
+            cross_entropy(model(x.bfloat16()), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number > 0:
+                values.append(torch.cat([held.state.values for held in outer._store.owned().values()]).clone())
+    assert not torch.equal(values[0], values[0].bfloat16().float()), "nothing was rounded away"
+    assert all(torch.equal(one, values[0]) for one in values)
+
+
+def test_calls_of_all_workers_have_no_place_in_the_inner_loop() -> None:
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = Asynchronous(model, optimizer, every=2)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+
+    def evaluated(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": cross_entropy(model(x), y)}
+
+    for number, phase in enumerate(asynchronous(job, data, outer=outer, total=2, phase_s=1e-9)):
+        for x, y in phase:
+            for call in (
+                partial(job.evaluate, evaluated, dataset(8)),
+                partial(job.log, a=1.0),
+                partial(job.allreduce, 1.0),
+            ):
+                with pytest.raises(UsageError, match=r"inner loop of elastic\.asynchronous"):
+                    call()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert job.allreduce(float(number)) == number
+
+
+def test_the_loop_has_no_epochs() -> None:
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = Asynchronous(model, optimizer, every=2)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    for _ in job.epochs(2):
+        with pytest.raises(ConfigError, match=r"job\.epochs"):
+            next(asynchronous(job, data, outer=outer, total=2))
+        break
 
 
 def test_a_piece_without_an_owner_or_with_two_is_summed_once_more() -> None:

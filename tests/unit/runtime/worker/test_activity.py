@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic.protocol.messages import Doing
+from elastic.protocol.messages import Doing, Progress
 from elastic.protocol.outer_round import Quorum
 from elastic.protocol.worker_state import Phase, WorkerState
 from runtime.session import Op, OpKind
 from runtime.worker.activity import CPU_CHECK_S, PAUSE_S, RECENT, Activity, below, cpu_s
 from runtime.worker.progress_report import ProgressReporter
+from runtime.worker.speed import SPEED_STEPS_LEAST
 
 GENEROUS_S = 60.0
 
@@ -118,6 +119,37 @@ def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> Non
     assert doing() is Doing.DECLARED
     reporter.after(Op(OpKind.EVALUATE, 1, label="evaluate()"))
     assert doing() is Doing.DECLARED
+
+
+def test_whoever_waits_outside_of_operations_keeps_nobody_waiting() -> None:
+    reporter = ProgressReporter(on_host=True, note=lambda moment, text="", unit=-1: None)
+
+    def word() -> Progress:
+        return reporter.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", ""))
+
+    reporter.after(Op(OpKind.ALLREDUCE, 1, step=6))
+    assert word().doing is Doing.ELSEWHERE
+    reporter.waits_for("the end of phase 6")
+    assert (word().doing, word().phase) == (Doing.WAITING, "the end of phase 6, waiting for the others")
+    reporter.advanced()
+    reporter.after(Op(OpKind.ALLREDUCE, 1, step=6))
+    assert word().doing is Doing.ELSEWHERE
+
+
+def test_shards_that_are_skipped_tell_of_no_speed() -> None:
+    """As those of a pass without gradients: a worker that is slower in them is no straggler."""
+    reporter = ProgressReporter(on_host=True, note=lambda moment, text="", unit=-1: None)
+
+    def shard_us(counts: bool) -> int:
+        for step in range(SPEED_STEPS_LEAST + 1):
+            op = Op(OpKind.PASS, 4, step=step)
+            reporter.begin(op)
+            reporter.handed_out(op, 0)
+            reporter.computed(counts=counts)
+        return reporter.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", "")).shard_us
+
+    assert shard_us(counts=False) == 0
+    assert shard_us(counts=True) > 0
 
 
 def test_beats_tell_of_a_quorum_only_in_the_round_that_has_it() -> None:

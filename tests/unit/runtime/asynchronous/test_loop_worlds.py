@@ -1,0 +1,188 @@
+"""The loop in worlds of several workers: what each of them has of its own between two phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from elastic.agent.worker.node_notice import NodeNotice
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from runtime.asynchronous import Asynchronous, Gossip, asynchronous, loop
+from runtime.asynchronous.local_training import LocalTraining
+from runtime.session import Session
+from tests.unit.jobs import cross_entropy, dataset, make_job, one_thread
+from tests.unit.runtime.asynchronous.loop_world import world_of
+from tests.unit.worlds import FakeMember, World
+
+SHARDS, EVERY, ROUNDS = 4, 3, 6
+RATE, GAMMA = 0.1, 0.9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Rates:
+    """A job whose scheduler makes a learning rate of the one before, once in each inner step."""
+
+    def __init__(self, kind: type[LocalTraining], checkpoints: Settings | None = None, phase_s: float = 1e-9) -> None:
+        self.kind, self.checkpoints, self.phase_s = kind, checkpoints, phase_s
+        self.steps: SimpleQueue[tuple[str, int, float]] = SimpleQueue()
+        """Worker, inner steps that its scheduler counts, learning rate behind them."""
+        self.evaluated: SimpleQueue[float] = SimpleQueue()
+
+    def script(self, session: Session) -> str:
+        job = make_job(session, checkpoints=self.checkpoints)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, GAMMA)
+        outer = self.kind(model, optimizer, every=EVERY)
+        test = dataset(16)
+        train = job.loader(dataset(48), 8, shards=SHARDS)
+        job.register(model=model, optimizer=optimizer, scheduler=scheduler, outer=outer)
+        for phase in asynchronous(job, train, outer=outer, total=ROUNDS, phase_s=self.phase_s):
+            for x, y in phase:
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                for _ in range(1 + job.rank):  # each worker counts for itself
+                    scheduler.step()
+                self.steps.put((job.worker_id, scheduler.last_epoch, optimizer.param_groups[0]["lr"]))
+            self.evaluated.put(job.evaluate(lambda x, y: {"loss": cross_entropy(model(x), y)}, test)["loss"])
+        digest = job.digest()
+        job.close()
+        return digest
+
+    def check(self) -> set[str]:
+        """Each learning rate is what the scheduler has counted. Returns the workers."""
+        seen = [self.steps.get() for _ in range(self.steps.qsize())]
+        for worker, count, rate in seen:
+            assert rate == pytest.approx(RATE * GAMMA**count), f"{worker} after {count}"
+        assert self.evaluated.qsize() > 0
+        return {worker for worker, _, _ in seen}
+
+
+def run(world: World, job: Rates, **joins: int) -> None:
+    world.run(job.script, **joins)
+    for error in world.errors.values():
+        raise error
+    assert len(set(world.digests.values())) == 1
+
+
+def lines_are_equal(world: World) -> None:
+    """All workers send the same lines to the ledger."""
+    members = [session for session in world.sessions.values() if isinstance(session, FakeMember)]
+    first = {record.step: record for record in members[0].records}
+    for member in members:
+        for record in member.records:
+            assert (record.lr, record.scalars) == (first[record.step].lr, first[record.step].scalars)
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, Gossip])
+def test_each_worker_has_its_own_learning_rates(kind: type[LocalTraining], monkeypatch: pytest.MonkeyPatch) -> None:
+    job, world = Rates(kind), world_of(3, monkeypatch)
+    run(world, job)
+    assert job.check() == {"w0", "w1", "w2"}
+    lines_are_equal(world)
+
+
+@pytest.mark.parametrize("admit_at", [2, 4])
+def test_a_newcomer_has_the_rates_and_schedulers_of_one_worker(admit_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 4 it copies the state of an earlier phase, and takes over the results since then."""
+    job, world = Rates(Asynchronous), world_of(2, monkeypatch)
+    run(world, job, newcomers=1, asked_at=1, copy_at=2, admit_at=admit_at)
+    assert job.check() == {"w0", "w1", "n0"}
+    lines_are_equal(world)
+
+
+def test_a_resumed_job_goes_on_with_its_learning_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Settings(root=str(tmp_path), every="4 steps", keep="last 100")
+    run(world_of(2, monkeypatch), Rates(Asynchronous, taking))
+    entry = Series(storage_at(str(tmp_path))).names()[0]
+    job = Rates(Asynchronous, Settings(root=str(tmp_path), resume=str(entry)))
+    world = world_of(2, monkeypatch)
+    run(world, job, newcomers=1, asked_at=5, copy_at=5, admit_at=5)
+    assert job.check() == {"w0", "w1", "n0"}
+
+
+def test_a_phase_ends_at_once_for_a_worker_that_has_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when the last end of a phase has paid: its node has little time."""
+    lines = {}
+    for leaver in ("", "w1"):
+        job, world = Rates(Asynchronous, phase_s=60.0), world_of(3, monkeypatch, due=True)
+        monkeypatch.setattr(loop, "WINDOW_S", 1e6)
+        monkeypatch.setattr(FakeMember, "going", property(partial(goes, leaver)))
+        run(world, job)
+        job.check()
+        lines[leaver] = len(world.sessions["w0"].records)
+    assert lines[""] <= 3 and lines["w1"] > 6
+
+
+def goes(leaver: str, session: FakeMember) -> NodeNotice | None:
+    return (
+        NodeNotice.begins(30.0, "it is reclaimed", "spot", "a test", signalled=False)
+        if session.worker_id == leaver
+        else None
+    )
+
+
+class Moments:
+    """A job with AdamW, and how many steps its state counts before each inner step."""
+
+    def __init__(self, kind: type[LocalTraining], shards: int, total: int, checkpoints: Settings) -> None:
+        self.kind, self.shards, self.total, self.checkpoints = kind, shards, total, checkpoints
+        self.counted: SimpleQueue[tuple[str, int]] = SimpleQueue()
+        """Worker, steps; 0: there is no state."""
+
+    def script(self, session: Session) -> str:
+        job = make_job(session, checkpoints=self.checkpoints)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        outer = self.kind(model, optimizer, every=EVERY)
+        train = job.loader(dataset(48), 8, shards=self.shards)
+        job.register(model=model, optimizer=optimizer, outer=outer)
+        for phase in asynchronous(job, train, outer=outer, total=self.total, phase_s=1e-9):
+            for x, y in phase:
+                self.counted.put((job.worker_id, int(optimizer.state[model.weight].get("step", 0))))
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert not optimizer.state, "between two phases it is nobody's"
+        digest = job.digest()
+        job.close()
+        return digest
+
+    def run(self, world: World) -> dict[str, list[int]]:
+        world.run(self.script)
+        assert world.errors == {}
+        found: dict[str, list[int]] = {}
+        while not self.counted.empty():
+            worker, steps = self.counted.get()
+            found.setdefault(worker, []).append(steps)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, Gossip])
+def test_a_checkpoint_has_no_moments_of_which_each_worker_has_others(
+    kind: type[LocalTraining], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers write it in parts: it would have parts of all of them; and a worker that has had no unit has none."""
+    settings = Settings(root=str(tmp_path), every="1 steps", keep="last 100")
+    counted = Moments(kind, 2, 2, settings).run(world_of(3, monkeypatch))
+    assert counted["w0"] == list(range(len(counted["w0"]))), "each worker goes on with its own in the next phase"
+    entries = Series(storage_at(str(tmp_path))).names()
+    assert entries
+    for entry in entries[:2]:
+        resumed = Settings(root=str(tmp_path), resume=str(entry))
+        assert Moments(kind, 2, 2, resumed).run(world_of(1, monkeypatch)).get("w0", [0])[0] == 0
