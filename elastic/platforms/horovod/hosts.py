@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.errors import ConfigError
@@ -92,10 +92,13 @@ class Blacklist:
         return bool(listed) and all(self._until_s.get(host) == math.inf for host in listed)
 
 
-def limited(hosts: Mapping[str, int], workers: int) -> dict[str, int]:
-    """The first hosts, with as many slots as there are to be workers at most."""
+def limited(hosts: Mapping[str, int], workers: int, present: Collection[str] = ()) -> dict[str, int]:
+    """The first hosts, with as many slots as there are to be workers at most. present: those that have workers now, in
+    the order in which they began. They come first: neither a host that comes back after a loss takes their place, nor
+    does a list in another order."""
     found: dict[str, int] = {}
-    for host, slots in hosts.items():
+    places = {host: number for number, host in enumerate(present)}
+    for host, slots in sorted(hosts.items(), key=lambda item: places.get(item[0], len(places))):
         if (left := workers - sum(found.values())) > 0:
             found[host] = min(slots, left)
     return found

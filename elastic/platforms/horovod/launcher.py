@@ -83,7 +83,7 @@ class HostTasks:
         if self._blacklist.has_all(listed):
             raise ElasticError(f"each host has lost a worker, and is left for that: {', '.join(listed)}")
         usable = self._blacklist.usable(listed, time.monotonic())
-        wanted = lists.limited(usable, self._launch.request.world[1])
+        wanted = lists.limited(usable, self._launch.request.world[1], self._hosts)
         difference = lists.changes({name: host.slots for name, host in self._hosts.items()}, wanted)
         if self._hosts and (difference.ends or difference.begins):
             self._reset(f"the list of hosts is {wanted} now")
