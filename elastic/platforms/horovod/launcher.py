@@ -49,7 +49,7 @@ class HostsLaunch:
 
 @dataclass(slots=True)
 class _Host:
-    """A host that is listed, or that is still being left. slots: of its newest process. listed: how many the list has."""
+    """A host that is listed, or that is still being left. slots: of its newest process. listed: those in the list."""
 
     name: str
     task: NodeTask
