@@ -69,7 +69,7 @@ class Model(nn.Module):
 class Script:
     """A script: a model, AdamW with two groups, a schedule and a loader."""
 
-    def __init__(self, *, shard: bool, width: int = 4, seed: int = 0, kind: type[nn.Module] = Model) -> None:
+    def __init__(self, *, shard: bool, width: int = 4, seed: int = 0, kind: Any = Model) -> None:
         torch.manual_seed(seed)
         self.model: Any = kind(width)
         if shard:
@@ -697,7 +697,7 @@ class Optimizers(torch.optim.Optimizer):
 
 
 class Contained(Script):
-    def __init__(self, *, width: int = 4, kind: type[nn.Module] = Model) -> None:
+    def __init__(self, *, width: int = 4, kind: Any = Model) -> None:
         super().__init__(shard=True, width=width, kind=kind)
         self.optimizers = Optimizers(self.model, self.optimizer)
 
