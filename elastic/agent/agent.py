@@ -136,7 +136,8 @@ class Agent:
             self._late_failure = True
             because = worker_slot.describe(status)
             _log.error("%s %s after the job was complete", worker_id, because)
-        lost = self._end is None and status not in (ExitCode.DONE, ExitCode.DRAINED)
+        served = any(slot.worker_id == worker_id and slot.served for slot in self._workers.slots)
+        lost = self._end is None and is_loss(status, served=served)
         if lost and self._leaves_after_loss and self._workers.has_others:
             because = f"{worker_id} {worker_slot.describe(status)}"
             leave = partial(self._departure.asked, self._grace_s or GRACE_S, because, source="loss")
@@ -206,6 +207,12 @@ class Agent:
             await asyncio.sleep(self._beat_s)
             self._leader.beat()
             self._workers.look()
+
+
+def is_loss(status: int, *, served: bool) -> bool:
+    """Whether the job has lost a worker that has ended in this way. served: whether it was a member. A newcomer that
+    comes too late gives way to a new process: nobody is lost."""
+    return status not in (ExitCode.DONE, ExitCode.DRAINED) and (served or status != ExitCode.FENCED)
 
 
 def _refused(given: Assignment) -> str:

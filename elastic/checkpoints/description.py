@@ -183,6 +183,8 @@ def _walk(value: Any, path: str, referred: list[int], depth: int) -> None:
             referred.append(body)
         case "__float__", "inf" | "-inf" | "nan" | "-nan":
             pass
+        case "__bytes__", str():
+            base64.b64decode(body, validate=True)
         case "__tuple__", list():
             _walk(body, path, referred, depth - 1)
         case "__dict__" | "__counter__" | "__ordered__", list() if all(map(_is_pair, body)):

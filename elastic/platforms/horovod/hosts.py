@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from elastic.errors import ConfigError
 
@@ -92,12 +93,18 @@ class Blacklist:
         return bool(listed) and all(self._until_s.get(host) == math.inf for host in listed)
 
 
-def limited(hosts: Mapping[str, int], workers: int) -> dict[str, int]:
-    """The first hosts, with as many slots as there are to be workers at most."""
+def limited(
+    hosts: Mapping[str, int], workers: int, present: Mapping[str, int] = MappingProxyType({}), least: int = 1
+) -> dict[str, int]:
+    """The first hosts, with as many slots as there are to be workers at most. present: those that have workers now, in
+    the order in which they began, and with how many slots. They come first, whatever the order of the list is, and keep
+    their slots: another number would begin them anew. Unless fewer workers than `least` would be left."""
     found: dict[str, int] = {}
-    for host, slots in hosts.items():
+    for host, slots in {**{host: slots for host, slots in present.items() if host in hosts}, **hosts}.items():
         if (left := workers - sum(found.values())) > 0:
-            found[host] = min(slots, left)
+            found[host] = min(slots, present.get(host, slots), left)
+    if present and sum(found.values()) < least:
+        return limited(hosts, workers)
     return found
 
 

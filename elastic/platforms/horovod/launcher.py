@@ -49,11 +49,12 @@ class HostsLaunch:
 
 @dataclass(slots=True)
 class _Host:
-    """A host that is listed, or that is still being left. slots: of its newest process."""
+    """A host that is listed, or that is still being left. slots: of its newest process. listed: those in the list."""
 
     name: str
     task: NodeTask
     slots: int
+    listed: int
     process: subprocess.Popen[bytes] | None = None
     leaves: bool = False
     attempts: list[str] = field(default_factory=list)
@@ -83,7 +84,9 @@ class HostTasks:
         if self._blacklist.has_all(listed):
             raise ElasticError(f"each host has lost a worker, and is left for that: {', '.join(listed)}")
         usable = self._blacklist.usable(listed, time.monotonic())
-        wanted = lists.limited(usable, self._launch.request.world[1])
+        present = {name: host.slots for name, host in self._hosts.items() if listed.get(name) == host.listed}
+        least, most = self._launch.request.world
+        wanted = lists.limited(usable, most, present, least)
         difference = lists.changes({name: host.slots for name, host in self._hosts.items()}, wanted)
         if self._hosts and (difference.ends or difference.begins):
             self._reset(f"the list of hosts is {wanted} now")
@@ -92,7 +95,7 @@ class HostTasks:
             self._leave(host)
             self._left.append(host)
         for name in difference.begins:
-            self._hosts[name] = _Host(name, NodeTask(self._numbers), wanted[name])
+            self._hosts[name] = _Host(name, NodeTask(self._numbers), wanted[name], listed[name])
             self._numbers += 1
         self._left = [host for host in self._left if host.process is not None]
         for host in self._hosts.values():

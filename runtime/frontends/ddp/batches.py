@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.evaluation.first_batch import evaluate
 from runtime.frontends.ddp.frames.loop_shape import asked_by_head, loop_around
 from runtime.frontends.ddp.frames.places import is_defined_by_script
-from runtime.frontends.ddp.rank_script import RankScript
+from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.rank_source import Position, RankSource
 from runtime.frontends.ddp.sampler_source import SamplerSource, sampler_of
 
@@ -30,6 +31,8 @@ class TrainingBatches(Iterator[Any]):
     ) -> None:
         """evaluation: gives the same batches to a loop that turns out to be one, as it runs the model without gradients
         although it has not called eval()."""
+        if script.turn is Turn.ELSEWHERE:
+            raise mistakes.behind_a_framework()
         self._script = script
         self._over = False
         self._evaluation = evaluation

@@ -29,6 +29,13 @@ def other_loop() -> errors.NotInPlace:
     )
 
 
+def behind_a_framework() -> errors.NotInPlace:
+    return not_in_place(
+        "A training loop over a DataLoader with a DistributedSampler, behind the loop of Trainer, Lightning or Keras,",
+        "Make it a job of its own.",
+    )
+
+
 def in_turn(call: str) -> errors.MidShardCollective:
     return errors.MidShardCollective(
         f"{call} was called between a batch and its backward(), where the other ranks, whose turns this worker may "

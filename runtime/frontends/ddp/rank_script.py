@@ -532,7 +532,7 @@ class RankScript:
             self.training.carrier.settle()
             if self._position.copied and not self.training.at.joining:
                 self._take_over(FrameValues.read(self.frames))
-        self._reduces = reduces or bool(self._reduces)
+        self._reduces = None if self.turn is Turn.ELSEWHERE and self.between else reduces or bool(self._reduces)
 
     def before_backward(self) -> None:
         """Raises TwoBackwards, UnknownBatches, StrayGradient."""
@@ -543,7 +543,7 @@ class RankScript:
                 self._turns.set_gradients_aside()
         elif self.turn is Turn.ENDED and self._reduces is None:
             self._gradient_versions = self.objects.versions_of_gradients()
-        elif self._reduces is not None and self.turn not in (Turn.PASSING, Turn.ELSEWHERE):
+        elif self._reduces is not None and self.turn is not Turn.PASSING and not self.between:
             raise mistakes.two_backwards() if self.turn is Turn.ENDED else self._unknown_batches()
 
     def _unknown_batches(self) -> UnknownBatches:

@@ -80,12 +80,15 @@ class EarlierLoops:
         self.ends = (*self.ends, LoopEnd(header, copied, carrier.digest((header, copied))))
 
     def check_kept(self) -> None:
-        """Another loop begins. Raises ConfigError if there was no memory for what the one before has left."""
+        """Another loop begins. Raises ConfigError if what the one before has left is not kept: there was no memory for
+        it, or an error came behind its steps. A worker that comes later could not go on."""
         if self._lacks_bytes:
             raise ConfigError(
                 f"a further training loop begins, and this machine lacks the memory for what the one before has left, "
                 f"{self._lacks_bytes:,} bytes for each worker: give it more memory, or make the loop a job of its own"
             )
+        if len(self.ends) <= self.number:
+            raise ConfigError("a training loop begins behind one that has ended with an error: begin none then")
 
     def recall(self, objects: Mapping[str, object]) -> None:
         """The script has come to a loop that is over: give its objects what they had at its end. Raises ConfigError if

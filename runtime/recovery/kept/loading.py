@@ -123,7 +123,11 @@ def load(objects: Mapping[str, Any], saved: SavedState) -> None:
             f"{'; '.join(differing[:NAMED])}{more}. Build what the job began with, or start a new job"
         )
     pieces = {piece.path: piece for piece in own.pieces}
-    targets = [_target(one, objects[_owner(one.path)], pieces.get(one.path)) for one in saved.tensors]
+    numbered = {name for name, one in objects.items() if _has_groups(one, saved.plain[name])}
+    targets = [
+        _target(one, objects[_owner(one.path)], pieces.get(one.path), numbered=_owner(one.path) in numbered)
+        for one in saved.tensors
+    ]
     for target in targets:
         if lacking := missing(target.box, (stored.box for stored in target.saved.boxes)):
             raise CheckpointCorrupt(f"{lacking} elements of {target.saved.path} are in no segment of this step")
@@ -233,11 +237,13 @@ def _parameter_of(tensor: SavedTensor, parameters: Sequence[torch.Tensor]) -> to
     return parameters[int(words[2])]
 
 
-def _target(saved: SavedTensor, one: Any, piece: Piece | None) -> _Target:
-    """Where a saved tensor goes: into the tensor of a module, or into a new one that load_state_dict() is given."""
+def _target(saved: SavedTensor, one: Any, piece: Piece | None, *, numbered: bool) -> _Target:
+    """Where a saved tensor goes: into the tensor of a module, or into a new one that load_state_dict() is given.
+    numbered: it is of an optimizer whose state has the numbers of parameters, and not their names, which may be numbers
+    too, as in an nn.Sequential."""
     if isinstance(one, nn.Module) and piece is not None:
         return _Target(saved, piece.tensor, piece.box, piece.tensor)
-    like = _parameter_of(saved, parameters_of(one)) if isinstance(one, torch.optim.Optimizer) else None
+    like = _parameter_of(saved, parameters_of(one)) if numbered else None
     if like is None and piece is not None and piece.distributed and saved.distributed:
         like = piece.source
     device = torch.device("cpu")

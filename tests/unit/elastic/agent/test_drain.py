@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from elastic.agent.agent import is_loss
 from elastic.agent.drain import SIGTERM, NodeDrain
 from elastic.config import JobSpec
+from elastic.errors import ExitCode
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
@@ -189,3 +191,9 @@ def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:
         assert departure.is_done
 
     play(scene)
+
+
+def test_a_newcomer_that_came_too_late_is_no_loss_for_which_its_node_is_left() -> None:
+    assert not is_loss(ExitCode.FENCED, served=False)
+    assert is_loss(ExitCode.FENCED, served=True) and is_loss(-9, served=False) and is_loss(1, served=True)
+    assert not any(is_loss(status, served=True) for status in (ExitCode.DONE, ExitCode.DRAINED))

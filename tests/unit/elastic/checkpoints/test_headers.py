@@ -66,6 +66,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Series, Setup]:
         setup.job.state.table = {1: torch.ones(2), "1": (0.5, torch.zeros(3, dtype=torch.complex64))}
         setup.job.state.counts = defaultdict(int, {"a": 1})
         setup.job.state.ordered = OrderedDict(b=2)
+        setup.job.state.raw = b"\x00raw"
         train(setup, epochs=3, body=lambda setup: setup.job._training.checkpoints.finish())
         setup.job._training.checkpoints.finish()
         setup.job._detach()
@@ -141,6 +142,7 @@ CHANGES: dict[str, Callable[[Body], object]] = {
     "a marker among keys": set_in("header", "state", "seen", to={"a": 1, "__tuple__": []}),
     "a buffer that is no tensor": set_in("header", "objects", "model", "nonpersistent", to={"queue": [1]}),
     "a default that nobody can make": set_in("header", "state", "counts", "__default__", 0, to="exec"),
+    "bytes that are none": set_in("header", "state", "raw", to={"__bytes__": "AAA"}),
     "a bare infinity": set_in("header", "state", "seen", to=float("inf")),
     "state that is a list": set_in("header", "state", to=[]),
     "a job that is a number": set_in("job", to=5),

@@ -51,6 +51,15 @@ def test_no_more_workers_than_slots() -> None:
     assert hosts.limited({"a": 2, "b": 2, "c": 1}, 3) == {"a": 2, "b": 1}
 
 
+def test_hosts_that_have_workers_keep_them_when_others_come_and_go() -> None:
+    slots = {"a": 2, "b": 2, "c": 1}
+    assert hosts.limited(slots, 3, {"c": 1, "b": 2}) == {"b": 2, "c": 1}, "a comes back, and finds no place"
+    assert hosts.limited({"b": 2, "a": 2}, 3, {"a": 2, "b": 1}) == {"a": 2, "b": 1}, "the order of a list may change"
+    assert hosts.limited({"b": 2}, 3, {"a": 2, "b": 1}) == {"b": 1}, "the last host with workers is not begun anew"
+    assert hosts.limited({"b": 2}, 3, {"a": 2, "b": 1}, least=2) == {"b": 2}
+    assert hosts.limited({"b": 2, "c": 4}, 3, {"a": 2, "b": 1}) == {"b": 1, "c": 2}
+
+
 def test_a_new_list_leaves_the_hosts_that_are_in_both() -> None:
     assert hosts.changes({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 1}) == Changes(ends=("b",), begins=("b", "c"))
     assert hosts.changes({"a": 1}, {"a": 1}) == Changes((), ())

@@ -15,7 +15,7 @@ from torch import nn
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, UnknownBatches
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches
@@ -263,3 +263,60 @@ def test_a_script_that_ends_before_the_loop_of_its_checkpoint_is_refused(tmp_pat
         (last,) = Series(storage_at(str(tmp_path))).names()
         with pytest.raises(ConfigError, match="ended behind its training loop 0"):
             run(1, Settings(root=str(tmp_path), resume=str(last)))
+
+
+def test_a_loop_for_data_parallel_models_behind_that_of_a_framework_is_refused() -> None:
+    """Nobody would sum its gradients. In the framework's own loop the same calls are its business."""
+
+    def run(session: FakeMember) -> str:
+        script = RankScript(RANKS)
+        script.connect(make_job(session))
+        model = net(8)
+        fit = Fit(script, model, adam(model), 0.0)
+
+        def loss(x: torch.Tensor, y: torch.Tensor) -> Any:
+            script.forward(reduces=True)
+            script.before_backward()
+            return F.cross_entropy(model(x), y)
+
+        fit.loss = loss
+        fit.train(1)
+        script.before_backward()  # of something else
+        script.forward(reduces=True)
+        with pytest.raises(UnknownBatches):
+            script.before_backward()
+        script.leave()
+        script.job.close()
+        return "ended"
+
+    world = World(1)
+    with one_thread():
+        world.run(run)
+    assert world.digests == {"w0": "ended"}
+
+
+def test_a_loop_behind_one_that_an_error_has_ended_is_refused() -> None:
+    """Also behind its steps: a worker that came in the next one could not have what it has left."""
+
+    def run(session: FakeMember) -> str:
+        script = RankScript(RANKS)
+        script.connect(make_job(session))
+        model = net(8)
+        fit = Fit(script, model, adam(model), 0.0)
+
+        def close() -> None:
+            raise ValueError("as a callback may raise at the end")
+
+        fit.loop.close = close  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match="a callback"):
+            fit.train(1)
+        with pytest.raises(ConfigError, match="ended with an error"):
+            Fit(script, model, adam(model), 0.0).train(1)
+        script.leave()
+        script.job.close()
+        return "ended"
+
+    world = World(1)
+    with one_thread():
+        world.run(run)
+    assert world.digests == {"w0": "ended"}

@@ -69,9 +69,9 @@ class Model(nn.Module):
 class Script:
     """A script: a model, AdamW with two groups, a schedule and a loader."""
 
-    def __init__(self, *, shard: bool, width: int = 4, seed: int = 0) -> None:
+    def __init__(self, *, shard: bool, width: int = 4, seed: int = 0, kind: Any = Model) -> None:
         torch.manual_seed(seed)
-        self.model: Any = Model(width)
+        self.model: Any = kind(width)
         if shard:
             fully_shard(self.model.up)
             fully_shard(self.model)
@@ -697,8 +697,8 @@ class Optimizers(torch.optim.Optimizer):
 
 
 class Contained(Script):
-    def __init__(self, *, width: int = 4) -> None:
-        super().__init__(shard=True, width=width)
+    def __init__(self, *, width: int = 4, kind: Any = Model) -> None:
+        super().__init__(shard=True, width=width, kind=kind)
         self.optimizers = Optimizers(self.model, self.optimizer)
 
     def keep(self) -> KeptScript:
@@ -720,3 +720,29 @@ def test_an_optimizer_that_holds_others_is_kept_by_the_form_of_its_own_state(job
     mixed.optimizers = Contained(width=5).optimizers
     with pytest.raises(OtherState, match=r"optimizer\.state\.up\.weight\.exp_avg has shape \(5, 3\), and had \(4, 3\)"):
         mixed.keep()
+
+
+class Numbered(nn.Sequential):
+    """The names of its layers are numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+    @property
+    def up(self) -> nn.Module:
+        return self[0]
+
+
+def test_an_optimizer_that_holds_others_of_layers_whose_names_are_numbers(job: Job) -> None:
+    """These are not the numbers of parameters."""
+    job.begin(FIRST)
+    script = Contained(kind=Numbered)
+    kept = script.keep()
+    for _ in range(3):
+        script.step(kept)
+    kept.wait()
+    job.begin(SECOND)
+    again = Contained(kind=Numbered)
+    more = again.keep()
+    assert again.values() == script.values()
+    again.step(more)

@@ -1105,11 +1105,12 @@ def test_hooks_get_the_values_without_tensors_as_they_were() -> None:
 
 def test_a_loaded_copy_brings_exactly_the_donors_values() -> None:
     here, there = Values(), Values()
-    here.setdefault(best=0.5, mean=torch.ones(3))
+    here.setdefault(best=0.5, mean=torch.ones(3), raw=b"\x00raw")
     there.setdefault(own=1)
     there.lock()
     carried(there, model=network()).load(*sent(carried(here, model=network())))
-    assert there.keys() == ["best", "mean"] and torch.equal(there.mean, torch.ones(3))
+    assert there.keys() == ["best", "mean", "raw"] and torch.equal(there.mean, torch.ones(3))
+    assert there.raw == b"\x00raw"
 
 
 @pytest.mark.parametrize(
