@@ -182,6 +182,7 @@ def test_a_worker_trains_on_behind_a_unit_that_was_dropped(kind: type[LocalTrain
     data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
     job.register(model=model, optimizer=optimizer, outer=outer)
     metrics, inner = [], 0
+    moments: list[torch.Tensor] = []
     for phase in asynchronous(job, data, outer=outer, total=3, phase_s=phase_s):
         for x, y in phase:
             inner += 1
@@ -189,11 +190,11 @@ def test_a_worker_trains_on_behind_a_unit_that_was_dropped(kind: type[LocalTrain
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
         metrics.append(phase.metrics)
         assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert sum(one.get(DROPPED, 0.0) for one in metrics) == 1.0
     assert sum(one.get(UPDATES, 0.0) for one in metrics) == pytest.approx(3 * SHARDS)
-    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert moments and all(bool(moment.isfinite().all()) for moment in moments)
 
 
