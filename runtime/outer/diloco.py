@@ -82,7 +82,7 @@ class DiLoCo:
         A replica then is a worker. When min_replicas of them have made all inner steps of a round, and grace_s seconds
         later, the others stop after the inner step that they are in, and all differences are averaged, each by its
         samples. What a worker that dies has done in the round is lost; if fewer workers live than min_replicas, the
-        survivors train the missing replicas. moments="own": each worker keeps its inner optimizer's state, and a
+        survivors train the replicas of all shards. moments="own": each worker keeps its inner optimizer's state, and a
         newcomer, or a resumed job, begins without one. See outer_round.py.
 
         Raises ConfigError for other numbers, and for fragments or alpha, with which replicas have parameters of their
