@@ -101,7 +101,7 @@ def test_a_storm_over_narrow_cables_stops_nobody(tmp_path: Path) -> None:
     """Three nodes behind cables of 10 Mbit/s and 20 ms. Whenever three workers have made two rounds, one of them is
     killed."""
     dice = random.Random(49)
-    options = {"every": 10, "steps": 2000, "replicas": 3, "batch-size": 12, "quorum": 2, "grace": 1, "eval-every": 2000}
+    options = {"every": 10, "steps": 1000, "replicas": 3, "batch-size": 12, "quorum": 2, "grace": 1, "eval-every": 1000}
     arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     with Network() as network, Fleet(tmp_path, network, nodes=("a", "b", "c")) as fleet:
         for node in ("a", "b", "c"):
@@ -115,21 +115,20 @@ def test_a_storm_over_narrow_cables_stops_nobody(tmp_path: Path) -> None:
             min_workers=1,
             checkpoint_dir=str(tmp_path / "checkpoints"),
         )
-        killed: list[str] = []
-        while len(killed) < FAULTS and len(fleet.steps(job)) < 150:  # a replacement needs some rounds
+        killed = []
+        for _ in range(FAULTS):
             status = fleet.await_slots(job, "a.0", "b.0", "c.0")
             fleet.await_more_steps(job, 2)
             killed.append(dice.choice([member["worker_id"] for member in status["members"]]))
             fleet.kill_worker(job, killed[-1])
             fleet.until("it is noted", lambda: fleet.events("member_lost", job=job, worker_id=killed[-1]))
-        assert len(killed) >= FAULTS // 2
         ended = fleet.await_end(job)
         assert ended["exit_code"] == 0, ended["because"]
         lost = {line["worker_id"] for line in fleet.events("member_lost", job=job)}
         assert lost == set(killed), "nobody else was given up"
         assert not fleet.events("state_lost", job=job)
         lines = fleet.steps(job)
-        assert in_order(lines) and len(lines) == 200
+        assert in_order(lines) and len(lines) == 100
         scalars = [line["scalars"] for line in lines]
         assert sum(one["elastic.lost"] for one in scalars) >= 1
         assert all(one["elastic.replicas"] + one["elastic.lost"] >= 2 for one in scalars)
