@@ -222,8 +222,10 @@ class WorkerPlace(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether workers come or go after the next operation, for which nobody waits yet. Asked by a script that makes
-        none for a while; the process ends here if its part in the job is over."""
+        """Whether workers come or go after the next operation, for which nobody waits yet."""
+
+    def leave_if_over(self) -> None:
+        """End this process if its part in the job is over. For a script that makes no operation for a while."""
 
     @property
     def going(self) -> NodeNotice | None:

@@ -185,8 +185,7 @@ class LocalPhases(Iterator["LocalPhase"]):
         said = dict[str, Json](want="phase_over", phase=phase, worker=me, idle=idle, goes=self.goes)
         self.session.waits(f"the end of phase {phase}")
         while self.calls is not None:
-            if self.session.due:
-                pass  # asked for its effect: the process ends if its part in the job is over
+            self.session.leave_if_over()
             members = self.session.place().members
             self.calls.keep(members)  # one that has come since the last exchange is called, too
             here = [worker for worker in roster if worker in members]
@@ -242,6 +241,7 @@ class LocalPhase:
         phases = self._phases
         if self._running:
             self._end_step()
+        phases.session.leave_if_over()
         age_s = time.monotonic() - self._begun_s
         due = not self._behind and phases.session.due
         asked = self._next is not None and phases.asked >= self.index

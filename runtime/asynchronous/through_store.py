@@ -22,10 +22,8 @@ from runtime.session import Session
 
 STALENESS_ROUNDS = 4
 """By default an update may be older than those of so many rounds."""
-
-
-NEVER_S = 1e18
-"""The age of an update that is to be dropped."""
+DROPPED_AGE_S = 1e18
+"""The age with which a worker sends an update that every owner has to drop."""
 
 
 class Asynchronous(LocalTraining):
@@ -68,7 +66,7 @@ class Asynchronous(LocalTraining):
         self._ranges = cut(self.flat.elements)
         self._momenta, self._pending = torch.zeros(self.flat.elements), torch.zeros(self.flat.elements)
         self._versions = [0] * len(self._ranges)
-        """Of the common parameters."""
+        """The version of each piece of the common parameters."""
         self._base = torch.zeros(0)
         """The outer parameters from which this worker has begun its unit."""
         self._bases = [0] * len(self._ranges)
@@ -137,13 +135,13 @@ class Asynchronous(LocalTraining):
         own = self.flat.read()
         difference, age_s = self._base - own, time.monotonic() - self._since_s
         if not bool(difference.isfinite().all()):  # it would make the parameters of all workers so
-            difference, age_s = torch.zeros_like(own), NEVER_S
+            difference, age_s = torch.zeros_like(own), DROPPED_AGE_S
             self.begin_anew()
         differences = {piece: difference[_slice(at)] for piece, at in enumerate(self._ranges)}
         bases = dict(enumerate(self._bases))
         self._since_s = time.monotonic()
         update = PieceUpdate(number, bases, age_s, differences)
-        pushed = self._store.push(update, lambda: self._session.due)
+        pushed = self._store.push(update, self._session.leave_if_over)
         for piece, value in pushed.values.items():
             at = _slice(self._ranges[piece])
             own[at] = value

@@ -110,6 +110,9 @@ class SingleSession:
     def next_unit(self) -> int | None:
         return self._todo.pop(0) if self._todo else None
 
+    def leave_if_over(self) -> None:
+        """Do nothing: nobody ends its part in the job."""
+
     def advanced(self) -> None:
         """Nobody judges how long it takes."""
 

@@ -217,9 +217,11 @@ class WorkerSession(OperationLoop):
 
     @property
     def due(self) -> bool:
-        self._orders.leave_if_over()
         with self._shared.changed:
             return bool(self._shared.position.pending)
+
+    def leave_if_over(self) -> None:
+        self._orders.leave_if_over()
 
     @property
     def going(self) -> NodeNotice | None:

@@ -257,6 +257,9 @@ class FakeMember:
     may_part = True
     going: NodeNotice | None = None
 
+    def leave_if_over(self) -> None:
+        """Nobody is expelled here."""
+
     def before_leaving(self, call: Callable[[], None]) -> None:
         """Nobody is drained here."""
 

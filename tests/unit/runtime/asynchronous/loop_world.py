@@ -74,11 +74,11 @@ def world_of(workers: int, patch: pytest.MonkeyPatch, *, due: bool = False) -> W
     def sleep(seconds: float) -> None:
         world.lock.wait(seconds)
 
-    def is_due(session: FakeMember) -> bool:
-        sleep(0.001)  # asked in each inner step, and while an owner is waited for: the others go on
-        return due
+    def let_others_go_on(session: FakeMember) -> None:
+        sleep(0.001)  # called in each inner step, and while an owner is waited for
 
-    patch.setattr(FakeMember, "due", property(is_due))
+    patch.setattr(FakeMember, "due", due)
+    patch.setattr(FakeMember, "leave_if_over", let_others_go_on)
     patch.setattr(loop, "calls_of", calls_of)
     patch.setattr(loop, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     patch.setattr(ParameterStore, "follow_members", lambda store: None)
