@@ -105,7 +105,7 @@ class Gossip(LocalTraining):
         """Its parameters at the end of the phase; None: it has been in none, or they are not finite."""
         self._phase = -1
         self._exchanges = 0
-        """Of this worker in the job; its place in the schedule."""
+        """How many exchanges this worker has begun in the job: the number of the next one in the schedule."""
         self._heard: dict[str, int] = {}
         self._sums: dict[str, float] = {}
         self._consensus = 0.0

@@ -1,4 +1,4 @@
-"""Who averages with whom, without a centre: a seeded schedule of pairs over the living members.
+"""A seeded schedule of pairs: it says which two of the living members average their parameters, without a centre.
 
 The n-th exchange of a worker follows the n-th matching of the members: a random order, drawn from (seed, n), of which
 neighbours are pairs. Workers come to their n-th exchange at different times, so each of a pair calls the other when it

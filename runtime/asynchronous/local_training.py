@@ -80,7 +80,7 @@ class LocalTraining(ABC):
         return {"total": self.left.total, "left": self.left.to_json(), "begun": dict(self.begun)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of a checkpoint, also of a job with another total, or of another worker."""
+        """Take the state that a checkpoint or another worker has, also that of a job with another total."""
         total = self.left.total
         self.left = UnitsLeft.from_json(state["total"], state["left"]).of_total(total)
         self.begun = {worker: unit for worker, unit in state["begun"].items() if unit < total}

@@ -17,7 +17,8 @@ from runtime.recovery.state import encoding
 from runtime.recovery.state.training_state import Carrier
 
 OBJECT_BYTES_MAX = 1 << 14
-"""Of the JSON of an object, which every worker tells the others at the end of a phase. A larger one stays as it is."""
+"""At the end of a phase each worker tells the others the states of its objects as JSON. A state with more bytes than
+this is not told: each worker keeps its own."""
 
 
 class OwnValues:

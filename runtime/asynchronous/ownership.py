@@ -49,7 +49,7 @@ def _score(piece: int, worker: str) -> bytes:
 
 
 def holders(ordered: Sequence[str], alive: Collection[str]) -> Holders:
-    """Who holds the piece with this order now. Raises ValueError if nobody of it lives."""
+    """The owner and the mirror of the piece with this order of workers. Raises ValueError if none of them lives."""
     living = [worker for worker in ordered if worker in alive]
     if not living:
         raise ValueError(f"none of {', '.join(ordered)} is a member")

@@ -29,7 +29,7 @@ from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.script_end import TorchThread
 
 VECTORS = 3
-"""Of a copy of a piece: values, momentum, pending differences."""
+"""A copy of a piece consists of so many vectors: values, momentum, pending differences."""
 POLL_S = 0.05
 """Seconds between two looks at the list of members, and before a question is asked again."""
 

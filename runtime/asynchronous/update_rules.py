@@ -30,9 +30,9 @@ class PieceState:
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """Delayed Nesterov updates of the outer parameters (Liu et al., "Asynchronous Local-SGD Training for Language
-    Modeling", 2024, algorithm 3, with momentum activation c = 0): each difference is applied when it comes, divided by
-    `delay`, and the momentum is renewed by the mean of `delay` differences, in the last of their updates alone.
+    """Delayed Nesterov updates of the outer parameters, after the idea of Liu et al., "Asynchronous Local-SGD Training
+    for Language Modeling", 2024: each difference is applied when it comes, divided by `delay`, and the momentum is
+    renewed by the mean of `delay` differences, in the last of their updates alone. (Their momentum activation is 0.)
 
     So `delay` updates that start from one place do what one step of SGD with Nesterov momentum does with the mean of
     their differences.

@@ -128,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"machine": about, "measured": measured}, indent=1) + "\n", encoding="utf-8")
     if not options.small:
-        command = f"python -m tests.bench.kept --minutes {options.minutes:g} --every {options.every:g}"
+        words = f"--minutes {options.minutes:g} --every {options.every:g} --runs {options.runs}"
+        command = f"python -m tests.bench.kept {words}"
         report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
     print(report.table(rows))
     print(summary(runs), flush=True)

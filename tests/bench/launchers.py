@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -143,7 +144,7 @@ def free_port() -> int:
     return port
 
 
-class Commands:
+class Commands(ABC):
     """A launcher whose nodes are commands of this process."""
 
     name: str
@@ -167,8 +168,8 @@ class Commands:
             if command.process.poll() is not None:
                 raise RuntimeError(f"{node} of {self.name} has ended:\n{command.output[-4000:]}")
 
-    def start(self, node: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self, node: str) -> None: ...
 
     def revive(self) -> int:
         ended = [node for node in NODES if node in self._commands and self._commands[node].process.poll() is not None]

@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records.write(options.json)
     rows = rows_of(records.runs)
     if not options.small:
-        command = f"python -m tests.bench.storms --minutes {options.minutes:g}"
+        command = f"python -m tests.bench.storms --minutes {options.minutes:g} --runs {len(records.runs)}"
         text = report.section(command, records.about, rows, notes(seconds, options.speed, records.alike))
         report.write_section(DOCUMENT, text, MARKERS)
     print(report.table(rows))

@@ -91,7 +91,7 @@ def status_text(document: dict[str, Any]) -> str:
 
 
 def _outer_text(outer: dict[str, float]) -> str:
-    """Of the last outer step: see elastic/protocol/outer_round.py."""
+    """One line that says what elastic/protocol/outer_round.py has found out about the last outer step."""
     text = f"last outer step: drift {outer['drift']:.3g}, {outer['summed_bytes'] / 1e6:.3g} MB summed"
     if "replicas" not in outer:
         return text
