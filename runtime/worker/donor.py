@@ -15,8 +15,9 @@ Each connection has a thread of the listener, and carries one request after anot
       then {"complete": op, "base"}            from a newcomer that has it all; -1: it counts as no holder of it
     {"want": "part", "op": k, "digest": d}  -> {"ready": k} if that is the state in this member's window, or {"refused"}
       then {"part": ...}                       as above, until the asker hangs up
-    {"want": "next", "op": k, "join": j,    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
-     "base"} from a holder of k's state        k is in progress, and this newcomer counts as a holder of its state;
+    {"want": "next", "op": k, "join": j,    -> {"results": [...], "newest": n} + tensors: of k, k + 1, ..., while n is
+     "base"} from a holder of k's state        in progress; {"now": k}, with join:
+                                               k is in progress, and this newcomer counts as a holder of its state;
                                                {"later": why}, with "donor" from one that keeps k's result for it;
                                                {"refused": why}: k is over, its result is not held; or, without
                                                join, k waits for newcomers
@@ -321,7 +322,7 @@ class CopyServer:
             connection.send({"now": number})
         elif entries:
             try:
-                _send_entries(connection, entries)
+                _send_entries(connection, entries, p.reduced)
             finally:
                 with shared.changed:
                     shared.served -= 1
@@ -428,13 +429,13 @@ class CopyServer:
         connection.send({"state": header}, HostBytes([tensor for _, tensor in tensors], self._mark).blobs())
 
 
-def _send_entries(connection: CopyConnection, entries: Sequence[LoggedResult]) -> None:
+def _send_entries(connection: CopyConnection, entries: Sequence[LoggedResult], newest: int) -> None:
     parts = [result_json(entry.result, entry.mark) for entry in entries]
     about: list[Json] = [
         {"about": op_json(entry.op), "fingerprint": dict(entry.fingerprint), **part}
         for entry, (part, _) in zip(entries, parts, strict=True)
     ]
-    connection.send({"results": about}, [blob for _, blobs in parts for blob in blobs])
+    connection.send({"results": about, "newest": newest}, [blob for _, blobs in parts for blob in blobs])
 
 
 def op_json(op: Op) -> dict[str, Json]:

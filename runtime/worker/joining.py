@@ -83,6 +83,9 @@ class JoinProtocol:
         """Whether the donor of the last copy keeps the results from there on."""
         self._waited_for = False
         """Whether the operation of the last copy waits for this worker."""
+        self._behind = 0
+        """How many operations this newcomer was behind the members when it was last sent results after its copy; 0: it
+        was sent none."""
         self._gathering: MultiSourceCopy | None = None
         """A copy whose donor was lost before it was complete."""
 
@@ -284,7 +287,7 @@ class JoinProtocol:
         self._follows, self._waited_for = answer.get("follows") is True, answer.get("waits") is True
         blobs = self._gathered(number, copy.header).run(connection, self._helpers(p, of))
         self._gathering = None
-        self._number, self._op = number, copy.op
+        self._number, self._op, self._behind = number, copy.op, 0
         self._journal.write("state_copied", generation=p.entered, op=number, held=self._follows)
         return replace(copy, blobs=blobs)
 
@@ -329,13 +332,13 @@ class JoinProtocol:
             self._counted_in = None
             if "refused" in answer:
                 self._journal.write("copy_outdated", generation=p.entered, op=self._number, because=answer["refused"])
-                self._orders.copy_outdated()
+                self._orders.too_slow()
                 self._number = -1
                 return True, None
             if "results" not in answer:
                 self._asker.unfollow()
                 return False, None
-            self._results.extend(parse_results(self._number, answer, blobs))
+            self._receive_results(answer, blobs)
         p = self._shared.post(worker_state.Copied(-1))
         if p.copied != -1 or p.phase is not Phase.FRESH:
             return False, None  # a report has promised this state, or it is the job's: keep it
@@ -352,10 +355,21 @@ class JoinProtocol:
         if "refused" in answer:
             raise JoinMissed(f"the results that this newcomer was taking over ended: {answer['refused']}")
         if "results" in answer:
-            self._results.extend(parse_results(self._number, answer, blobs))
+            self._receive_results(answer, blobs)
         elif not answer.get("donor"):
             self._leave_donor()
         return bool(self._results)
+
+    def _receive_results(self, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
+        """Raises CopyFailed."""
+        self._results.extend(parse_results(self._number, answer, blobs))
+        newest = answer.get("newest", self._number)  # a donor of an earlier version does not say it
+        if type(newest) is not int:
+            raise CopyFailed("malformed answer with results")
+        before, self._behind = self._behind, newest - self._number
+        if 0 < before <= self._behind > 1:  # for a newcomer that is one behind, the members wait by themselves
+            self._journal.write("newcomer_no_nearer", op=self._number, behind=self._behind)
+            self._orders.too_slow()
 
     def _take(self, here: Op, fingerprint: dict[str, str] | None) -> Partial:
         """The next result, for the script, which is at this operation with this fingerprint, if it is known.

@@ -105,8 +105,9 @@ class LeaderOrders:
         if self.going is None or not self.going.is_repeated_by(notice):
             self.going = notice
 
-    def copy_outdated(self) -> None:
-        """Report that another copy was out of date too early: after a few, training waits for the next."""
+    def too_slow(self) -> None:
+        """Report another sign that the members train faster than this newcomer copies and catches up: after a few,
+        training waits for it."""
         with self._shared.changed:
             self._outdated += 1
             self._client.send(messages.Ready(self._shared.position.me, self.newest.number, self._outdated))

@@ -41,6 +41,7 @@ class Newcomer:
         """Since when, if there was no place for it."""
         self._said_ready = 0
         self._outdated = 0
+        self._behind = 0
         self._candidate = 0
         self._answers = 0
         self._beats = False
@@ -180,9 +181,7 @@ class Newcomer:
             case ("refused", _):
                 self.w.world.reach("a newcomer copies anew")
                 self._number, self._donor = -1, ""
-                self._outdated += 1
-                if p := self.w.p.record:
-                    self.w.say(Ready(self.w.me, p.number, self._outdated))
+                self._too_slow()
             case ("later", _) | None:
                 self._candidate += 1
                 self._donor = ""
@@ -208,7 +207,17 @@ class Newcomer:
     def _take(self, result: Sum, whom: str) -> None:
         self.w.world.reach("a newcomer took over a result")
         self._post(ResultTaken())
+        donor = self.w.world.workers.get(whom)
+        before, self._behind = self._behind, donor.p.reduced - self._number if donor else self._behind
+        if 0 < before <= self._behind > 1:
+            self.w.world.reach("a newcomer came no nearer")
+            self._too_slow()
         self._number, self._donor, self._counted_in = self._number + 1, whom, None
+
+    def _too_slow(self) -> None:
+        self._outdated += 1
+        if p := self.w.p.record:
+            self.w.say(Ready(self.w.me, p.number, self._outdated))
 
     @property
     def _base(self) -> int:
@@ -255,7 +264,7 @@ class Newcomer:
         w, training, operation = self.w, self.w.training, self.w.script.operations[copy.op]
         training.post(CopyOffered(operation.epoch))
         w.state, w.applied = copy.state, copy.op
-        self._number, self._donor = copy.op, copy.source if copy.follows else ""
+        self._number, self._donor, self._behind = copy.op, copy.source if copy.follows else "", 0
         if self._copies_anew:
             training.post(CopiedAnew(operation.step))
             self._over(copy)

@@ -35,6 +35,7 @@ RARE = (
     "a member held the state after all",
     "a member of a revived job died at once",
     "a leader change inside QUIESCING",
+    "a newcomer came no nearer",
     "a newcomer copies anew",
     "a newcomer could not be connected",
     "a newcomer is the only one past k",

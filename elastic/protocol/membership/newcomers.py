@@ -13,7 +13,7 @@ from elastic.protocol.membership.transitions import move_on
 from elastic.protocol.messages import Kill
 
 OUTDATED = 3
-"""After this many copies in a row that were out of date, the ring waits for the next copy."""
+"""After this many copies that were out of date, or results that brought it no nearer, the ring waits for a newcomer."""
 
 TRIES_MAX = 5
 """After so many rings in a row that could not be built with a slot's newcomers, the last of them is ended: another
@@ -33,9 +33,9 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[Action]) -> None:
-    """Let the ring wait for a newcomer whose last OUTDATED copies were too slow: members train faster than it copies
-    and catches up. The next generation holds a step without the newcomer, which then copies straight from a member; the
-    generation after that has it again."""
+    """Let the ring wait for a newcomer after OUTDATED signs that members train faster than it copies and catches up.
+    The next generation holds a step without the newcomer, which then copies straight from a member or takes over the
+    results that it has not got yet; the generation after that has it again."""
     slot, running = slot_of(worker), g.running
     if outdated < OUTDATED or g.awaited or slot in g.in_vain or g.state is not State.RUNNING or running is None:
         return

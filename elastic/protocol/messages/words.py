@@ -146,7 +146,8 @@ class Progress:
 class Ready:
     """A newcomer has rehearsed and asks to be admitted; it repeats this after every loss generation it sees.
 
-    outdated: number of copies of the state in a row that were out of date before the newcomer was done with them.
+    outdated: how many signs there were that the members train faster than this newcomer copies and catches up: copies
+    of the state that were out of date before it was done with them, and answers after which it was no nearer.
     """
 
     worker_id: str

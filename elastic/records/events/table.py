@@ -120,6 +120,8 @@ ROWS = (
         "phase. Other workers make its inner steps again", WARN),
     _worker("copy_outdated", "op because", "the copy of {worker_id} is out of date; it copies anew",
         "The members no longer hold the results that came after it"),
+    _worker("newcomer_no_nearer", "op behind", "{worker_id} takes over results no faster than the members make them",
+        "After a few of these, training waits for it"),
     _worker("joined", "op", "{worker_id} trains with the others, from operation {op} on", "", GOOD, instant=True),
     _worker("initial_state_copied", "source", "", "Its initial parameters differed from those of rank 0",
         console="the initial parameters of {worker_id} differed from rank 0's and were copied from {source}; build the "
@@ -311,8 +313,8 @@ ROWS = (
     _leader("newcomer_unreachable", "times wait_s", "no ring can be built with {worker_id}, which is tried again after "
         "{wait_s} s", "See whether the network and the GPU of its node are in order", BAD),
     _leader("newcomer_awaited", "outdated? missed?", "training waits for {worker_id}", "", WARN,
-        console="training waits until {worker_id} has copied the state: {outdated} copies in a row were out of date "
-        "before it was through with them"),
+        console="training waits until {worker_id} has the state: members train faster than it copies and catches up, "
+        "by {outdated} copies that were out of date too early or results that brought it no nearer"),
     _leader("newcomer_in_vain", "slot seconds", "", "Training has waited so long for the newcomer, and goes on without "
         "it. Its network is too slow, or `--pause-limit` too short", WARN),
     _leader("member_lost", "because rank hung", "{worker_id}, rank {rank}, is lost to the job", "", BAD, instant=True,

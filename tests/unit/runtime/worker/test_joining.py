@@ -907,6 +907,34 @@ def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     assert c.words[-1] == Ready("c", 4, outdated=1), "and the next leader too"
 
 
+def test_a_newcomer_that_takes_over_results_no_faster_than_they_come_asks_to_be_waited_for(
+    make: Make, large: None
+) -> None:
+    a, c = make("a", 7.0), make("c")
+    fall_behind(c, a)
+    step = 0
+    for some in (3, 2, 2, 4):
+        while a.shared.position.reduced < step + 1 + some:
+            op = at_step(a.shared.position.reduced)
+            a.go_through(op, (0,), other(op.step))
+        for _ in range(some):
+            step += 1
+            assert joined_with(*joining(c, at_step(step))) == (at_step(step), [float(step)] * 2)
+    assert c.events("newcomer_no_nearer") == 3, "all but the second"
+    assert [word.outdated for word in c.words if isinstance(word, Ready)] == [1, 2, 3], "the leader hears of it"
+    assert (c.events("state_copied"), c.events("copy_outdated")) == (1, 0)
+
+
+def test_one_result_at_a_time_is_no_sign_of_a_slow_newcomer(make: Make, large: None) -> None:
+    """The donor's next operation waits for it by itself."""
+    a, c = make("a", 7.0), make("c")
+    fall_behind(c, a)
+    for step in (1, 2, 3, 4):
+        a.go_through(at_step(step), (0,), other(step))
+        assert joined_with(*joining(c, at_step(step))) == (at_step(step), [float(step)] * 2)
+    assert c.events("newcomer_no_nearer") == 0
+
+
 def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_the_state(
     make: Make, large: None
 ) -> None:
