@@ -338,7 +338,7 @@ class JoinProtocol:
             if "results" not in answer:
                 self._asker.unfollow()
                 return False, None
-            self._receive_results(answer, blobs)
+            self._receive_results(answer, blobs, join=True)
         p = self._shared.post(worker_state.Copied(-1))
         if p.copied != -1 or p.phase is not Phase.FRESH:
             return False, None  # a report has promised this state, or it is the job's: keep it
@@ -355,19 +355,19 @@ class JoinProtocol:
         if "refused" in answer:
             raise JoinMissed(f"the results that this newcomer was taking over ended: {answer['refused']}")
         if "results" in answer:
-            self._receive_results(answer, blobs)
+            self._receive_results(answer, blobs, join=False)
         elif not answer.get("donor"):
             self._leave_donor()
         return bool(self._results)
 
-    def _receive_results(self, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
-        """Raises CopyFailed."""
+    def _receive_results(self, answer: dict[str, Json], blobs: Sequence[torch.Tensor], *, join: bool) -> None:
+        """join: of an operation in which this newcomer could have become a member. Raises CopyFailed."""
         self._results.extend(parse_results(self._number, answer, blobs))
         newest = answer.get("newest", self._number)  # a donor of an earlier version does not say it
         if type(newest) is not int:
             raise CopyFailed("malformed answer with results")
         before, self._behind = self._behind, newest - self._number
-        if 0 < before <= self._behind > 1:  # for a newcomer that is one behind, the members wait by themselves
+        if 0 < before <= self._behind and (join or self._behind > 1):  # at least one behind, where nobody can join
             self._journal.write("newcomer_no_nearer", op=self._number, behind=self._behind)
             self._orders.too_slow()
 

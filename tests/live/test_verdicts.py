@@ -11,9 +11,8 @@ import pytest
 
 from chaos_tests.nemesis.out_of_memory import limited, why_not
 from elastic.errors import ExitCode
-from elastic.protocol.failures import NO_PROGRESS
 from tests.live.fleet import Fleet
-from tests.live.jobs import DEADLINE_S, ROOT, SCRIPTS, Job
+from tests.live.jobs import ROOT, SCRIPTS, Job
 
 FAILING = SCRIPTS / "failing.py"
 
@@ -88,17 +87,6 @@ def test_a_shard_that_needs_more_memory_than_there_is(tmp_path: Path) -> None:
         named, because = ruling(job)
         assert named == "memory" and because.startswith("shard 1 in pass 0 of step 5"), because
         assert "no memory was left within the limit of its cgroup, 2.0 GB" in because
-        assert because in last_paragraph(job)
-
-
-@pytest.mark.long
-def test_a_job_whose_workers_all_end_in_each_try_makes_no_progress(tmp_path: Path) -> None:
-    """Each in a shard of its own, so that no shard is the cause."""
-    with run(tmp_path, "a step that nobody survives", "--max-restarts", "100") as job:
-        assert job.wait(4 * DEADLINE_S) == ExitCode.SCRIPT_FAILED
-        named, because = ruling(job)
-        assert named == "no progress" and because.startswith(f"the job makes no progress, {NO_PROGRESS} generations")
-        assert "workers ended with exit code 3" in because
         assert because in last_paragraph(job)
 
 

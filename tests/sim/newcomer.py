@@ -209,7 +209,7 @@ class Newcomer:
         self._post(ResultTaken())
         donor = self.w.world.workers.get(whom)
         before, self._behind = self._behind, donor.p.reduced - self._number if donor else self._behind
-        if 0 < before <= self._behind > 1:
+        if 0 < before <= self._behind:
             self.w.world.reach("a newcomer came no nearer")
             self._too_slow()
         self._number, self._donor, self._counted_in = self._number + 1, whom, None

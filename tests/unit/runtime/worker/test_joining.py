@@ -925,14 +925,18 @@ def test_a_newcomer_that_takes_over_results_no_faster_than_they_come_asks_to_be_
     assert (c.events("state_copied"), c.events("copy_outdated")) == (1, 0)
 
 
-def test_one_result_at_a_time_is_no_sign_of_a_slow_newcomer(make: Make, large: None) -> None:
-    """The donor's next operation waits for it by itself."""
+def test_one_result_at_a_time_is_a_sign_of_a_slow_newcomer_only_where_it_could_join(make: Make, large: None) -> None:
     a, c = make("a", 7.0), make("c")
     fall_behind(c, a)
-    for step in (1, 2, 3, 4):
+    evaluation = Op(OpKind.EVALUATE, 1, step=1, label="score")
+    for number in (1, 2, 3):
+        a.go_through(evaluation, (0,), other(number))
+        assert values(c.admission.take_over(evaluation, {})) == [float(number)] * 2
+    assert c.events("newcomer_no_nearer") == 0
+    for step in (1, 2):
         a.go_through(at_step(step), (0,), other(step))
         assert joined_with(*joining(c, at_step(step))) == (at_step(step), [float(step)] * 2)
-    assert c.events("newcomer_no_nearer") == 0
+    assert c.events("newcomer_no_nearer") == 2
 
 
 def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_the_state(
