@@ -9,7 +9,7 @@ Point = tuple[int, float]
 
 
 def shown(home: Path) -> dict[str, list[Point]]:
-    """"DIRECTORY: NAME" -> its points, as TensorBoard shows them; the directory is below `home`."""
+    """The points of each "DIRECTORY: NAME", as TensorBoard shows them; the directory is below `home`."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found: dict[str, list[Point]] = {}

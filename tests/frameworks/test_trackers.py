@@ -1,5 +1,5 @@
-"""Files of TensorBoard that frameworks write: what it shows of a run with deaths, joins and a resume is what it shows of
-the quiet run, but for times."""
+"""Files of TensorBoard that frameworks write: what it shows of a run with deaths, joins and a resume is what it shows
+of the quiet run, but for times."""
 
 from __future__ import annotations
 

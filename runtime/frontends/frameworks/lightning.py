@@ -133,7 +133,7 @@ def install_fabric(seams: Seams, module: Any) -> None:
 
 
 def _check_callbacks(callbacks: list[Any]) -> None:
-    """Raise ConfigError for those that train to find a setting: nothing of that training is to stay. Tuner adds them."""
+    """Raise ConfigError for those that train to find a setting: nothing of that is to stay. Tuner adds them."""
     for kind, call in (("LearningRateFinder", "lr_find()"), ("BatchSizeFinder", "scale_batch_size()")):
         if any(kind in (each.__name__ for each in type(callback).__mro__) for callback in callbacks):
             raise ConfigError(

@@ -72,7 +72,8 @@ class KeptRows:
         return rewrite(self.rows, self._before)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "recent": [{**row, "step": step} for step, row in self.rows], "before": self._before}
+        recent = [{**row, "step": step} for step, row in self.rows]
+        return {"count": self.count, "recent": recent, "before": self._before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count, self._before = state["count"], state.get("before", 0)  # an older version did not count that

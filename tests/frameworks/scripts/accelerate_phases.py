@@ -1,5 +1,5 @@
-"""Two training loops by accelerate, one after the other: a head by an optimizer of its own, then all of the model by another
-one, over other data and in other batches, at a rate that follows from an evaluation between them.
+"""Two training loops by accelerate, one after the other: a head by an optimizer of its own, then all of the model by
+another one, over other data and in other batches, at a rate that follows from an evaluation between them.
 `accelerate_phases.py OUTPUT_DIR`."""
 
 import json
@@ -45,7 +45,7 @@ def train(accelerator, model, loader, optimizer, epochs):
             with accelerator.accumulate(model):
                 accelerator.backward(nn.functional.cross_entropy(model(x), y))
                 optimizer.step()
-                optimizer.zero_grad()
+                model.zero_grad()  # the head's optimizer knows its own weights only
             time.sleep(pace())
 
 
