@@ -31,6 +31,7 @@ from elastic.errors import JoinMissed
 from elastic.protocol import loop_state
 from elastic.protocol.loop_state import LoopState, Miss, Move, ScriptEvent, Standing
 from elastic.protocol.outer_round import Quorum
+from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.early_sums import EarlySums
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.reduction.schedule import Cut
@@ -145,6 +146,10 @@ class LoopPlace:
     @property
     def world(self) -> int:
         return len(self.members)
+
+    def beside(self, worker_id: str) -> tuple[str, ...]:
+        """The members on this worker's machine, in rank order; also the worker itself, if it is one."""
+        return tuple(member for member in self.members if node_of(member) == node_of(worker_id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def prove(lines: Iterable[Line]) -> list[Epoch]:
             _close(epochs[-1])
         epoch = _examine(number, step, group)
         epoch.loop = loop
-        begins = bool(epochs) and epochs[-1].loop == loop - 1  # with any epoch: a script may go on counting
+        # A loop begins with any epoch, as a script may go on counting; and one without steps has no line.
+        begins = loop > (epochs[-1].loop if epochs else 0)
         before = epochs[-1].number if epochs else -1
         if number != before + 1 and not begins:
             epoch.findings.insert(0, EpochFinding(number, step, f"epoch {number} comes after epoch {before}"))

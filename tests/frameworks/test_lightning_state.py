@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.frontends.frameworks import lightning_state
+from runtime.frontends.frameworks import tracker_rows
 from runtime.frontends.frameworks.lightning_state import CsvRows
 
 INSTALLED = "frameworks are installed by `make test-frameworks`"
@@ -63,7 +63,7 @@ def test_a_leader_that_dies_leaves_no_trace(
     written: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """written: rows that are in the file when the others have logged four."""
-    monkeypatch.setattr(lightning_state, "ROWS_KEPT", kept)
+    monkeypatch.setattr(tracker_rows, "ROWS_KEPT", kept)
     first, second = Worker(tmp_path), Worker(tmp_path)
     first.leads = True
     for step in range(written):

@@ -23,7 +23,13 @@ for framework in ("accelerate", "lightning"):
     pytest.importorskip(framework, reason="frameworks are installed by `make test-frameworks`")
 
 SCRIPTS = Path(__file__).parent / "scripts"
-KINDS = ("accelerate_classification", "accelerate_language_model", "accelerate_images", "fabric_images")
+KINDS = (
+    "accelerate_classification",
+    "accelerate_language_model",
+    "accelerate_images",
+    "accelerate_phases",
+    "fabric_images",
+)
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 PLAIN = {**OFFLINE, "DROPOUT": "0", "BF16": "0"}
 """Without dropout, as random numbers are seeded otherwise than by torchrun."""

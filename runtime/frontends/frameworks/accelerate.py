@@ -10,7 +10,7 @@ Private names of accelerate, seen in the versions TESTED: utils.operations._gpu_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -21,12 +21,16 @@ from runtime.frontends.ddp.evaluation.gathering_loop import GatheringLoop
 from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining, operations
+from runtime.frontends.frameworks.plain_state import is_plain
 from runtime.frontends.frameworks.step_loop import AtHandOut
+from runtime.frontends.frameworks.tracker_rows import KeptRows, Rewrite
 
 TESTED = ("1.15",)
 """Versions with which the tests ran."""
 
 PRIVATE = ("_gpu_gather", "_gpu_gather_object")
+ROWS = "tracker_rows"
+"""Kind of what the script has logged, among the objects that it has made."""
 REFUSED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP", "XLA")
 """Names of distributed types that cannot train in place."""
 
@@ -44,6 +48,7 @@ def install(seams: Seams, accelerate: Any) -> None:
     for name in ("save_state", "save_model"):
         seams.wrap(accelerate.Accelerator, name, _saved)
     seams.wrap(accelerate.Accelerator, "init_trackers", _init_trackers)
+    seams.wrap(accelerate.Accelerator, "log", _log)
     seams.wrap(accelerate.data_loader.DataLoaderShard, "__iter__", _iterate)
     seams.wrap(accelerate.data_loader.DataLoaderDispatcher, "__iter__", _dispatched)
     seams.wrap(accelerate.scheduler.AcceleratedScheduler, "step", _scheduler_step)
@@ -69,6 +74,9 @@ class Accelerated:
         """Calls of a scheduler's step() in this turn that belong to no step of its optimizer: id -> number."""
         self._trackers: list[Callable[[], None]] = []
         """What makes the trackers that this worker has not made, because another one is the leader."""
+        self._tracked: tuple[Any, KeptRows] | None = None
+        """The accelerator that has trackers, and what it has logged."""
+        self._rows_at_pass: AtHandOut | None = None
         script.job.on_lead(self._lead)
 
     @classmethod
@@ -119,6 +127,8 @@ class Accelerated:
     def note(self) -> None:
         self._unsynced.clear()
         self._at_pass.note()
+        if self._rows_at_pass is not None:
+            self._rows_at_pass.note()
 
     def put_back(self) -> None:
         self._unsynced.clear()
@@ -137,10 +147,28 @@ class Accelerated:
 
     # Trackers
 
-    def tracked(self, begin: Callable[[], None]) -> None:
+    def tracked(self, accelerator: Any, begin: Callable[[], None]) -> None:
         """The script has asked for trackers, which accelerate makes in the main process only. begin: makes them."""
-        if self._script.rank_now != 0:
+        script = self._script
+        if script.rank_now != 0:
             self._trackers.append(begin)
+        if self._tracked is not None or script.begun:
+            return
+        rows = KeptRows()
+        self._tracked, self._rows_at_pass = (accelerator, rows), AtHandOut(rows)
+        script.made(ROWS, self._rows_at_pass)
+        script.training.carrier.leave_undigested(ROWS)  # there may be times in them
+        if script.rank_now != 0 or script.training.checkpoints.found is not None:
+            self._trackers.append(lambda: _write_again(accelerator, rows.rewrite()))
+
+    def logged(self, accelerator: Any, values: Mapping[str, Any], step: int | None) -> None:
+        """The script logs. A leader that has died since the step began may have written this row, or not."""
+        script = self._script
+        if script.begun and script.rank_now == 0:
+            self._lead()
+        if self._tracked is not None and self._tracked[0] is accelerator and step is not None and not script.mute:
+            row = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+            self._tracked[1].add(step, {name: value for name, value in row.items() if is_plain(value)})
 
     def _lead(self) -> None:
         """This worker is the leader from now on."""
@@ -210,7 +238,27 @@ def _init_trackers(
 ) -> None:
     original(self, project_name, config, init_kwargs)
     if (state := Accelerated.of(script)) is not None:
-        state.tracked(lambda: original(self, project_name, None, init_kwargs))  # the configuration is logged already
+        # The configuration is logged already.
+        state.tracked(self, lambda: original(self, project_name, None, init_kwargs))
+
+
+def _log(
+    script: RankScript, original: Any, self: Any, /, values: Any, step: int | None = None, log_kwargs: Any = None
+) -> None:
+    if (state := Accelerated.of(script)) is not None:
+        state.logged(self, values, step)
+    original(self, values, step, log_kwargs)
+
+
+def _write_again(accelerator: Any, again: Rewrite) -> None:
+    """In accelerate's files of TensorBoard: what a leader that has died may not have written."""
+    for tracker in accelerator.trackers:
+        if any(kind.__name__ == "TensorBoardTracker" for kind in type(tracker).__mro__):
+            kind, options = type(tracker.writer), {**tracker.init_kwargs, "purge_step": again.purge_step}
+            tracker.writer.close()
+            tracker.writer = kind(tracker.logging_dir, **options)
+            for step, row in again.rows:
+                tracker.log(row, step=step)
 
 
 def _gather(script: RankScript, original: Any, tensor: Any) -> Any:

@@ -16,6 +16,7 @@ import functools
 import os
 import signal
 import sys
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -29,6 +30,7 @@ from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alo
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
+from runtime.frontends.frameworks.tracker_rows import TrainerEventFiles
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
@@ -43,7 +45,7 @@ PRIVATE = (
 REPLACED = (
     *PRIVATE[:9],
     *("training_step", "get_batch_samples", "floating_point_ops", "store_flos", "evaluation_loop", "prediction_step"),
-    *("save_model", "train"),
+    *("save_model", "train", "log"),
 )
 """Methods of a trainer that are replaced on the instance by those of TrainerLoop and Evaluation."""
 OF_PROCESS = frozenset({"is_local_process_zero", "is_world_process_zero"})
@@ -122,6 +124,7 @@ class TrainerLoop:
         """What train() returns."""
         self._leaving = False
         """Whether a node had to go when the last step was computed."""
+        self._event_files = TrainerEventFiles(trainer)
         evaluation = Evaluation(trainer, self._own, self._loop, script.training)
         for name in REPLACED:
             setattr(trainer, name, getattr(evaluation if hasattr(evaluation, name) else self, name))
@@ -168,9 +171,11 @@ class TrainerLoop:
         """This worker is the leader from now on, which logs and saves."""
         trainer = self._trainer
         state, handler = trainer.state, trainer.callback_handler
-        if state.is_world_process_zero or not trainer.is_in_train:
+        if state.is_world_process_zero:
             return
-        state.is_world_process_zero = True
+        state.is_world_process_zero = self._event_files.goes_on = True
+        if not trainer.is_in_train:
+            return
         for callback in handler.callbacks:
             if type(callback).__module__.startswith("transformers."):  # they open their bars and files there
                 callback.on_train_begin(
@@ -184,6 +189,12 @@ class TrainerLoop:
                     train_dataloader=handler.train_dataloader,
                     eval_dataloader=handler.eval_dataloader,
                 )
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """A leader that has died since the step began may have written this row, or not."""
+        if self._loop.begun and not self._loop.passing and self._script.rank_now == 0:
+            self._lead()
+        self._own["log"](logs, *args, **kwargs)
 
     # The loop
 
@@ -212,6 +223,7 @@ class TrainerLoop:
     def _init_training_state(self, max_steps: int, per_epoch: int, epochs: int, resume: Any, trial: Any) -> Any:
         """Everything that is trained is made here, so that it is known in which epoch the others are."""
         trainer = self._trainer
+        self._event_files.begin(self._said_by_one)
         found = self._own["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
         self._rows, self._output = [], None
         self._check(trial)
@@ -228,9 +240,16 @@ class TrainerLoop:
             objects["scaler"] = scaler
         if not self._loop.begin(self._source, self, objects):
             raise PassedBy
+        self._event_files.goes_on = self._loop.entered
         if not self._loop.entered:
             return found
         return self._loop.epoch, self._loop.position * trainer.args.gradient_accumulation_steps
+
+    def _said_by_one(self, say: Callable[[], str]) -> str:
+        """What one worker says. In a worker that comes later, or goes on, the state that it gets has it."""
+        if not self._loop.begun:
+            return str(self._script.job.shared("Trainer's directory of TensorBoard", say))
+        return say() if self._loop.passing else str(self._script.job.once(say))
 
     def _check(self, trial: Any) -> None:
         """Raise ConfigError for what cannot be trained in place."""

@@ -78,6 +78,7 @@ def install(seams: Seams, module: Any) -> None:
         """A worker that gets the state from others, or from a checkpoint of this job, reads none of Lightning's: these
         are older, and may be deleted or half written."""
         given = inspect.signature(original).bind(*args, **kwargs)
+        _check_callbacks(given.arguments["self"].callbacks)
         strategy = given.arguments["self"].strategy
         if strategy.begin_fit():
             given.arguments.pop("ckpt_path", None)
@@ -129,6 +130,16 @@ def install_fabric(seams: Seams, module: Any) -> None:
     environment = sys.modules[f"{module.__name__}.plugins.environments.torchelastic"].TorchElasticEnvironment
     for name in ("global_rank", "local_rank"):
         seams.wrap(environment, name, live_rank)
+
+
+def _check_callbacks(callbacks: list[Any]) -> None:
+    """Raise ConfigError for those that train to find a setting: nothing of that is to stay. Tuner adds them."""
+    for kind, call in (("LearningRateFinder", "lr_find()"), ("BatchSizeFinder", "scale_batch_size()")):
+        if any(kind in (each.__name__ for each in type(callback).__mro__) for callback in callbacks):
+            raise ConfigError(
+                f"{kind} and Tuner.{call} cannot train in place; look for the setting in a run of one process without "
+                "elastic run, and write down what it finds"
+            )
 
 
 def _check_arguments(given: dict[str, Any], allowed: tuple[type, ...]) -> None:

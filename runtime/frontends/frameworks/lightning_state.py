@@ -1,11 +1,12 @@
 """What Lightning keeps between steps, for newcomers and for runs that go on: the progress of its loops, what was logged
 in this epoch, and the plain attributes of callbacks, of the LightningModule and of the data module.
 
-CSVLogger's file is a part of it: the next leader goes on with the rows that were logged so far, no more and no less.
+The files of CSVLogger and of TensorBoardLogger are a part of it: the next leader goes on with the rows that were logged
+so far, no more and no less.
 Names of Lightning that are not public, as 2.6 has them: `_results`, `_batches_that_stepped`, `_has_run`,
 `_seen_batches_per_dataloader`, `_logger_connector` and its `_progress_bar_metrics`, `_logged_metrics`,
 `_callback_metrics`, `_current_fx`, `_first_loop_iter`; of a result `_update_count`, `_computed`, `_forward_cache`; of
-CSVLogger `_experiment`, `_prefix`, `_check_log_dir_exists`.
+CSVLogger `_experiment`, `_prefix`, `_check_log_dir_exists`; of TensorBoardLogger `_experiment`, `_kwargs`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -22,9 +24,7 @@ from typing import Any
 import torch
 
 from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, set_attributes
-
-ROWS_KEPT = 256
-"""Rows of a CSV file that a worker keeps: a leader that dies may have written none of the last ones."""
+from runtime.frontends.frameworks.tracker_rows import KeptRows
 
 CONNECTOR = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics", "_current_fx", "_first_loop_iter")
 OF_RESULT = ("value", "cumulated_batch_size", "has_reset", "_update_count", "_computed", "_forward_cache")
@@ -36,14 +36,14 @@ OF_METRIC = ("_update_count", "_computed")
 
 
 class LightningState:
-    """What is kept of a trainer. csv: the files of its loggers."""
+    """What is kept of a trainer."""
 
     def __init__(
-        self, trainer: Any, csv_files: list[CsvRows], metrics: Callable[[], Iterator[tuple[str, Any]]]
+        self, trainer: Any, files: Sequence[LoggerRows], metrics: Callable[[], Iterator[tuple[str, Any]]]
     ) -> None:
-        """metrics: (path, metric) of each metric of torchmetrics in the LightningModule."""
+        """files: of its loggers. metrics: (path, metric) of each metric of torchmetrics in the LightningModule."""
         self._trainer = trainer
-        self._csv = csv_files
+        self._files = files
         self._metrics = metrics
         self._bare = frozenset(vars(_bare_module(trainer)))
         self.before: list[str] = []
@@ -70,7 +70,7 @@ class LightningState:
             "module": plain_attributes(trainer.lightning_module, without=self._bare),
             "data": {} if trainer.datamodule is None else plain_attributes(trainer.datamodule),
             "loggers": [plain_attributes(logger) for logger in trainer.loggers],
-            "csv": [file.state_dict() for file in self._csv],
+            "files": [file.state_dict() for file in self._files],
             "before": list(self.before),
             "written": list(self.written),
         }
@@ -106,7 +106,7 @@ class LightningState:
             set_attributes(trainer.datamodule, found["data"])
         for logger, attributes in zip(trainer.loggers, found["loggers"], strict=True):
             set_attributes(logger, attributes)
-        for file, rows in zip(self._csv, found["csv"], strict=True):
+        for file, rows in zip(self._files, found.get("files", found.get("csv", ())), strict=False):  # of older versions
             file.load_state_dict(rows)
         self.before, self.written = list(found.get("before", [])), list(found["written"])
 
@@ -157,49 +157,54 @@ def _of_result(key: str, result: Any) -> dict[str, Any]:
     }
 
 
-class CsvRows:
-    """The rows of a CSVLogger: counted by every worker, written by the leader."""
+class LoggerRows(ABC):
+    """The rows of a logger that writes files: counted by every worker, written by the leader."""
 
     def __init__(self, logger: Any, leads: Callable[[], bool]) -> None:
         """leads: whether this worker writes; it calls `lead`."""
-        self._logger = logger
+        self.logger = logger
+        self.kept = KeptRows()
         self._leads = leads
-        self._own = logger.log_metrics
-        self._led = False
-        self._count = 0
-        self._recent: list[dict[str, Any]] = []
+        self.own = logger.log_metrics
+        self.led = False
         logger.log_metrics = self.log_metrics
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self._count, "recent": list(self._recent)}
+        return self.kept.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._count, self._recent = state["count"], list(state["recent"])
+        self.kept.load_state_dict(state)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """As the logger's own, which does nothing but in the leader."""
-        self._led = self._leads()
-        prefix = f"{self._logger._prefix}{self._logger.LOGGER_JOIN_CHAR}" if self._logger._prefix else ""
-        row = {
-            prefix + name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()
-        }
-        self._recent = [*self._recent, {**row, "step": self._count if step is None else step}][-ROWS_KEPT:]
-        self._count += 1
-        self._own(metrics, step)
+        self.led = self._leads()
+        values = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
+        self.kept.add(self.kept.count if step is None else step, values)
+        self.own(metrics, step)
+
+    @abstractmethod
+    def lead(self) -> None:
+        """Go on with the files of another leader, or of an earlier run."""
+
+
+class CsvRows(LoggerRows):
+    """Of a CSVLogger."""
 
     def lead(self) -> None:
-        """Go on with the file of another leader, or of an earlier run."""
-        if self._led or self._count == 0:
+        kept = self.kept
+        if self.led or kept.count == 0:
             return
-        self._led = True
-        with nothing_deleted(self._logger):
-            experiment = self._logger.experiment
+        self.led = True
+        with nothing_deleted(self.logger):
+            experiment = self.logger.experiment
         file = Path(experiment.metrics_file_path)
         rows: list[dict[str, Any]] = []
         if file.is_file():
             with file.open(newline="") as there:
                 rows = [{name: value for name, value in row.items() if value != ""} for row in csv.DictReader(there)]
-        rows = rows[: self._count - len(self._recent)] + self._recent
+        prefix = f"{self.logger._prefix}{self.logger.LOGGER_JOIN_CHAR}" if self.logger._prefix else ""
+        recent = [{**{prefix + name: value for name, value in row.items()}, "step": step} for step, row in kept.rows]
+        rows = rows[: kept.count - len(recent)] + recent
         keys = sorted({name for row in rows for name in row})
         beside = file.with_suffix(".csv.tmp")
         with beside.open("w", newline="") as out:
@@ -208,6 +213,43 @@ class CsvRows:
             writer.writerows(rows)
         os.replace(beside, file)
         experiment.metrics, experiment.metrics_keys = [], keys
+
+
+class EventRows(LoggerRows):
+    """Of a TensorBoardLogger."""
+
+    def __init__(self, logger: Any, leads: Callable[[], bool]) -> None:
+        super().__init__(logger, leads)
+        self._begins = leads()
+        """The first leader, which hides nothing that is there."""
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if step is None:  # what a logger writes at its beginning, as its hyperparameters
+            self.own(metrics, step)
+            return
+        super().log_metrics(metrics, step)
+        if self.led:
+            self.logger.experiment.flush()
+
+    def lead(self) -> None:
+        if self.led or self._begins:
+            return
+        self.led = True
+        again = self.kept.rewrite()
+        self.logger._experiment, self.logger._kwargs["purge_step"] = None, again.purge_step
+        experiment = self.logger.experiment
+        del self.logger._kwargs["purge_step"]
+        for step, row in again.rows:
+            self.own(row, step)
+        experiment.flush()
+
+
+def rows_of(logger: Any, leads: Callable[[], bool]) -> LoggerRows | None:
+    """What is kept of a logger; None: nothing. leads: see LoggerRows."""
+    kinds = {kind.__name__ for kind in type(logger).__mro__}
+    if "CSVLogger" in kinds:
+        return CsvRows(logger, leads)
+    return EventRows(logger, leads) if "TensorBoardLogger" in kinds else None
 
 
 @contextmanager

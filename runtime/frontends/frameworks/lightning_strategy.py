@@ -21,7 +21,7 @@ from elastic.protocol.loop_state import ScriptStage
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.frameworks import lightning_parts as parts
 from runtime.frontends.frameworks.lightning_evaluation import BatchPlace, EvaluationPlaces, batch_size_of, evaluated
-from runtime.frontends.frameworks.lightning_state import CsvRows, LightningState
+from runtime.frontends.frameworks.lightning_state import LightningState, LoggerRows, rows_of
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.loop.step import Step
@@ -96,7 +96,7 @@ class RankStrategy:
         """fit() has come to its training data."""
         self._source: RankBatches | None = None
         self._state: LightningState | None = None
-        self._csv: list[CsvRows] = []
+        self._files: list[LoggerRows] = []
         self._epoch = -1
         self._entering = False
         self._said: list[parts.Record] | None = None
@@ -118,7 +118,7 @@ class RankStrategy:
     def is_global_zero(self) -> bool:
         if self._behind or self.script.training.session.world_size == 0 or self.script.rank_now != 0:
             return False  # who is no member of any world yet has no rank
-        for file in self._csv:
+        for file in self._files:
             file.lead()  # it may lead since this moment, in the middle of a step
         return True
 
@@ -160,8 +160,8 @@ class RankStrategy:
         for logger in trainer.loggers:
             if vars(logger).get("_version", "") is None:
                 logger._version = self.broadcast(logger.version)
-            if any(kind.__name__ == "CSVLogger" for kind in type(logger).__mro__):
-                self._csv.append(CsvRows(logger, lambda: self.is_global_zero))
+            if (rows := rows_of(logger, lambda: self.is_global_zero)) is not None:
+                self._files.append(rows)
 
     def model_to_device(self) -> None:
         self._lightning_module.to(self.root_device)
@@ -244,7 +244,7 @@ class RankStrategy:
         def files_before() -> list[str]:
             return parts.checkpoints_in(trainer.callbacks)
 
-        self._state = LightningState(trainer, self._csv, lambda: parts.metrics_of(module))
+        self._state = LightningState(trainer, self._files, lambda: parts.metrics_of(module))
         if not self.script.begun:
             self._state.before = self.script.job.shared("files before", files_before)
         elif not self._behind:  # else it comes with the state

@@ -219,5 +219,7 @@ class StepLoop:
         if not training.loops.passing:
             assert self._kept is not None
             self._kept.note()
-            training.loops.keep(self._objects, (UNDIGESTED,))
+            session = training.session
+            workers = len(session.place().beside(session.worker_id))
+            training.loops.keep(self._objects, (UNDIGESTED,), max(1, workers))
         training.seed_behind(training.loops.number)

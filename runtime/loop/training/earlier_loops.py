@@ -45,8 +45,8 @@ class EarlierLoops:
         self.entry = 0
         """The loop in which this worker came to the job, or in which the job goes on."""
         self.ends: tuple[LoopEnd, ...] = ()
-        self._lacks_bytes = 0
-        """What the last loop has left, if there was no memory to keep it."""
+        self._lacks = ""
+        """How much memory lacks to keep what the last loop has left; "": it is kept."""
         self._found: tuple[dict[str, Json], Sequence[torch.Tensor]] | None = None
         """The checkpoint from which the job goes on, until the script is in its loop."""
 
@@ -66,15 +66,17 @@ class EarlierLoops:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ends = tuple(LoopEnd(json.loads(end["header"]), end["blobs"], end["digest"]) for end in state["ends"])
 
-    def keep(self, objects: Mapping[str, object], undigested: Collection[str]) -> None:
-        """The loop is over. objects: what it has trained. undigested: names of those that may differ between runs."""
+    def keep(self, objects: Mapping[str, object], undigested: Collection[str], workers: int = 1) -> None:
+        """The loop is over. objects: what it has trained. undigested: names of those that may differ between runs.
+        workers: how many of the job's are on this machine; all of them keep it, at about the same time."""
         carrier = self._carrier(objects)
         carrier.leave_undigested(*undigested)
         _, tensors = carrier.describe()
-        self._lacks_bytes = sum(tensor.nbytes for _, tensor in tensors)
-        if self._lacks_bytes > available_bytes():
-            return  # most scripts have no further loop
-        self._lacks_bytes = 0
+        nbytes, available = sum(tensor.nbytes for _, tensor in tensors), available_bytes()
+        if nbytes * workers > available:  # no error yet, as most scripts have no further loop
+            self._lacks = f"{nbytes:,} bytes for each of its {workers} workers, and {available:,} are left"
+            return
+        self._lacks = ""
         header, blobs = carrier.capture()
         copied = [blob.clone() for blob in blobs]
         self.ends = (*self.ends, LoopEnd(header, copied, carrier.digest((header, copied))))
@@ -82,10 +84,10 @@ class EarlierLoops:
     def check_kept(self) -> None:
         """Another loop begins. Raises ConfigError if what the one before has left is not kept: there was no memory for
         it, or an error came behind its steps. A worker that comes later could not go on."""
-        if self._lacks_bytes:
+        if self._lacks:
             raise ConfigError(
                 f"a further training loop begins, and this machine lacks the memory for what the one before has left, "
-                f"{self._lacks_bytes:,} bytes for each worker: give it more memory, or make the loop a job of its own"
+                f"{self._lacks}: give it more memory, or make the loop a job of its own"
             )
         if len(self.ends) <= self.number:
             raise ConfigError("a training loop begins behind one that has ended with an error: begin none then")

@@ -21,7 +21,6 @@ from elastic.checkpoints.policy import Every, Unit
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage
-from elastic.protocol.worker_id import node_of
 from runtime.recovery.checkpoint.content import Content, now
 from runtime.recovery.checkpoint.saver import Answer, Saver, SaverTask
 from runtime.recovery.checkpoint.stager import Stager
@@ -120,7 +119,7 @@ class Snapshots:
     def _place(self) -> LoopPlace:
         """This worker's place among the members on this machine, in the order of their ranks."""
         place, me = self._session.place(), self._session.worker_id
-        here = tuple(member for member in place.members if node_of(member) == node_of(me))
+        here = place.beside(me)
         return replace(place, members=here, rank=here.index(me) if me in here else len(here))
 
     @property

@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, get_scheduler
 
-MAX_STEPS = 40
+MAX_STEPS = int(os.environ.get("STEPS", "40"))
 
 
 class Counting(Dataset):
@@ -64,7 +64,13 @@ def main():
     set_seed(2)
     output = sys.argv[1]
     bf16 = os.environ.get("BF16", "1") == "1"
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision="bf16" if bf16 else "no")
+    tracker = os.environ.get("REPORT_TO")
+    precision = "bf16" if bf16 else "no"
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=2, mixed_precision=precision, log_with=tracker, project_dir=output
+    )
+    if tracker:
+        accelerator.init_trackers("events")
     dropout = float(os.environ.get("DROPOUT", "0.1"))
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -102,18 +108,23 @@ def main():
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 completed += 1
+                mean = accelerator.reduce(loss.detach(), "mean")
+                accelerator.log({"loss": mean.item(), "lr": scheduler.get_last_lr()[0]}, step=completed)
                 if completed % 10 == 0:
                     accelerator.save_state(os.path.join(output, f"step_{completed}"))
                 time.sleep(pace())
             if completed >= MAX_STEPS:
                 break
         record = {"step": completed, "epoch": epoch, "lr": scheduler.get_last_lr()}
-        records.append({**record, **evaluate(accelerator, model, evaluated, 4)})
+        figures = evaluate(accelerator, model, evaluated, 4)
+        accelerator.log(figures, step=completed)
+        records.append({**record, **figures})
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         with open(os.path.join(output, "metrics.jsonl"), "w") as file:
             file.writelines(json.dumps(record) + "\n" for record in records[-1:])
         accelerator.unwrap_model(model).save_pretrained(os.path.join(output, "model"), safe_serialization=False)
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ arguments = TrainingArguments(
     save_strategy="epoch",
     load_best_model_at_end=True,
     metric_for_best_model="accuracy",
-    report_to=[],
+    report_to=os.environ.get("REPORT_TO", "none"),
     use_cpu=True,
     seed=1,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -76,22 +76,25 @@ def pace():
 
 
 L.seed_everything(2)
+loggers = [CSVLogger(sys.argv[1], name=None, version="", flush_logs_every_n_steps=1)]
+if os.environ.get("REPORT_TO") == "tensorboard":
+    loggers.append(TensorBoardLogger(sys.argv[1], name="events"))
 trainer = L.Trainer(
     accelerator="cpu",
     strategy=sys.argv[2] if len(sys.argv) > 2 else "elastic",
     devices=4,
-    max_steps=40,
+    max_steps=int(os.environ.get("STEPS", "40")),
     accumulate_grad_batches=2,
     gradient_clip_val=0.5,
     precision=os.environ.get("PRECISION", "bf16-mixed"),
     val_check_interval=0.5,
-    logger=CSVLogger(sys.argv[1], name=None, version="", flush_logs_every_n_steps=1),
+    logger=loggers,
     callbacks=[
         ModelCheckpoint(every_n_train_steps=10, save_top_k=-1, filename="{step}"),
         LearningRateMonitor("step"),
         Nap(),
     ],
-    log_every_n_steps=2,
+    log_every_n_steps=int(os.environ.get("LOG_EVERY", "2")),
     enable_progress_bar=False,
 )
 train = DataLoader(Counting(190, 0), batch_size=2, collate_fn=padded, shuffle=True)

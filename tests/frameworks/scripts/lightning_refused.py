@@ -2,9 +2,12 @@
 
 import lightning as L
 import torch
+from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from elastic.errors import ConfigError
+
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 
 class Module(L.LightningModule):
@@ -31,8 +34,7 @@ class Stream(IterableDataset):
 
 def train(module, data=None, **arguments):
     data = data or TensorDataset(torch.zeros(8, 1))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    L.Trainer(max_epochs=1, **quiet, **arguments).fit(module, DataLoader(data))
+    L.Trainer(max_epochs=1, **QUIET, **arguments).fit(module, DataLoader(data))
 
 
 for what in (
@@ -43,6 +45,7 @@ for what in (
     lambda: train(Module(), Stream()),
     lambda: train(Module(), callbacks=[L.pytorch.callbacks.GradientAccumulationScheduler({0: 2})]),
     lambda: train(Gathers()),
+    lambda: Tuner(L.Trainer(**QUIET)).lr_find(Module(), DataLoader(TensorDataset(torch.zeros(8, 1)))),
 ):
     try:
         what()

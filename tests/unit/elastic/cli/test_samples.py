@@ -82,6 +82,8 @@ def test_a_second_training_loop_counts_its_epochs_anew(source: str) -> None:
     del second[:STEPS]  # it may go on counting
     second = [{**line, "step": line["step"] - STEPS} for line in second]
     assert all(not epoch.findings for epoch in prove([*lines, *second]))
+    third = [{**line, "data": {**line["data"], "loop": 3}} for line in second]  # the loops before it had no step
+    assert all(not epoch.findings for epoch in prove([*lines, *third]))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.loop.step import Step
 from runtime.loop.training.gathering import gather
-from runtime.session import Session
+from runtime.session import LoopPlace, Session
 from tests.unit.jobs import Recorded, dataset, make_job, one_thread
 from tests.unit.runtime.frontends.frameworks.test_step_loop import loader
 from tests.unit.thoroughness import some
@@ -227,15 +227,21 @@ def test_a_loop_inside_of_a_loop_is_refused() -> None:
     assert "inside of another one" in str(world.errors["w0"])
 
 
-def test_a_loop_is_refused_where_memory_lacks_for_what_the_one_before_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.loop.training.earlier_loops.available_bytes", lambda: 100)
+@pytest.mark.parametrize("beside", [0, 2])
+def test_a_loop_is_refused_where_memory_lacks_for_what_the_one_before_has_left(
+    beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers on one machine are asked at about the same time, and each takes its part. beside: others of them."""
+    monkeypatch.setattr("runtime.loop.training.earlier_loops.available_bytes", lambda: 3000 if beside else 100)
+    others = LoopPlace(1, 0, ("w0.0.0", *(f"w0.{slot + 1}.0" for slot in range(beside)), "w1.0.0"), "0" * 32)
+    monkeypatch.setattr(FakeMember, "place", lambda self: others)
 
     def run(session: FakeMember) -> str:
         script = RankScript(RANKS)
         script.connect(make_job(session))
         model = net(8)
         Fit(script, model, adam(model), 0.0).train(1)
-        with pytest.raises(ConfigError, match="lacks the memory"):
+        with pytest.raises(ConfigError, match=f"lacks the memory .* each of its {beside + 1} workers"):
             Fit(script, model, adam(model), 0.0).train(1)
         script.leave()
         script.job.close()
