@@ -114,6 +114,16 @@ class MemberWorld(World):
         """Whether hvd.elastic.run has begun."""
         return self._steps is not None
 
+    def check_first(self) -> None:
+        """Raises ConfigError if a function with @hvd.elastic.run was called before: a newcomer begins the script at its
+        top, in the first one, while the others are in the second, whose models it would not copy."""
+        if self._steps is not None:
+            raise ConfigError(
+                "a function with @hvd.elastic.run was called a second time in an elastic job. Workers that come later "
+                "begin with the first call, and could not follow: put both parts into one function, and into its state "
+                "which part it is in"
+            )
+
     def start(self, named: Mapping[str, object]) -> CommitFound:
         """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. It resets, too, if
         it has the state of others, or of an earlier run, or the workers are other ones than when the script began."""

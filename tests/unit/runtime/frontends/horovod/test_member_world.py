@@ -180,6 +180,16 @@ def test_join_is_refused_and_so_are_values_that_cannot_be_copied() -> None:
     assert "object" in refused(script)
 
 
+def test_a_second_call_of_the_function_is_refused() -> None:
+    """A newcomer would begin in the first one, while the others are in the second."""
+
+    def script(worker: Worker) -> None:
+        for _ in range(2):
+            hvd.elastic.run(lambda state: state.commit())(hvd.elastic.ObjectState(epoch=0))
+
+    assert "a second time in an elastic job" in refused(script)
+
+
 def test_all_collectives_of_members() -> None:
     """Small ones and large ones, before the function and in it."""
 
