@@ -19,7 +19,7 @@ from functools import partial
 
 from elastic.agent import options
 from elastic.agent.context import AgentContext
-from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
+from elastic.agent.drain import LOSS, OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
 from elastic.agent.process.process_start import ForkServerProcess
@@ -29,6 +29,8 @@ from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import CheckpointDirTaken, ElasticError, ExitCode
+from elastic.preemption import relay
+from elastic.preemption.provider import Unanswered
 from elastic.process import log, stop_signals
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Close, Fence, Home, Invite, Kill, Order, Publish, Quiesce, Release
@@ -59,6 +61,7 @@ class Agent:
         spec, job_dir, node, slots = given.spec, given.job_dir, given.node, given.slots
         self._notices = given.notices
         self._grace_s = given.grace_s
+        self._job_dir = job_dir
         self._leaves_after_loss = given.leaves_after_loss
         self._beat_s = spec.timing.beat_s
         self._journal = journal
@@ -137,11 +140,19 @@ class Agent:
             because = worker_slot.describe(status)
             _log.error("%s %s after the job was complete", worker_id, because)
         served = any(slot.worker_id == worker_id and slot.served for slot in self._workers.slots)
-        lost = self._end is None and is_loss(status, served=served)
+        lost = self._end is None and is_loss(status, served=served) and not self._departure.is_leaving
         if lost and self._leaves_after_loss and self._workers.has_others:
             because = f"{worker_id} {worker_slot.describe(status)}"
-            leave = partial(self._departure.asked, self._grace_s or GRACE_S, because, source="loss")
+            leave = partial(self._leave_after_loss, worker_id, because)
             asyncio.get_running_loop().call_soon(leave)  # once it is said that this worker has failed
+
+    def _leave_after_loss(self, worker_id: str, because: str) -> None:
+        try:
+            relay.lose_worker(self._job_dir, worker_id)
+        except Unanswered as error:  # nobody would end this node's task, so the slot gets a successor instead
+            self._departure.notices.troubled(LOSS, str(error))
+            return
+        self._departure.asked(self._grace_s or GRACE_S, because, source=LOSS)
 
     def on_step(self) -> None:
         self._departure.look()

@@ -28,6 +28,9 @@ OPERATOR = "operator"
 SIGTERM = "SIGTERM"
 """The source of notices by that signal."""
 
+LOSS = "loss"
+"""The source of the notice of a node that is left because it has lost a worker."""
+
 
 class NodeDrain:
     """Used on the event loop."""
@@ -57,12 +60,17 @@ class NodeDrain:
                 yield wish
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether this node has to leave, for whatever reason."""
+        return self._stay.phase is not StayPhase.STAYING
+
+    @property
     def is_done(self) -> bool:
         """Whether this node has to leave and no worker is on it any more."""
         idle = all(
             slot.phase in (worker_slot.SlotPhase.AWAY, worker_slot.SlotPhase.OVER) for slot in self._workers.slots
         )
-        return idle and self._stay.phase is not StayPhase.STAYING
+        return idle and self.is_leaving
 
     def look(self) -> None:
         """Note that the node is empty, if the worker that has just ended was the last."""

@@ -2,6 +2,7 @@
 
     daemon  -- <job-dir>/notices.json -->  agent of each job
             <-- <job-dir>/left.json --     its workers are gone, as of that round
+            <-- <job-dir>/lost.json --     they go because one of them was lost (--blacklist-hosts of horovodrun)
 
 A round is a number that no other change of what stands has had. Times are CLOCK_MONOTONIC of the machine, which is the
 same for all of its processes.
@@ -22,6 +23,8 @@ from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.records.files import read_regular, write_atomically
 
 NOTICES = "notices.json"
+LEFT = "left.json"
+LOST = "lost.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def write(job_dir: Path, number: int, notices: Mapping[str, ActiveNotices]) -> N
 
 def has_left(job_dir: Path, number: int) -> bool:
     """Whether the job's workers are gone from this node because of what stood in that round."""
-    document = _read(job_dir / "left.json")
+    document = _read(job_dir / LEFT)
     return document is not None and document.get("round") == number
 
 
@@ -64,10 +67,19 @@ def node_is_left(job_dir: Path) -> bool:
     return document is not None and leaves and has_left(job_dir, document["round"])
 
 
-def left_by_itself(job_dir: Path) -> bool:
-    """Whether the job's workers are gone from this node, and no notice stands: its agent wanted it, or an operator."""
+def lose_worker(job_dir: Path, worker_id: str) -> None:
+    """Note that the node is left because of this worker: called before the others begin to go. Raises Unanswered."""
+    try:
+        (job_dir / LEFT).unlink(missing_ok=True)  # of an earlier drain, which was taken back
+        write_atomically(job_dir / LOST, json.dumps({"worker_id": worker_id}).encode())
+    except OSError as error:
+        raise Unanswered(f"{job_dir / LOST}: {error}") from error
+
+
+def left_after_loss(job_dir: Path) -> bool:
+    """Whether the job's workers are gone from this node because one was lost there."""
     document = _read(job_dir / NOTICES)
-    return document is not None and not document["notices"] and has_left(job_dir, document["round"])
+    return document is not None and (job_dir / LOST).exists() and has_left(job_dir, document["round"])
 
 
 class NoticeRelay(NoticeSource):
@@ -97,9 +109,9 @@ class NoticeRelay(NoticeSource):
 
     def left(self) -> None:
         try:
-            write_atomically(self._job_dir / "left.json", json.dumps({"round": self._round}).encode())
+            write_atomically(self._job_dir / LEFT, json.dumps({"round": self._round}).encode())
         except OSError as error:
-            raise Unanswered(f"{self._job_dir / 'left.json'}: {error}") from error
+            raise Unanswered(f"{self._job_dir / LEFT}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any] | None:

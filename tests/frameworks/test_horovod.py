@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -83,6 +86,33 @@ def test_a_job_that_has_lost_everything_goes_on_with_its_momentum(tmp_path: Path
         assert int(begun[0].split()[3]) >= 8, job.output
         assert digest(job) == wanted, job.output
         assert ledger.read(job.dir / "steps.jsonl")
+
+
+def test_a_job_that_has_lost_everything_goes_on_in_the_middle_of_its_epoch(tmp_path: Path) -> None:
+    """ElasticSampler deals what was left at the checkpoint, each sample once, and whole epochs behind it."""
+    samples, epochs, seen = 120, 2, tmp_path / "seen.jsonl"
+
+    def run(pause_s: float) -> Job:
+        options = ("--workers", "2", "--checkpoint-every", "4 steps", str(SCRIPTS / "horovod_sampler.py"))
+        return Job(tmp_path, *options, str(samples), str(epochs), str(pause_s), str(seen))
+
+    with run(0.2) as job:
+        job.await_steps(20)
+        job.command.process.kill()
+        job.wait()
+        assert job.left_behind() == {}
+    seen.unlink()
+    with run(0.0) as job:
+        assert job.wait() == 0, job.output
+        begun = re.findall(r"epoch (\d+) behind (\d+) samples, 2 workers", job.output)[0]
+        epoch, processed = int(begun[0]), int(begun[1])
+        assert epoch == 0 and 2 * 16 <= processed < samples, job.output
+        order = list(range(samples))
+        random.Random(3).shuffle(order)
+        trained = [json.loads(line) for line in seen.read_text().splitlines()]
+        assert sorted(trained) == sorted([0, number] for number in order[processed:]) + [
+            [1, number] for number in range(samples)
+        ]
 
 
 def test_ranks_that_have_joined_survive_a_death_of_another_one(tmp_path: Path) -> None:

@@ -170,6 +170,11 @@ def test_a_host_that_has_lost_a_worker_is_left_for_good_if_that_is_wanted(tmp_pa
     with Launched(tmp_path, "localhost:2 127.0.0.1:1", options, *script) as job:
         client = job.client()
         job.until("workers 3 lr")
+        client.cordon("host-1-1", "maintenance", over=False)
+        job.until("workers 2 lr")
+        client.cordon("host-1-1", "", over=True)
+        job.until("workers 3 lr")
+        assert not any("has lost a worker" in line for line in job.output), "it was drained, and has come back"
         client.signal_worker(client.job()["job"], "host-0-1.1.0", kill=True)
         job.until("localhost has lost a worker, and is left for good")
         job.until("workers 1 lr")

@@ -89,7 +89,7 @@ def _serve(ticket: Ticket, directory: Path, notice: Callable[[], Notice | None] 
         if told.exists():
             return True
         found = notice() if notice is not None else None
-        if found is None and ticket.leaves_after_loss and relay.left_by_itself(place.job_dir):
+        if found is None and ticket.leaves_after_loss and relay.left_after_loss(place.job_dir):
             found = Notice(NoticeKind.RECLAIM, LEFT_S, "it has lost a worker", "loss")
         if found is not None:
             words = {"seconds_left": found.seconds_left, "because": found.because, "source": found.source}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from elastic.errors import ConfigError
 from elastic.platforms.horovod import option_mapping
@@ -43,6 +45,52 @@ _PLACES = {
 """Argument -> field of HostOptions."""
 
 
+class _Kind(NamedTuple):
+    """What an argument has to be."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _from(least: int, words: str) -> _Kind:
+    return _Kind(words, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least)
+
+
+_TEXT = _Kind("a string that is not empty", lambda value: isinstance(value, str) and bool(value.strip()))
+_PATH = _Kind("a path", lambda value: isinstance(value, str | os.PathLike) and bool(os.fspath(value)))
+_SECONDS = _Kind("a number of seconds above 0", lambda value: _number(value) and value > 0)
+_KINDS = {
+    **dict.fromkeys(("num_proc", "min_num_proc", "max_num_proc", "slots"), _from(1, "a whole number of at least 1")),
+    "reset_limit": _from(0, "a whole number of at least 0"),
+    "ssh_port": _Kind("a port, 1 to 65535", lambda value: type(value) is int and 1 <= value <= 65535),
+    **dict.fromkeys(("start_timeout", "elastic_timeout"), _SECONDS),
+    **dict.fromkeys(("hosts", "host_discovery_script"), _TEXT),
+    **dict.fromkeys(("hostfile", "ssh_identity_file"), _PATH),
+    "cooldown_range": _Kind(
+        "two numbers of seconds, such as (10, 100)",
+        lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(_number, value)),
+    ),
+}
+"""Of the arguments that are used here."""
+
+
+def _check(function: object, args: object, kwargs: object, given: Mapping[str, Any]) -> None:
+    """Raises ConfigError."""
+    if not callable(function):
+        raise ConfigError(f"{function!r:.80} is no function; give the one that the workers are to call")
+    if not isinstance(args, tuple | list):
+        raise ConfigError(f"args={args!r:.80}: give a tuple or a list of the arguments of the function, such as (5,)")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ConfigError(f"kwargs={kwargs!r:.80}: give a dict, name of an argument of the function -> value")
+    for name, value in given.items():
+        if (kind := _KINDS.get(name)) is not None and not kind.fits(value):
+            raise ConfigError(f"{name}={value!r:.80}: give {kind.words}")
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
     """A function, bound to its arguments. places: arguments that say where its workers are to be. others: what is left
@@ -60,6 +108,8 @@ class FunctionCall:
         named: dict[str, Any] = {_PLACES[name]: value for name, value in self.places.items()}
         if "hostfile" in named:
             named["hostfile"] = Path(named["hostfile"])
+        if "ssh_identity_file" in named:
+            named["ssh_identity_file"] = os.fspath(named["ssh_identity_file"])
         named |= {_LIMITS[name]: value for name, value in self.limits.items()}
         return HostOptions(**named)
 
@@ -80,6 +130,7 @@ def call_of(
     script the function is started again when a worker is lost; with one of them it has @hvd.elastic.run. Says of each
     argument that is not used what became of it. Raises ConfigError."""
     given = {_OLD.get(name, name): value for name, value in options.items() if value is not None}
+    _check(function, args, kwargs or {}, given)
     least, most = given.pop("min_num_proc", None), given.pop("max_num_proc", None)
     elastic = least is not None or most is not None or "host_discovery_script" in given
     first = given.pop("num_proc", None)

@@ -40,6 +40,14 @@ class HostOptions:
 
     def listed(self, workers: int) -> dict[str, int] | None:
         """Host -> slots; None: the script will say. Raises ConfigError, also if they are too few for the workers."""
+        for name, value, least in (
+            ("--slots-per-host", self.slots, 1),
+            ("--reset-limit", self.reset_limit, 0),
+            ("--start-timeout", self.start_timeout_s, 0),
+            ("--elastic-timeout", self.elastic_timeout_s, 0),
+        ):
+            if value is not None and not value >= least:  # a NaN is not, either
+                raise ConfigError(f"{name} {value:g} must be a number of at least {least}")
         first_s, most_s = self.cooldown_s or (1.0, 1.0)
         if not 0 < first_s <= most_s:
             raise ConfigError(

@@ -273,11 +273,14 @@ def _copied_over(before: Any, now: Any) -> Any:
 def run(function: Callable[..., R]) -> Callable[..., R]:
     """Decorate a function of (state, ...) that trains: it is called again when the workers have changed, with the state
     where it was. Nothing is undone for a worker that was lost. If the function itself raises HorovodInternalError, on
-    all workers, the state goes back to the last commit."""
+    all workers, the state goes back to the last commit. In an elastic job it is called once: ConfigError."""
 
     @functools.wraps(function)
     def wrapper(state: ElasticState, *args: Any, **kwargs: Any) -> R:
         init()
+        world = here("elastic.run")
+        if isinstance(world, MemberWorld):
+            world.check_first()
         _begin(state)
         while True:
             try:

@@ -9,6 +9,7 @@ who were late. Each worker brings its own value to an operation, once: what was 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
@@ -37,6 +38,9 @@ R = TypeVar("R")
 SMALL_MAX = 4096
 """Bytes that travel with what the workers tell each other about a gather; more need an operation of their own."""
 
+_LARGE_SUM = re.compile(r"job\.evaluate\((.*?)\)(?= after step)")
+"""What carries large sums, and around which call of the script."""
+
 
 @contextmanager
 def calls_named() -> Iterator[None]:
@@ -46,8 +50,9 @@ def calls_named() -> Iterator[None]:
     except (Disagree, LeaderOnly, LeftAlone) as why:
         if not why.doing:
             raise
+        doing = _LARGE_SUM.sub(r"job.\1", why.doing).replace("job.", "hvd.")
         raise CallsDiffer(
-            f"the workers are at different places of the script ({why.doing.replace('job.', 'hvd.')}). All make the "
+            f"the workers are at different places of the script ({doing}). All make the "
             "same calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally "
             "many batches. A DistributedSampler keeps the number of workers of its begin; ElasticSampler does not"
         ) from None
@@ -113,6 +118,16 @@ class MemberWorld(World):
     def running(self) -> bool:
         """Whether hvd.elastic.run has begun."""
         return self._steps is not None
+
+    def check_first(self) -> None:
+        """Raises ConfigError if a function with @hvd.elastic.run was called before: a newcomer begins the script at its
+        top, in the first one, while the others are in the second, whose models it would not copy."""
+        if self._steps is not None:
+            raise ConfigError(
+                "a function with @hvd.elastic.run was called a second time in an elastic job. Workers that come later "
+                "begin with the first call, and could not follow: put both parts into one function, and into its state "
+                "which part it is in"
+            )
 
     def start(self, named: Mapping[str, object]) -> CommitFound:
         """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. It resets, too, if

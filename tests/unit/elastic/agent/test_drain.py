@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from elastic.agent.agent import is_loss
-from elastic.agent.drain import SIGTERM, NodeDrain
+from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.config import JobSpec
 from elastic.errors import ExitCode
 from elastic.preemption.notice import Notice, NoticeKind
@@ -189,6 +189,21 @@ def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:
             host.tell(number, worker_slot.WorkerReleased())
             host.tell(number, worker_slot.Exited(0))
         assert departure.is_done
+
+    play(scene)
+
+
+def test_a_node_leaves_from_the_first_notice_until_the_last_one_is_taken_back(play: Play) -> None:
+    """A worker that ends meanwhile is no loss of the node."""
+
+    def scene(host: Host, departure: NodeDrain) -> None:
+        assert not departure.is_leaving
+        departure.asked(100.0, "maintenance", source=SIGTERM)
+        departure.asked(100.0, "maintenance")
+        departure.notices.heard(SIGTERM, None)
+        assert departure.is_leaving
+        departure.notices.heard(OPERATOR, None)
+        assert not departure.is_leaving
 
     play(scene)
 

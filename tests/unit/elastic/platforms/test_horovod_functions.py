@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -71,3 +72,42 @@ def test_for_how_long_a_host_is_left_is_said_of_hosts_alone(capsys: pytest.Captu
     assert "cooldown_range= is not used: there are no hosts" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="blacklist-cooldown-range 9 1"):
         call_of(added, (1,), None, {"np": 1, "hosts": "a:1", "cooldown_range": (9, 1)}).hosts.listed(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"cooldown_range": 10}, "cooldown_range=10: give two numbers of seconds"),
+        ({"cooldown_range": (1, "ten")}, "cooldown_range="),
+        ({"np": "2"}, "num_proc='2': give a whole number of at least 1"),
+        ({"num_proc": 0}, "num_proc=0"),
+        ({"num_proc": True}, "num_proc=True"),
+        ({"max_num_proc": 2.5}, "max_num_proc=2.5"),
+        ({"hosts": ["a:1"]}, "hosts="),
+        ({"host_discovery_script": " "}, "host_discovery_script="),
+        ({"hostfile": 3}, "hostfile=3: give a path"),
+        ({"slots": "two"}, "slots='two'"),
+        ({"start_timeout": float("nan")}, "start_timeout=nan: give a number of seconds above 0"),
+        ({"elastic_timeout": "90"}, "elastic_timeout='90'"),
+        ({"reset_limit": -1}, "reset_limit=-1: give a whole number of at least 0"),
+        ({"ssh_port": 70000}, "ssh_port=70000: give a port"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        call_of(added, (1,), None, wrong)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "said"),
+    [
+        (3, (), None, "3 is no function"),
+        (added, 5, None, "args=5: give a tuple"),
+        (added, "ab", None, "args='ab'"),
+        (added, (), 5, "kwargs=5: give a dict"),
+        (added, (), {1: 2}, "kwargs={1: 2}"),
+    ],
+)
+def test_what_is_to_be_called_with_what_is_checked(function: Any, args: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        call_of(function, args, kwargs, {})

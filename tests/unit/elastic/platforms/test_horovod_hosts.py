@@ -205,6 +205,9 @@ def test_another_host_is_reached_by_ssh_in_the_same_directory(monkeypatch: pytes
         (["-np", "2", "--config-file", "/none", "python", "x.py"], "--config-file"),
         (["-np", "2", "--blacklist-cooldown-range", "9", "3", "python", "x.py"], "--blacklist-cooldown-range 9 3"),
         (["-np", "2", "--blacklist-cooldown-range", "nan", "3", "python", "x.py"], "--blacklist-cooldown-range nan"),
+        (["-np", "2", "--start-timeout", "nan", "python", "x.py"], "--start-timeout nan must be a number"),
+        (["-np", "2", "--reset-limit=-1", "python", "x.py"], "--reset-limit -1 must be a number of at least 0"),
+        (["-np", "2", "--slots-per-host", "0", "python", "x.py"], "--slots-per-host 0 must be a number of at least 1"),
     ],
 )
 def test_the_command_refuses_bad_input(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

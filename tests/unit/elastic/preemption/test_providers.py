@@ -403,15 +403,16 @@ def test_a_notice_file_with_something_else_in_it_is_trouble(tmp_path: Path, text
     assert source.look() is None
 
 
-def test_a_node_is_left_by_itself_if_no_notice_stands(tmp_path: Path) -> None:
-    """As its agent does when a worker is lost, where that is wanted."""
+def test_a_node_that_was_drained_is_not_left_after_a_loss_and_one_that_has_lost_a_worker_is(tmp_path: Path) -> None:
     agent = relay.NoticeRelay(tmp_path)
-    assert not relay.left_by_itself(tmp_path), "its daemon has told nothing yet"
+    assert not relay.left_after_loss(tmp_path), "its daemon has told nothing yet"
     relay.write(tmp_path, 7, {})
-    assert agent.look() is None and not relay.left_by_itself(tmp_path)
+    assert agent.look() is None
     agent.left()
-    assert relay.left_by_itself(tmp_path) and not relay.node_is_left(tmp_path)
-    relay.write(tmp_path, 8, {"file": relay.standing("file", Notice(NoticeKind.RECLAIM, 1.0, "it has lost a worker"))})
-    agent.look()
+    assert not relay.left_after_loss(tmp_path), "an operator has drained it"
+    relay.lose_worker(tmp_path, "a.0.0")
+    assert not relay.left_after_loss(tmp_path), "the drain is over, and the others are still there"
     agent.left()
-    assert relay.node_is_left(tmp_path) and not relay.left_by_itself(tmp_path)
+    assert relay.left_after_loss(tmp_path) and not relay.node_is_left(tmp_path)
+    with pytest.raises(Unanswered, match=r"lost\.json"):
+        relay.lose_worker(tmp_path / "none", "a.0.0")

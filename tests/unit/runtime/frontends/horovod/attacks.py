@@ -108,3 +108,45 @@ def accumulated(worker: Worker, dies: str = "") -> None:
 
     body(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
     worker.weights = [float(value) for weight in model.parameters() for value in weight.detach().flatten()]
+
+
+def rolled_back(worker: Worker, fails_at: int = 0) -> None:
+    """One sample a batch; all workers raise HorovodInternalError once, between a step and its commit."""
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    sampler = hvd.elastic.ElasticSampler(range(24), shuffle=False)
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        for number in sampler:
+            optimizer.zero_grad()
+            model(torch.full((2, 3), 1.0 + number)).square().mean().backward()
+            optimizer.step()
+            sampler.record_batch(0, 1)
+            state.step += 1
+            if state.step == fails_at and not worker.calls:
+                worker.calls += 1
+                raise hvd.HorovodInternalError("a link of the script's own is down")
+            worker.samples.append((state.step, number))
+            state.commit()
+
+    body(hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, step=0))
+    worker.weights = [float(value) for weight in model.parameters() for value in weight.detach().flatten()]
+
+
+def without_commits(worker: Worker) -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.full((2, 3), 1.0 + step + hvd.rank())).square().mean().backward()
+            optimizer.step()
+            worker.sizes.append(hvd.size())
+
+    body(hvd.elastic.TorchState(model=model, optimizer=optimizer))
+    worker.weights = [float(value) for weight in model.parameters() for value in weight.detach().flatten()]

@@ -61,3 +61,26 @@ def test_grouped_calls_and_a_newcomer() -> None:
 def test_a_death_between_two_backward_calls_of_a_step(dies: str) -> None:
     _, workers = together(3, partial(attacks.accumulated, dies=dies))
     alike(workers, {"w0", "w1", "w2"} - {dies})
+
+
+def test_a_function_that_fails_on_all_workers_goes_back_to_its_commit() -> None:
+    """With its momentum, its samples and its values: the result is that of a run in which nothing has failed."""
+    _, wanted = together(2, attacks.rolled_back)
+    _, workers = together(2, partial(attacks.rolled_back, fails_at=4))
+    assert {worker.calls for worker in workers.values()} == {1}
+    assert workers["w0"].weights == wanted["w0"].weights
+    alike(workers, {"w0", "w1"})
+    samples = sorted(number for worker in workers.values() for _, number in worker.samples)
+    assert samples == list(range(24))
+
+
+@pytest.mark.parametrize("operation", some(range(8, 18), 2, "horovod rollback"))
+def test_a_worker_is_lost_while_the_others_go_back(operation: int) -> None:
+    _, workers = together(3, partial(attacks.rolled_back, fails_at=3), kills={"w0": (operation, 0)})
+    alike(workers, {"w1", "w2"})
+
+
+def test_a_function_that_never_commits_survives_a_death() -> None:
+    _, workers = together(3, attacks.without_commits, kills={"w0": (4, 0)})
+    alike(workers, {"w1", "w2"})
+    assert workers["w1"].sizes == [3] * attacks.STEPS, "size() changes in a commit"

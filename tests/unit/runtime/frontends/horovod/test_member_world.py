@@ -136,19 +136,20 @@ def test_steps_outside_of_the_function_are_refused() -> None:
     assert "outside of a function with @hvd.elastic.run" in refused(script)
 
 
-def test_workers_in_different_collectives_are_told_which() -> None:
+@pytest.mark.parametrize("op", ["Min", "Sum"])
+def test_workers_in_different_collectives_are_told_which(op: str) -> None:
     def script(worker: Worker) -> None:
         @hvd.elastic.run  # type: ignore[untyped-decorator]
         def body(state: Any) -> None:
             if hvd.rank():
                 hvd.allgather(torch.ones(2))
             else:
-                hvd.allreduce(torch.ones(2), op=hvd.Min)
+                hvd.allreduce(torch.ones(2), op=getattr(hvd, op))
 
         body(hvd.elastic.ObjectState(epoch=0))
 
     told = refused(script)
-    assert "hvd.allgather(float32[-1])" in told and "hvd.allreduce(float32[2], op=Min)" in told
+    assert "hvd.allgather(float32[-1])" in told and f" hvd.allreduce(float32[2], op={op})" in told
 
 
 def test_a_worker_with_fewer_batches_than_the_others_is_told_so() -> None:
@@ -178,6 +179,16 @@ def test_join_is_refused_and_so_are_values_that_cannot_be_copied() -> None:
         hvd.elastic.run(lambda state: None)(hvd.elastic.ObjectState(thing=object()))
 
     assert "object" in refused(script)
+
+
+def test_a_second_call_of_the_function_is_refused() -> None:
+    """A newcomer would begin in the first one, while the others are in the second."""
+
+    def script(worker: Worker) -> None:
+        for _ in range(2):
+            hvd.elastic.run(lambda state: state.commit())(hvd.elastic.ObjectState(epoch=0))
+
+    assert "a second time in an elastic job" in refused(script)
 
 
 def test_all_collectives_of_members() -> None:
