@@ -28,6 +28,8 @@ class Memories:
         """Whether the newest round has one machine, so that all it has kept is there."""
         self._loaded = 0
         """The newest round whose scripts have begun."""
+        self.agreed: int | None = None
+        """The step behind which all scripts of the newest round have ended as planned."""
 
     def put(self, node: str, held: HeldSegment) -> None:
         """Into the file with the oldest step of that part."""
@@ -99,11 +101,11 @@ class Memories:
                 self._reached.add("nobody knows")
             else:
                 away = set(self._held) - set(map(node_of, members))  # a mirror has the step before its newest one
-                limit = 2 if self._lost or away else 1
+                limit = 2 if self._lost or away else 1 if self.agreed is None else 0
                 assert again <= limit, f"{again} steps are done again, {len(self._lost)} nodes were lost"
             if again:
                 self._reached.add("done again")
-            self.done = step
+            self.done, self.agreed = step, None
             if not start.thin:
                 self._lost.clear()
             self._alone = len(set(map(node_of, members))) == 1

@@ -617,7 +617,7 @@ def test_a_mirror_that_fails_is_said_once_and_training_goes_on(
     kept = script.keep()
     script.step(kept)
     mirror = Breaks()
-    kept._mirror = cast(Any, mirror)
+    kept._mirrors = [cast(Any, mirror)]
     for _ in range(4):
         script.step(kept)
     kept.wait()
@@ -644,7 +644,7 @@ def test_done_waits_for_the_mirror_of_the_step_before_and_optimizers_do_not(
     script = Script(shard=True)
     kept = script.keep()
     script.step(kept)
-    kept._mirror = cast(Any, Slow())
+    kept._mirrors = [cast(Any, Slow())]
     script.step(kept)
     assert sending.wait(60.0)
     script.optimizer.step()
