@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from runtime.recovery.kept import agreed_end
 
 POLL_S = 0.1
+ASKED_LATE_S = 4.0
+"""Of a worker that the machine does not let run."""
 LAST_STEPS = 6
 """As of supervisor.py."""
 

@@ -36,7 +36,7 @@ from runtime.frontends.restart.rounds import (
 from runtime.recovery.kept.choice import mirrors_of
 from tests.sim.clock import Clock
 from tests.sim.kept import Memories
-from tests.sim.planned_end import LAST_STEPS, POLL_S, PlannedEnd
+from tests.sim.planned_end import ASKED_LATE_S, LAST_STEPS, POLL_S, PlannedEnd
 
 HANG_S = 60.0
 WORK_S = 40.0
@@ -65,9 +65,8 @@ class Script:
     end: Failure | None = None
     ended: bool = False
     asked: bool = False
-    """Whether its worker has asked it to end behind a step on which all agree."""
     waits: bool = False
-    """It has done that step."""
+    """It has done the step behind which all agree to end, as they were asked."""
 
 
 @dataclass
@@ -120,10 +119,8 @@ class RoundsWorld:
         """Generations that began without a loss."""
         self.ends: dict[int, PlannedEnd] = {}
         """Of rounds whose scripts were asked to end."""
-        self.upsets = 0
-        """How often something has gone wrong."""
-        self.drained = ""
-        """The worker that is to leave."""
+        self.upsets, self.drained = 0, ""
+        """How often something has gone wrong; the worker that is to leave."""
 
     # ------------------------------------------------------------------------------------------------- the course
 
@@ -139,6 +136,8 @@ class RoundsWorld:
             self.clock.after(0.0, lambda worker=worker: self._report(worker))  # type: ignore[misc]
         for _ in range(self.troubles):
             self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._trouble)
+        for _ in range(self.clock.random.randint(0, 2)):
+            self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._drain)
         while not self._over():
             assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
         return self.reached
@@ -171,7 +170,7 @@ class RoundsWorld:
                 self._leave(worker)
                 return
             worker.state.enter(worker.knows, len(self.generations[worker.knows]))
-            worker.script = None
+            worker.script, worker.ends_by_s = None, NEVER_S
         script, now_s = worker.script, self.clock.now_s
         if script is not None and script.ended and worker.state.script is ScriptState.RUNNING:
             worker.state.ended(script.end)
@@ -270,20 +269,21 @@ class RoundsWorld:
     def _awaits_last_step(self, worker: Worker, script: Script) -> bool:
         """Whether the worker lets its script go on, to a step behind which all scripts of the round end."""
         members, now_s = self.generations[worker.state.generation], self.clock.now_s
-        if not script.asked:
+        if worker.ends_by_s == NEVER_S:
             kept = self.memories.newest(worker.name, members, worker.state.generation) >= 0
             if worker.knows not in self.planned or not kept:
                 return False
-            script.asked, worker.ends_by_s = True, now_s + LAST_STEPS * (1.9 + self.mirror_s)
+            worker.ends_by_s = now_s + LAST_STEPS * (1.9 + self.mirror_s)
             self.ends.setdefault(worker.state.generation, PlannedEnd(len(members), self.upsets))
+            self.clock.after(ASKED_LATE_S if self.clock.chance(0.1) else 0.0, lambda: setattr(script, "asked", True))
         end = self.ends[worker.state.generation]
         if end.reached:
             assert end.last is not None, "they have ended behind no step"
             self.reached.add("agreed")
-            self.memories.agreed = end.last
+            self.memories.agree(worker.state.generation, end.last)
             return False
-        undisturbed = end.upsets == self.upsets and len(end.seen) == len(members) and STEPS - script.step > LAST_STEPS
-        assert now_s < worker.ends_by_s or not undisturbed, "the scripts do not end behind one step"
+        quiet = end.upsets == self.upsets and len(end.seen) == len(members) and STEPS - script.step > LAST_STEPS
+        assert now_s < worker.ends_by_s or not quiet, "the scripts do not end behind one step"
         return now_s < worker.ends_by_s
 
     def _leave(self, worker: Worker) -> None:
@@ -378,10 +378,7 @@ class RoundsWorld:
     def _trouble(self) -> None:
         running = [w for w in self.workers.values() if w.script is not None and not w.script.ended and not w.dead]
         living = [self.workers[name] for name in self.generations[-1] if not self.workers[name].dead]
-        kind = self.clock.random.choice(("kill", "fail", "kill script", "hang", "part", "node", "drain", "drain"))
-        if kind == "drain":
-            self.drained = self.clock.random.choice(living).name if len(living) > 1 else ""
-            return
+        kind = self.clock.random.choice(("kill", "fail", "kill script", "hang", "part", "node"))
         self.upsets += 1
         if kind == "kill" and len(living) > 1:
             self.reached.add("lost")
@@ -397,13 +394,17 @@ class RoundsWorld:
                 case "kill script":
                     self._end(worker, worker.script, self._failure(worker, -9))
                 case "hang":
-                    worker.script.idle_from_s = self.clock.now_s
+                    worker.script.idle_from_s = min(worker.script.idle_from_s, self.clock.now_s)
                 case "part":  # one script ends well, and another one waits for it for ever
                     self.reached.add("ended in part")
                     self._end(worker, worker.script, None)
                     for other in running:
                         if other is not worker and other.script is not None:
-                            other.script.idle_from_s = self.clock.now_s
+                            other.script.idle_from_s = min(other.script.idle_from_s, self.clock.now_s)
+
+    def _drain(self) -> None:
+        living = [name for name in self.generations[-1] if not self.workers[name].dead]
+        self.drained = self.clock.random.choice(living) if len(living) > 1 else ""
 
     def _lose_node(self, node: str) -> None:
         """And often the next one soon after it."""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from runtime.frontends.ddp.frames.places import ScriptFrames
 from runtime.frontends.restart import script_values
 from runtime.frontends.restart.script_values import Told, changed
@@ -52,12 +50,8 @@ def script(tmp_path: Path, call: Callable[[], None], steps: int) -> Any:
     return module.loop(call, steps)
 
 
-@pytest.fixture
-def frames() -> ScriptFrames:
-    return ScriptFrames(sys._getframe())
-
-
-def test_what_a_process_has_counted_is_there_in_the_next_one(tmp_path: Path, frames: ScriptFrames) -> None:
+def test_what_a_process_has_counted_is_there_in_the_next_one(tmp_path: Path) -> None:
+    frames = ScriptFrames(sys._getframe())
     read: list[dict[str, Told]] = []
     wanted = script(tmp_path, lambda: read.append(script_values.read(frames)), 3)
     before, after = read
@@ -72,7 +66,9 @@ def test_what_a_process_has_counted_is_there_in_the_next_one(tmp_path: Path, fra
         assert repr(one) == repr(other) and type(one) is type(other)
 
 
-def test_what_is_no_plain_value_now_stays(tmp_path: Path, frames: ScriptFrames) -> None:
+def test_what_is_no_plain_value_now_stays(tmp_path: Path) -> None:
+    frames = ScriptFrames(sys._getframe())
+
     def put() -> None:
         (text,) = [text for text in script_values.read(frames) if text.endswith(" meter.total")]
         script_values.write(frames, {text: 7, text.replace("meter.total", "call"): 7})

@@ -716,6 +716,7 @@ def test_an_optimizer_that_holds_others_is_kept_by_the_form_of_its_own_state(job
     script = Contained()
     assert script.keep().step == 3
     assert script.values() == after(3, shard=True)
+    job.begin(THIRD)
     mixed = Contained()
     mixed.optimizers = Contained(width=5).optimizers
     with pytest.raises(OtherState, match=r"optimizer\.state\.up\.weight\.exp_avg has shape \(5, 3\), and had \(4, 3\)"):
