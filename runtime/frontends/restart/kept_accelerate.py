@@ -44,6 +44,7 @@ from runtime.script_files import is_library
 
 TESTED = ("1.15",)
 NAME = "accelerate"
+"""Of what KeptAccelerate keeps."""
 LISTS = ("_models", "_optimizers", "_schedulers", "_custom_objects")
 VALUE_MAX = 64 << 10
 """Characters of a value at the end of a loop that was over: a longer one stays as the single batch has left it."""
@@ -210,7 +211,7 @@ class KeptAccelerate:
         """All that is prepared is kept from now on, and filled if an earlier round has kept it."""
         objects = self._prepared()
         scalers = [accelerator.scaler for accelerator in self.accelerators if accelerator.scaler is not None]
-        self._kept, self._objects = keep(*objects, *scalers, **{NAME: self}), len(objects)
+        self._kept, self._objects = keep(*objects, *scalers, accelerate=self), len(objects)
         for accelerator in self.accelerators:
             for one in accelerator._optimizers:
                 one.optimizer.register_step_post_hook(self._has_stepped)

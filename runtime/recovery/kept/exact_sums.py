@@ -242,7 +242,8 @@ def _refuse_norm_of_floats() -> None:
 
 def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:
     """Raise ConfigError where units would not be dealt to all ranks that sum."""
-    for parameter in module.parameters():
+    parameters: list[Any] = list(module.parameters())
+    for parameter in parameters:
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is None or (mesh.ndim == 1 and mesh.size() == world):
             continue

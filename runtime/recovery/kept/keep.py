@@ -440,7 +440,9 @@ class _Copy:
             self.error = error
         finally:
             self._here.set()
-        for mirror in self._mirrors if header is not None else ():
+        if header is None:
+            return
+        for mirror in self._mirrors:
             try:
                 mirror.send(segment.file.name, header, segment.body, segment.table)
             except CopyFailed as error:
