@@ -215,6 +215,7 @@ bench-storms: setup build/torchft ## measure what is left of a training under tr
 
 bench-kept: setup ## measure what is left of a training with FSDP2 while processes die: elastic.keep beside torchrun with checkpoints
 	$(PY) -m tests.bench.kept
+	$(PY) -m tests.bench.kept_cost
 
 bench-net: setup ## measure bytes and steps between machines behind narrow cables (network namespaces, root) against torch DDP
 	$(PY) -m tests.bench.net

@@ -83,14 +83,15 @@ def _run_as_asked(program: Program) -> None:
 
 
 def _run_in_round(program: Program) -> None:
-    """Run the script for one round of --restart. With --ranks, its Trainer of transformers or Lightning is kept in
-    memory."""
+    """Run the script for one round of --restart. With --ranks, its Trainer of transformers or Lightning, or its loop
+    over what accelerate prepares, is kept in memory."""
     if os.environ.get(RANKS, "0") != "0":
         from runtime.frontends.frameworks.imports import AfterImport
-        from runtime.frontends.restart import kept_lightning, kept_trainer
+        from runtime.frontends.restart import kept_accelerate, kept_lightning, kept_trainer
 
         lightning = dict.fromkeys(("lightning.pytorch", "pytorch_lightning"), kept_lightning.install)
-        AfterImport({"transformers.trainer": kept_trainer.install, **lightning}).install()
+        adapted = {"transformers.trainer": kept_trainer.install, "accelerate": kept_accelerate.install, **lightning}
+        AfterImport(adapted).install()
     _run(program)
 
 

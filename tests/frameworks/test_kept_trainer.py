@@ -32,7 +32,7 @@ def kept(job: Job) -> int:
     return min((int(one[1]) if one else -1 for one in said), default=-1)
 
 
-def kill_behind(job: Job, step: int, workers: int = 2) -> None:
+def kill_behind(job: Job, step: int, workers: int) -> None:
     """Kill a process of the script when that step is kept, and wait for a step of the round of all workers."""
     reached = job.until(f"step {step}", lambda: max(0, kept(job) - step + 1)) + step - 1
     victim = next(line for line in reversed(job.events("script_started")) if line["rank"] == step % RANKS)
@@ -46,11 +46,11 @@ def kill_behind(job: Job, step: int, workers: int = 2) -> None:
 def test_kills_and_joins_leave_no_trace(kind: str, tmp_path: Path) -> None:
     quiet, output = tmp_path / "quiet", tmp_path / "output"
     under_torchrun(kind, quiet)
-    words = ("--workers", "2", "--restart", "--ranks", str(RANKS), str(SCRIPTS / f"{kind}.py"), str(output))
+    words = ("--workers", "3", "--restart", "--ranks", str(RANKS), str(SCRIPTS / f"{kind}.py"), str(output))
     with Job(tmp_path, *words, environment=OFFLINE) as job:
         job.pace(0.5)
         for step in (3, 14):
-            kill_behind(job, step)
+            kill_behind(job, step, workers=3)
         job.pace(0.0)
         assert job.wait() == 0, job.story()
     assert files(output) == files(quiet)

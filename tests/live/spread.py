@@ -24,6 +24,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.config import JobSpec, Timing
 from elastic.errors import ElasticError
 from elastic.records import ledger
+from elastic.records.events.story import of_generation
 from elastic.rendezvous.job_status import job_status
 from elastic.store.embedded import EmbeddedEtcd
 from elastic.wire import codec
@@ -168,6 +169,10 @@ class Spread:
         """Journal lines of all nodes, by time."""
         wanted = fields.items()
         return [line for line in self._journals.all() if line["event"] == event and wanted <= line.items()]
+
+    def told(self, generation: int) -> str:
+        """What `elastic story` says of a generation."""
+        return "\n".join(moment.said for moment in of_generation(self._journals.all(), generation))
 
     def await_event(self, event: str, **fields: object) -> Line:
         return self.until(f"{event} {fields}", lambda: next(iter(self.events(event, **fields)), None))

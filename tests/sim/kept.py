@@ -28,6 +28,8 @@ class Memories:
         """Whether the newest round has one machine, so that all it has kept is there."""
         self._loaded = 0
         """The newest round whose scripts have begun."""
+        self._agreed = False
+        """Whether all scripts of the newest round have ended behind one step, as planned."""
 
     def put(self, node: str, held: HeldSegment) -> None:
         """Into the file with the oldest step of that part."""
@@ -71,6 +73,12 @@ class Memories:
                 found.append(part.held)
         return found
 
+    def agree(self, generation: int, step: int) -> None:
+        """All scripts of a round have ended behind that step, says a worker; another one may have begun meanwhile."""
+        if generation >= self._loaded:
+            assert self.done <= step, f"step {self.done} is done, and the last one is {step}"
+            self._agreed = True
+
     def settle(self, worker: str, generation: int) -> None:
         """The machine of this worker forgets earlier rounds."""
         held = self._held.get(node_of(worker), set())
@@ -99,11 +107,11 @@ class Memories:
                 self._reached.add("nobody knows")
             else:
                 away = set(self._held) - set(map(node_of, members))  # a mirror has the step before its newest one
-                limit = 2 if self._lost or away else 1
+                limit = 2 if self._lost or away else 0 if self._agreed else 1
                 assert again <= limit, f"{again} steps are done again, {len(self._lost)} nodes were lost"
             if again:
                 self._reached.add("done again")
-            self.done = step
+            self.done, self._agreed = step, False
             if not start.thin:
                 self._lost.clear()
             self._alone = len(set(map(node_of, members))) == 1

@@ -3,8 +3,9 @@
 What is modelled is what the decisions rest on. An exchange has the reports of all members; its result is the same for
 all, comes to each at its own time, and comes also to a survivor that has entered the next generation meanwhile. If a
 member is lost before the result is complete, the survivors make the exchange again, with the reports that they have
-made. A loss begins a generation at any time, a join only between two exchanges. Scripts end well, fail, are killed,
-hang, or fail because another one has failed; clocks of machines differ.
+made. A loss begins a generation at any time, a join and a drain only between two exchanges; then scripts end behind one
+step (planned_end.py). Scripts end well, fail, are killed, hang, or fail because another one has failed; clocks of
+machines differ.
 
 Scripts keep each step in the memory of their machine, and on the next one a while later (kept.py). A death may leave
 the newest segment of a script half written, and a machine is lost with its memory, also while others copy what it had.
@@ -32,9 +33,10 @@ from runtime.frontends.restart.rounds import (
     ScriptState,
     StartScript,
 )
-from runtime.recovery.kept.choice import mirror_of
+from runtime.recovery.kept.choice import mirrors_of
 from tests.sim.clock import Clock
 from tests.sim.kept import Memories
+from tests.sim.planned_end import ASKED_LATE_S, LAST_STEPS, POLL_S, PlannedEnd
 
 HANG_S = 60.0
 WORK_S = 40.0
@@ -62,6 +64,9 @@ class Script:
     idle_from_s: float = NEVER_S
     end: Failure | None = None
     ended: bool = False
+    asked: bool = False
+    waits: bool = False
+    """It has done the step behind which all agree to end, as they were asked."""
 
 
 @dataclass
@@ -79,6 +84,8 @@ class Worker:
     """From when on it waits for the memory of another machine."""
     left: bool = False
     """It has found that all scripts have ended."""
+    ends_by_s: float = NEVER_S
+    """Until when it waits for the last step of the round."""
 
 
 @dataclass
@@ -108,6 +115,12 @@ class RoundsWorld:
         self.incarnations = [0] * self.size
         self.reached: set[str] = set()
         self.memories = Memories(self.clock, self.reached)
+        self.planned: set[int] = set()
+        """Generations that began without a loss."""
+        self.ends: dict[int, PlannedEnd] = {}
+        """Of rounds whose scripts were asked to end."""
+        self.upsets, self.drained = 0, ""
+        """How often something has gone wrong; the worker that is to leave."""
 
     # ------------------------------------------------------------------------------------------------- the course
 
@@ -123,6 +136,8 @@ class RoundsWorld:
             self.clock.after(0.0, lambda worker=worker: self._report(worker))  # type: ignore[misc]
         for _ in range(self.troubles):
             self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._trouble)
+        for _ in range(self.clock.random.randint(0, 2)):
+            self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._drain)
         while not self._over():
             assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
         return self.reached
@@ -147,9 +162,15 @@ class RoundsWorld:
             return
         if worker.state.generation != worker.knows:
             if worker.script is not None and not worker.script.ended:
+                if self._awaits_last_step(worker, worker.script):
+                    self.clock.after(POLL_S, lambda: self._report(worker))
+                    return
                 self._stop(worker)
+            if worker.name not in self.generations[worker.knows]:
+                self._leave(worker)
+                return
             worker.state.enter(worker.knows, len(self.generations[worker.knows]))
-            worker.script = None
+            worker.script, worker.ends_by_s = None, NEVER_S
         script, now_s = worker.script, self.clock.now_s
         if script is not None and script.ended and worker.state.script is ScriptState.RUNNING:
             worker.state.ended(script.end)
@@ -228,10 +249,13 @@ class RoundsWorld:
         if worker.exchange == len(self.exchanges):
             ready = [name for name in self.newcomers if not self.workers[name].dead]
             joining = ready if self.clock.chance(0.1) else []
-            if joining:
-                self.generations.append((*self.generations[-1], *joining))
+            leaving, self.drained = self.drained, ""
+            stay = tuple(name for name in self.generations[-1] if name != leaving)
+            if joining or (stay and stay != self.generations[-1]):
+                self.reached |= {"join"} if joining else {"drain"}
+                self.generations.append((*(stay or self.generations[-1]), *joining))
+                self.planned.add(self.generation)
                 self.newcomers = [name for name in self.newcomers if name not in joining]
-                self.reached.add("join")
             self.exchanges.append(Exchange(worker.exchange, self.generation))
             for name in joining:
                 self.workers[name].exchange = worker.exchange
@@ -241,6 +265,35 @@ class RoundsWorld:
         running = running or worker.lacking_from_s < NEVER_S
         wait_s = self.clock.between(0.0, EXCHANGE_S) if running else self.clock.between(0.0, 0.01)
         self.clock.after(wait_s, lambda: self._report(worker))
+
+    def _awaits_last_step(self, worker: Worker, script: Script) -> bool:
+        """Whether the worker lets its script go on, to a step behind which all scripts of the round end."""
+        members, now_s = self.generations[worker.state.generation], self.clock.now_s
+        if worker.ends_by_s == NEVER_S:
+            kept = self.memories.newest(worker.name, members, worker.state.generation) >= 0
+            if worker.knows not in self.planned or not kept:
+                return False
+            worker.ends_by_s = now_s + LAST_STEPS * (1.9 + self.mirror_s)
+            self.ends.setdefault(worker.state.generation, PlannedEnd(len(members), self.upsets))
+            self.clock.after(ASKED_LATE_S if self.clock.chance(0.1) else 0.0, lambda: setattr(script, "asked", True))
+        end = self.ends[worker.state.generation]
+        if end.reached:
+            assert end.last is not None, "they have ended behind no step"
+            self.reached.add("agreed")
+            self.memories.agree(worker.state.generation, end.last)
+            return False
+        quiet = end.upsets == self.upsets and len(end.seen) == len(members) and STEPS - script.step > LAST_STEPS
+        assert now_s < worker.ends_by_s or not quiet, "the scripts do not end behind one step"
+        return now_s < worker.ends_by_s
+
+    def _leave(self, worker: Worker) -> None:
+        """As planned; often its machine goes with it."""
+        worker.dead = True
+        node, slot = worker.name.split(".")[:2]
+        alone = not any(node_of(other.name) == node and not other.dead for other in self.workers.values())
+        if alone and self.nodes > 1 and self.clock.chance(0.5):
+            self.memories.lose(node)
+        self.clock.after(self.clock.between(0.5, 20.0), lambda: self._add(int(slot)))
 
     # -------------------------------------------------------------------------------------------------- scripts
 
@@ -258,6 +311,7 @@ class RoundsWorld:
         meet = len(alike) == len(mates) and all(
             mate.script is not None and mate.script.store == script.store for mate in alike
         )
+        meet = meet and not script.waits
         stuck = any(mate.script is not None and mate.script.idle_from_s < NEVER_S for mate in alike)
         broken = any(mate.script is not None and mate.script.end is not None for mate in alike)
         if broken:
@@ -275,10 +329,12 @@ class RoundsWorld:
     def _step(self, worker: Worker, script: Script, scripts: list[Script]) -> None:
         """Do a step, unless another script is behind, or the step before is on no other machine yet."""
         members = self.generations[worker.state.generation]
-        partner = mirror_of(worker.name, members)
+        partner = next(iter(mirrors_of(worker.name, members)), "")
         if script.step > min(one.step for one in scripts) or (partner and script.mirrored < script.step):
             return
         script.step += 1
+        end = self.ends[worker.state.generation] if script.asked else None
+        script.waits = end is not None and end.is_last(worker.name, script.step)
         held = self.memories.begin(worker.name, members, worker.state.generation, script.step)
         self.memories.done = max(self.memories.done, min(one.step for one in scripts))
 
@@ -289,12 +345,19 @@ class RoundsWorld:
             self.memories.put(node_of(worker.name), held)
             if partner:
                 self.clock.after(self.clock.between(0.0, self.mirror_s), mirrored)
+            else:
+                there()
 
         def mirrored() -> None:
             if not script.ended and not worker.dead:
                 if not self.workers[partner].dead:  # else the part is thin
                     self.memories.put(node_of(partner), held)
                 script.mirrored = held.step
+                there()
+
+        def there() -> None:
+            if end is not None and script.waits:
+                end.there.add(worker.name)
 
         self.clock.after(self.clock.between(0.0, 0.9), copied)  # the next step of the optimizer waits for it
 
@@ -316,6 +379,7 @@ class RoundsWorld:
         running = [w for w in self.workers.values() if w.script is not None and not w.script.ended and not w.dead]
         living = [self.workers[name] for name in self.generations[-1] if not self.workers[name].dead]
         kind = self.clock.random.choice(("kill", "fail", "kill script", "hang", "part", "node"))
+        self.upsets += 1
         if kind == "kill" and len(living) > 1:
             self.reached.add("lost")
             self._die(self.clock.random.choice(living))
@@ -330,13 +394,17 @@ class RoundsWorld:
                 case "kill script":
                     self._end(worker, worker.script, self._failure(worker, -9))
                 case "hang":
-                    worker.script.idle_from_s = self.clock.now_s
+                    worker.script.idle_from_s = min(worker.script.idle_from_s, self.clock.now_s)
                 case "part":  # one script ends well, and another one waits for it for ever
                     self.reached.add("ended in part")
                     self._end(worker, worker.script, None)
                     for other in running:
                         if other is not worker and other.script is not None:
-                            other.script.idle_from_s = self.clock.now_s
+                            other.script.idle_from_s = min(other.script.idle_from_s, self.clock.now_s)
+
+    def _drain(self) -> None:
+        living = [name for name in self.generations[-1] if not self.workers[name].dead]
+        self.drained = self.clock.random.choice(living) if len(living) > 1 else ""
 
     def _lose_node(self, node: str) -> None:
         """And often the next one soon after it."""
@@ -356,6 +424,7 @@ class RoundsWorld:
     def _die(self, worker: Worker) -> None:
         """The leader hears of it a moment later, and has the next generation."""
         worker.dead = True
+        self.upsets += 1
         if worker.script is not None:
             worker.script.ended = True
         self.clock.after(self.clock.between(0.01, 0.3), self._lose)

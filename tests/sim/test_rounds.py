@@ -12,13 +12,14 @@ import pytest
 
 from runtime.frontends.restart import rounds
 from runtime.frontends.restart.rounds import AllDone, GoOn, ScriptState, StartScript
+from runtime.recovery.kept import agreed_end
 from runtime.recovery.kept.choice import KeptStep
 from tests.sim.rounds import RoundsWorld
 
 SEEDS = 300
 MUST_REACH = (
     *("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end"),
-    *("waited", "copied", "done again", "node lost", "torn", "two nodes lost"),
+    *("waited", "copied", "done again", "node lost", "torn", "two nodes lost", "drain", "agreed"),
 )
 
 
@@ -108,4 +109,12 @@ calls: Counter[str] = Counter()
 )
 def test_a_wrong_decision_is_found(name: str, mutant: Any, said: str) -> None:
     with patch.object(rounds, name, mutant), pytest.raises(AssertionError, match=said):
+        search(SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"), [("AHEAD", 0), ("last_step", lambda seen, world, step: step + agreed_end.AHEAD)]
+)
+def test_a_last_step_that_some_have_behind_them_is_found(name: str, mutant: Any) -> None:
+    with patch.object(agreed_end, name, mutant), pytest.raises(AssertionError, match="do not end behind one step"):
         search(SEEDS)

@@ -31,6 +31,8 @@ _ENDS = frozenset({"quiesce_started", "job_ended"})
 _CHANGES = frozenset({"submitted", "scaled", "stop_asked", "cordoned", "drain_asked"})
 """Changes made by operators."""
 _DEPARTURES = frozenset({"drained", "demoted", "surplus", "notice", "node_leaves", "drain_asked", "agent_signalled"})
+_LATE = frozenset({"kept_damaged"})
+"""Found between rounds, when the next generation may be durable already that a worker has not entered yet."""
 _FAILURES = frozenset(
     {
         "verdict",
@@ -81,6 +83,7 @@ def of_generation(lines: Sequence[Line], number: int) -> list[StoryMoment]:
     course = set(_course(lines, record, number))
     since, end = 0 if before is None else before, max(course, default=record)
     chosen |= course | {i for i in range(since, end) if lines[i]["event"] in _CHANGES}
+    chosen |= {i for i, line in enumerate(lines) if line["event"] in _LATE and line["generation"] == number}
     return [moment(lines[i]) for i in sorted(chosen)]
 
 

@@ -167,8 +167,9 @@ ROWS = (
     _worker("kept_awaited", "step nodes", "round {generation} waits up to 30 s for a node whose memory has step {step}",
         "By rank 0. What the members have is older, or not whole", WARN,
         console="the scripts wait up to 30 s for a node whose memory has step {step}"),
-    _worker("kept_incomplete", "because", "round {generation} finds no whole step in memory; the script begins with "
-        "its own files, if it has any", "By rank 0", BAD),
+    _worker("kept_incomplete", "because", "round {generation} finds no whole step in memory: {because}. The script "
+        "begins with its own files, if it has any", "By rank 0. A part is what one rank has kept", BAD,
+        console="what was kept in memory is lost: {because}; the scripts begin with their own files"),
     _worker("kept_thin", "step parts", "{parts} parts of the state of step {step} are on one machine alone",
         "When a round begins by rank 0, later by a worker whose script cannot send them to the next machine. If that "
         "machine is lost before the round has kept a step, so is the state", WARN, feeds=(THIN,)),

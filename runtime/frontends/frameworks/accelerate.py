@@ -106,23 +106,12 @@ class Accelerated:
     # State, as it was when a pass began
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "accelerators": [
-                {
-                    "step": own.step,
-                    "saves": own.project_configuration.iteration,
-                    "flag": None if own.flag_tensor is None else int(own.flag_tensor),
-                }
-                for own in self.accelerators
-            ]
-        }
+        return {"accelerators": list(map(counts_of, self.accelerators))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for own, kept in zip(self.accelerators, state["accelerators"], strict=True):
-            own.step = kept["step"]
-            own.project_configuration.iteration = kept["saves"]
-            if not (own.flag_tensor is not None and int(own.flag_tensor)):  # what any rank has set stays set
-                own.flag_tensor = None if kept["flag"] is None else torch.tensor(kept["flag"], device=own.device)
+            is_set = own.flag_tensor is not None and int(own.flag_tensor)
+            set_counts(own, {**kept, "flag": int(own.flag_tensor) if is_set else kept["flag"]})  # by any rank
 
     def note(self) -> None:
         self._unsynced.clear()
@@ -174,6 +163,23 @@ class Accelerated:
         """This worker is the leader from now on."""
         while self._trackers:
             self._trackers.pop(0)()
+
+
+def counts_of(accelerator: Any) -> dict[str, int | None]:
+    """What an Accelerator counts, and its trigger."""
+    return {
+        "step": accelerator.step,
+        "saves": accelerator.project_configuration.iteration,
+        "flag": None if accelerator.flag_tensor is None else int(accelerator.flag_tensor),
+    }
+
+
+def set_counts(accelerator: Any, counts: Mapping[str, int | None]) -> None:
+    """Give an Accelerator what `counts_of` has told."""
+    accelerator.step = counts["step"]
+    accelerator.project_configuration.iteration = counts["saves"]
+    flag = counts["flag"]
+    accelerator.flag_tensor = None if flag is None else torch.tensor(flag, device=accelerator.device)
 
 
 def _state_made(script: RankScript, original: Any, self: Any, /, cpu: bool = False, **kwargs: Any) -> None:

@@ -23,16 +23,17 @@ class Kept(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def is_plain(value: object) -> bool:
-    """Whether it consists of numbers, strings, lists, tuples, dictionaries and short tensors, and is no data."""
-    return _values(value, DEPTH_MAX) <= VALUES_MAX
+def is_plain(value: object, elements: int = ELEMENTS_MAX) -> bool:
+    """Whether it consists of numbers, strings, lists, tuples, dictionaries and short tensors, and is no data. elements:
+    those of a tensor, at most."""
+    return _values(value, DEPTH_MAX, elements) <= VALUES_MAX
 
 
-def _values(value: Any, depth: int) -> int:
+def _values(value: Any, depth: int, elements: int) -> int:
     """How many values it has; more than VALUES_MAX for what is not plain."""
     if value is None or type(value) in (bool, int, float, str):
         return 1
-    if type(value) is torch.Tensor and value.numel() <= ELEMENTS_MAX:
+    if type(value) is torch.Tensor and value.numel() <= elements:
         return 1
     if type(value) in _DICTIONARIES and all(type(key) in (str, int) for key in value):
         items = value.values()
@@ -44,7 +45,7 @@ def _values(value: Any, depth: int) -> int:
         return VALUES_MAX + 1
     total = 1
     for item in items:
-        total += _values(item, depth - 1)
+        total += _values(item, depth - 1, elements)
         if total > VALUES_MAX:
             break
     return total

@@ -10,7 +10,9 @@ script_host.py   the process between a worker and one of its scripts: it forks i
 scripts.py       the scripts of one worker
 script_timers.py torch's timers of scripts, whose expiry ends one
 script_watch.py  what /proc says of a running script: whether it is stopped, and how long it has used no processor
-kept_lightning.py  Lightning's Trainer, the same
 kept_trainer.py  transformers.Trainer, kept in memory without a line in the script
+kept_lightning.py  Lightning's Trainer, the same
+kept_accelerate.py  loops over what accelerate prepares, the same
+script_values.py  what such a script counts in its frames, for its next process
 supervisor.py    the worker: from one exchange with the other workers to the next
 """

@@ -22,7 +22,7 @@ from runtime.data.random_state import RandomNumbers
 from runtime.frontends.ddp.seams import missing
 from runtime.frontends.frameworks import lightning_parts as parts
 from runtime.frontends.frameworks.lightning_state import CsvRows, LightningState, nothing_deleted
-from runtime.recovery.kept.keep import KeptScript, keep, kept_before
+from runtime.recovery.kept.keep import KeptScript, is_kept, keep, kept_before
 from runtime.recovery.kept.place import KeptPlace
 
 TESTED = ("2.6",)
@@ -62,6 +62,8 @@ def install(module: Any) -> None:
             return original(self, *args, **kwargs)
         if (first := KeptLightning.first) is not None:
             first.stop("the script calls fit() a second time")
+            return original(self, *args, **kwargs)
+        if is_kept():
             return original(self, *args, **kwargs)
         given = inspect.signature(original).bind(self, *args, **kwargs)
         KeptLightning.first = kept = KeptLightning(self)

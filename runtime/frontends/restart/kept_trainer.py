@@ -23,7 +23,7 @@ import torch
 from elastic.errors import ConfigError
 from runtime.data.random_state import RandomNumbers
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
-from runtime.recovery.kept.keep import KeptScript, keep, kept_before
+from runtime.recovery.kept.keep import KeptScript, is_kept, keep, kept_before
 from runtime.recovery.kept.place import KeptPlace
 
 TESTED = ("5.24",)
@@ -54,7 +54,8 @@ def install(trainers: Any) -> None:
         original(self, *args, **kwargs)
         place = KeptPlace.from_environment(os.environ)
         own_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled  # with a way of its own to load what it shards
-        if place is not None and place.own and not own_engine:
+        by_itself = is_kept() and KeptTrainer.first is None
+        if place is not None and place.own and not own_engine and not by_itself:
             KeptTrainer(self, place)
 
     trainers.Trainer.__init__ = made

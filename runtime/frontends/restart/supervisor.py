@@ -48,7 +48,16 @@ from runtime.frontends.restart.script_watch import where
 from runtime.frontends.restart.scripts import ScriptEnded, Scripts, too_much
 from runtime.loop.training import empty_leaf
 from runtime.recovery.kept.agreed_end import POLL_S, EndOfRound
-from runtime.recovery.kept.choice import KeptStep, KnownStep, RoundNumber, ThinPart, holders, mirror_of, newest_whole
+from runtime.recovery.kept.choice import (
+    KeptStep,
+    KnownStep,
+    RoundNumber,
+    ThinPart,
+    holders,
+    lost_parts,
+    mirrors_of,
+    newest_whole,
+)
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace, directory_of
 from runtime.recovery.kept.remote import KeptServer, OtherMachines, pull
@@ -275,7 +284,9 @@ class Supervisor:
         if rank == 0 and start.thin:
             self._session.note("kept_thin", step=start.thin[0].held.step, parts=len(start.thin))
         if rank == 0 and start.incomplete:
-            self._session.note("kept_incomplete", because="no step that earlier rounds have kept is whole")
+            self._session.note(
+                "kept_incomplete", because=lost_parts(one for held in start.held.values() for one in held)
+            )
 
     def _kept_place(self, rank: int, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
         """What a process of the script is told about keeping its state. Raises OSError."""
@@ -283,10 +294,10 @@ class Supervisor:
         because, others = "", ""
         if start.without:
             because = f"{start.without[0]} has no directory in memory: --snapshot-every off says so, or its log"
-        elif mirror := mirror_of(self._session.worker_id, members):
+        elif mirrors := mirrors_of(self._session.worker_id, members):
             source, parts, count = self._elsewhere(start)
             path = KeptPlace(memory, self._round).directory() / f"others.{rank}"
-            OtherMachines(self._session.dial(), mirror, parts, count).write(path)
+            OtherMachines(self._session.dial(), mirrors, parts, count).write(path)
             others = str(path)
         place = KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0)
         return place.to_environment()

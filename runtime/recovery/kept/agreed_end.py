@@ -29,6 +29,12 @@ STORE_S = 5.0
 _SEEN, _LAST, _THERE = (f"elastic/kept/{name}" for name in ("seen", "last", "there"))
 
 
+def last_step(seen: int, world: int, step: int) -> int | None:
+    """The last step of the round, as a script writes it that is behind this one. None: it is too early, as not all
+    look for the number. seen: scripts that do. world: scripts of the round."""
+    return step + AHEAD if seen == world else None
+
+
 class AgreedEnd:
     """The script's side, for its main thread."""
 
@@ -50,8 +56,8 @@ class AgreedEnd:
                 answer = timedelta(seconds=STORE_S)
                 self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=answer)
                 self._store.add(_SEEN, 1)
-            if self._last is None and self._store.add(_SEEN, 0) == self._world:
-                self._last = int(self._store.compare_set(_LAST, "", str(step + AHEAD)))
+            if self._last is None and (last := last_step(self._store.add(_SEEN, 0), self._world, step)) is not None:
+                self._last = int(self._store.compare_set(_LAST, "", str(last)))
         return step == self._last
 
     def arrive(self) -> None:

@@ -125,17 +125,20 @@ def thin_parts(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep, memb
     return found
 
 
-def mirror_of(worker: str, members: Sequence[str]) -> str:
-    """The worker on the next machine that takes what the script of this one keeps; "": there is one machine."""
+def mirrors_of(worker: str, members: Sequence[str]) -> tuple[str, ...]:
+    """The workers on the next machines, in the order of ranks, that take what the script of this one keeps; one of each
+    machine, COPIES_MAX at most; (): there is one machine."""
     nodes = list(dict.fromkeys(map(node_of, members)))
-    if len(nodes) < 2:
-        return ""
     here = [member for member in members if node_of(member) == node_of(worker)]
-    next_node = nodes[(nodes.index(node_of(worker)) + 1) % len(nodes)]
-    there = [member for member in members if node_of(member) == next_node]
-    return there[here.index(worker) % len(there)]
+    at, found = nodes.index(node_of(worker)), []
+    for node in (nodes[at + 1 :] + nodes[:at])[:COPIES_MAX]:
+        there = [member for member in members if node_of(member) == node]
+        found.append(there[here.index(worker) % len(there)])
+    return tuple(found)
 
 
+COPIES_MAX = 2
+"""On so many other machines a step may be."""
 LAG = 1
 """So many steps less than all scripts have kept may be whole without a machine: one is on its way to the mirrors."""
 
@@ -158,8 +161,22 @@ def awaited(
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:
     """The newest step of which all parts are there; of a step that two rounds have made, that of the later one.
     None: no step is whole."""
-    parts: dict[tuple[KeptStep, int], set[int]] = {}
-    for one in held:
-        parts.setdefault((KeptStep(one.step, one.round, one.group), one.parts), set()).add(one.part)
-    whole = (source for (source, count), found in parts.items() if found >= set(range(count)))
+    whole = (source for (source, count), found in _parts(held).items() if found >= set(range(count)))
     return max(whole, default=None)
+
+
+def lost_parts(held: Iterable[HeldSegment]) -> str:
+    """What lacks of the newest step of which there is a part, in words, where no step is whole."""
+    (newest, count), found = max(_parts(held).items())
+    lost = [str(part) for part in range(count) if part not in found]
+    return (
+        f"step {newest.step} of round {newest.round.generation} lacks {len(lost)} of {count} parts: {', '.join(lost)}"
+    )
+
+
+def _parts(held: Iterable[HeldSegment]) -> dict[tuple[KeptStep, int], set[int]]:
+    """A step, and how many parts it has -> the numbers of those that are there."""
+    found: dict[tuple[KeptStep, int], set[int]] = {}
+    for one in held:
+        found.setdefault((KeptStep(one.step, one.round, one.group), one.parts), set()).add(one.part)
+    return found

@@ -94,6 +94,8 @@ def rehearse(model: DistributedDataParallel, order: Sequence[int]) -> None:
         return
     if sorted(order) != list(range(len(parameters))):
         return
+    if model.reducer._rebuild_buckets():  # gradients have come in this process already
+        return
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -30,6 +30,9 @@ BITS = 61
 """Below 2**61 a sum of int64 has room for the sign, and for rounding."""
 
 
+NOT_BY_ELEMENTS = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch that sum over the elements of a parameter, or of several."""
+
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Its name of torch 2.13, or the older one."""
 
@@ -60,11 +63,16 @@ class UnitTurn:
 
 @dataclass(slots=True)
 class UnitSums:
-    """The sums of one FSDP module: it takes the place of its reduce-scatter. units: of a step."""
+    """The sums of one FSDP module: it takes the place of its reduce-scatter. units: of a step. replicas: the processes
+    that have the same shard as this one; None: no other one has. leads: it is the first of them. FSDP sums what the
+    replicas have as floats: the first one gives it the sum of all, and the others zeros.
+    """
 
     name: str
     units: int
     turn: UnitTurn
+    replicas: Any = None
+    leads: bool = True
     _total: Tensor | None = None
     """int64: what the turns of this step have given, and at the end how many units cannot be summed."""
     _turns: list[int] = field(default_factory=list)
@@ -80,7 +88,11 @@ class UnitSums:
         ints = self._integers(input_tensor, output_tensor.numel())
         mine = torch.empty(output_tensor.numel() + 1, dtype=torch.int64, device=ints.device)
         _reduce_scatter(mine, ints, group=group)
+        if self.replicas is not None:
+            dist.all_reduce(mine, group=self.replicas)
         self._take(mine, output_tensor)
+        if self.turn.last and not self.leads and not bool(output_tensor.isnan().any()):
+            output_tensor.zero_()
 
     def hook(self, reduce_output: Tensor) -> None:
         """Of a single rank, which FSDP gives no reduce-scatter."""
@@ -155,6 +167,11 @@ class ExactUnits:
                     f"elastic.keep: {name} has fused=True, whose results depend on how its parameters are sharded; "
                     "with units= give it foreach=True, or neither"
                 )
+            if kind := next((kind.__name__ for kind in type(one).__mro__ if kind.__name__ in NOT_BY_ELEMENTS), ""):
+                raise ConfigError(
+                    f"elastic.keep: {name} is {kind}, which does not compute each element of a parameter for itself: "
+                    "its results depend on how parameters are sharded; with units= take SGD or Adam"
+                )
         _refuse_norm_of_floats()
         ready = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
@@ -191,8 +208,9 @@ def _placed(objects: dict[str, Any], units: int, turn: UnitTurn, world: int) -> 
         for path, found in modules:
             if isinstance(found, FSDPModule):
                 module: Any = found  # also a Module, and it takes whatever is called like torch's own
-                _check_mesh(f"{name}.{path}".rstrip("."), module, world)
-                sums = UnitSums(f"{name}.{path}".rstrip("."), units, turn)
+                where = f"{name}.{path}".rstrip(".")
+                _check_mesh(where, module, world)
+                sums = UnitSums(where, units, turn, *_replicas_of(module))
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
                 if world > 1:
@@ -224,13 +242,26 @@ def _refuse_norm_of_floats() -> None:
 
 def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:
     """Raise ConfigError where units would not be dealt to all ranks that sum."""
-    for parameter in module.parameters():
+    parameters: list[Any] = list(module.parameters())
+    for parameter in parameters:
         mesh = getattr(parameter, "device_mesh", None)
-        if mesh is not None and (mesh.ndim != 1 or mesh.size() != world):
+        if mesh is None or (mesh.ndim == 1 and mesh.size() == world):
+            continue
+        has_replicas = mesh.ndim == 2 and parameter.placements[0].is_replicate()
+        if not has_replicas or mesh.size() != world or (mesh.size(1) == 1 and world > 1):
             raise ConfigError(
                 f"elastic.keep: {name} is sharded over {mesh}, and units= needs fully_shard() over all {world} ranks "
-                "in one dimension; leave units out"
+                "in one dimension, or in two, of which the first one has replicas and the second one 2 shards at "
+                "least; leave units out"
             )
+
+
+def _replicas_of(module: torch.nn.Module) -> tuple[Any, bool]:
+    """Of UnitSums: replicas, leads."""
+    mesh = next((mesh for p in module.parameters() if (mesh := getattr(p, "device_mesh", None)) is not None), None)
+    if mesh is None or mesh.ndim == 1 or mesh.size() == 1:
+        return None, True
+    return mesh.get_group(0), mesh.get_local_rank(0) == 0
 
 
 @torch.no_grad()
@@ -247,7 +278,10 @@ def clip_norm(parameters: Iterable[Tensor], limit: float) -> float:
         return 0.0
     local = [shard.to_local() for shard in shards]
     squares = [each.double().square_() for each in local if each.numel()]
-    group = shards[0].device_mesh.get_group()
+    mesh = shards[0].device_mesh
+    if mesh.ndim > 1 and not (mesh.ndim == 2 and shards[0].placements[0].is_replicate()):
+        raise ConfigError(f"clip_norm is for shards in one dimension, with replicas or without, and this is {mesh}")
+    group = mesh.get_group(mesh.ndim - 1)
     top = (
         torch.stack([each.max() for each in squares]).max() if squares else local[0].new_zeros((), dtype=torch.float64)
     )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,7 +22,7 @@ from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.agreed_end import AgreedEnd
-from runtime.recovery.kept.choice import HeldSegment, KeptStep
+from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, KeptStep
 from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state
 from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, sample, state_of
 from runtime.recovery.kept.ddp_order import GradientOrder
@@ -60,7 +60,7 @@ class _Rank:
         return cls(*(int(environment[name]) for name in names))
 
 
-def keep(*objects: object, units: int | None = None, every: int = 1, **more: object) -> KeptScript:
+def keep(*objects: object, units: int | None = None, every: int = 1, copies: int = 1, **more: object) -> KeptScript:
     """Keep the state of these objects in memory, and fill them with what was kept before.
 
     objects: models, optimizers, learning rate schedulers, and whatever else has state_dict() and load_state_dict();
@@ -69,14 +69,23 @@ def keep(*objects: object, units: int | None = None, every: int = 1, **more: obj
     many each step is divided, see KeptScript.units; then FSDP2 sums gradients with the same bits in any world. every:
     the state is kept behind the first step of a round and behind each step whose number is a multiple of this, the same
     in all processes: a loss then costs up to so many steps, and a step costs less. What a planned end of a round would
-    lose is always kept.
+    lose is always kept. copies: of each shard on other machines, 1 or 2, the same in all processes; with 2 a machine
+    and the next one may be lost at once.
 
     Only a script under `elastic run --restart` is started again: elsewhere nothing is kept, and `step` begins at 0.
     Raises OtherState, naming what differs, if the objects are not like those that were kept; nothing is changed then.
-    Raises ConfigError if every is no positive number.
+    Raises ConfigError if every is no positive number or copies is neither 1 nor 2, and in a second call.
     """
     if every < 1:
         raise ConfigError(f"elastic.keep(every={every}): the state is kept behind each so many steps, 1 or more")
+    if copies not in range(1, COPIES_MAX + 1):
+        raise ConfigError(f"elastic.keep(copies={copies}): a shard is kept on 1 or {COPIES_MAX} other machines")
+    if is_kept():
+        raise ConfigError(
+            "elastic.keep is called a second time in this process: call it once, with all objects. With --ranks, "
+            "Trainer, Lightning and loops over what accelerate prepares are kept by themselves, unless it is called "
+            "before they begin"
+        )
     found = named(objects, more)
     exact = None if units is None else ExactUnits(found, units)
     place = KeptPlace.from_environment(os.environ)
@@ -87,10 +96,17 @@ def keep(*objects: object, units: int | None = None, every: int = 1, **more: obj
         parts = {0, _Rank.of(os.environ).rank} if place.own else None
         with _segments(place.memory, place.source, others, parts) as segments:
             load(found, SavedState.of_rank(segments[0], segments[-1]) if place.own else SavedState.of(segments))
-    kept = KeptScript(found, place, exact, others, every)
-    if place is not None and place.because:
-        kept.turn_off(place.because)
+    kept = KeptScript(found, place, exact, others, _Options(every, copies))
+    if place is not None:
+        KeptScript.newest = place
+        if place.because:
+            kept.turn_off(place.because)
     return kept
+
+
+def is_kept() -> bool:
+    """Whether this process of a round has called keep() already."""
+    return KeptScript.newest is not None and KeptScript.newest == KeptPlace.from_environment(os.environ)
 
 
 def kept_before(name: str) -> Any:
@@ -133,8 +149,22 @@ def _seal() -> TlsContexts:
     return TlsContexts(Path(directory) if directory else None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Of keep(), the same in all processes."""
+
+    every: int = 1
+    copies: int = 1
+
+    def __str__(self) -> str:
+        return f"every={self.every}, copies={self.copies}"
+
+
 class KeptScript:
     """Used by the script's main thread. `step`: how many steps are done, so the number of the next one."""
+
+    newest: ClassVar[KeptPlace | None] = None
+    """Where this process keeps its state, once keep() has been called."""
 
     def __init__(
         self,
@@ -142,19 +172,18 @@ class KeptScript:
         place: KeptPlace | None = None,
         exact: ExactUnits | None = None,
         others: OtherMachines | None = None,
-        every: int = 1,
+        options: _Options = _Options(),
     ) -> None:
-        """place: None: nothing is kept. exact: None: steps have no units. others: None: all is on this machine. every:
-        see keep()."""
+        """place: None: nothing is kept. exact: None: steps have no units. others: None: all is on this machine."""
         self.step = place.source.step if place is not None and place.source is not None else 0
         self._objects = objects
         self._exact = exact
         self._others = others
-        self._mirror: SegmentMirror | None = None
+        self._mirrors: list[SegmentMirror] = []
         self._place = place
         self._at = _Rank.of(os.environ) if place is not None else None
         self._end: AgreedEnd | None = None
-        self._every = every
+        self._options = options
         self._off = ""
         """Why nothing is kept any more."""
         self._begun = False
@@ -178,7 +207,7 @@ class KeptScript:
         leave as planned, it does not return behind the last step of the round, but for a handler of SIGTERM."""
         step = self.step + 1
         ends = self._place is not None and self._end is not None and self._end.is_last(step)
-        if self._begun and not ends and step % self._every:
+        if self._begun and not ends and step % self._options.every:
             self.step = step
             return
         self.wait()
@@ -212,11 +241,11 @@ class KeptScript:
             refused = str(error)
         if self._begun or self._at is None:
             return state
-        for rank, (off, because, every) in enumerate(gathered([self._off, refused, self._every])):
+        for rank, (off, because, options) in enumerate(gathered([self._off, refused, self._options])):
             if because:
                 raise NotCarried(f"on rank {rank}: {because}")
-            if every != self._every:
-                raise ConfigError(f"elastic.keep(every={every}) on rank {rank}, every={self._every} here: say the same")
+            if options != self._options:
+                raise ConfigError(f"elastic.keep({options}) on rank {rank}, and ({self._options}) here: say the same")
             if off and self._place is not None:
                 self.turn_off(f"on rank {rank}: {off}")
         self._begun = self._place is None
@@ -257,11 +286,18 @@ class KeptScript:
         """Until the thread of the last step has ended."""
         if self._copy is not None:
             self._copy.join()
-            if self._copy.thin and self._place is not None and self._at is not None:
-                self._mirror = None
-                self._say(f"the state is on one machine alone until the next round: {self._copy.thin}")
-                self._place.leave_word(f"{THIN}{self._at.rank}", self._copy.thin)
+            for mirror, because in self._copy.unsent:
+                self._mirrors.remove(mirror)
+                self._say_fewer(because)
             self._copy = None
+
+    def _say_fewer(self, because: str) -> None:
+        """Of the machines that take what this process keeps, one takes no more."""
+        if self._place is not None and self._at is not None:
+            where = f"{1 + len(self._mirrors)} machines" if self._mirrors else "one machine alone"
+            self._say(f"the state is on {where} until the next round: {because}")
+            if not self._mirrors:
+                self._place.leave_word(f"{THIN}{self._at.rank}", because)
 
     def turn_off(self, because: str) -> None:
         """Keep nothing any more, and say why."""
@@ -284,23 +320,26 @@ class KeptScript:
         for one in self._objects.values():
             if isinstance(one, GradientOrder):
                 one.close()
-        mirrored = self._others is not None and self._others.mirror and self._in_parts(state)
+        shared = self._others is not None and self._in_parts(state)
+        mirrors = self._others.mirrors[: self._options.copies] if self._others is not None and shared else ()
         bodies = gathered([self._at.node, self._written(state)[1]])
         machine = sum(body for node, body in bodies if node == self._at.node)
-        for other in gathered(shortage(2 * machine if mirrored else machine, directory)):
+        for other in gathered(shortage((1 + len(mirrors)) * machine, directory)):
             if other:
                 self.turn_off(other)
                 return
         if self._in_parts(state) or self._at.local_rank == 0:
             held = self._held(state)
             self._writer = SegmentWriter(directory, held.group, held.part)
-        if mirrored and self._others is not None:
+        failed = []
+        for worker in mirrors:
+            assert self._others is not None
             try:
-                connection = self._others.dial.open(self._others.mirror, _seal())
-                self._mirror = SegmentMirror(connection, self._place.round)
+                self._mirrors.append(SegmentMirror(self._others.dial.open(worker, _seal()), self._place.round))
             except CopyFailed as error:
-                self._say(f"the state is on one machine alone until the next round: {error}")
-                self._place.leave_word(f"{THIN}{self._at.rank}", str(error))
+                failed.append(str(error))
+        for because in failed:
+            self._say_fewer(because)
 
     def _in_parts(self, state: CurrentState) -> bool:
         """Whether each process keeps a part of the state. Otherwise one process of each machine keeps all of it."""
@@ -325,7 +364,7 @@ class KeptScript:
         table = state.table(placed, plain=plain, sample=alike)
         buffer = writer.oldest()
         segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
-        self._copy = _Copy(segment, placed, self._mirror, at_once=self._at_once)
+        self._copy = _Copy(segment, placed, tuple(self._mirrors), at_once=self._at_once)
 
     def _is_alike(self, piece: Piece) -> bool:
         """Whether all processes have this tensor alike, as far as the first step of the round could tell. The sample
@@ -353,20 +392,20 @@ class _Segment:
 
 
 class _Copy:
-    """One step on its way into memory, here and on another machine."""
+    """One step on its way into memory, here and on other machines."""
 
     def __init__(
-        self, segment: _Segment, placed: Sequence[PlacedPiece], mirror: SegmentMirror | None, *, at_once: bool
+        self, segment: _Segment, placed: Sequence[PlacedPiece], mirrors: Sequence[SegmentMirror], *, at_once: bool
     ) -> None:
         self.step = segment.held.step
         self.error: OSError | None = None
         self.torn = ""
         """The path of a tensor that was changed while it was copied; the step is not kept then."""
-        self.thin = ""
-        """Why it is not on another machine, too."""
+        self.unsent: list[tuple[SegmentMirror, str]] = []
+        """Mirrors that do not have it, and why."""
         self.seen = False
         """Whether the script knows of its end here."""
-        self._segment, self._mirror = segment, mirror
+        self._segment, self._mirrors = segment, mirrors
         self._later: list[tuple[PlacedPiece, int]] = []
         """With the version of the tensor, which tells whether it is changed."""
         now = []
@@ -385,7 +424,7 @@ class _Copy:
         self._here.wait()
 
     def join(self) -> None:
-        """Until it is on the other machine, too, or cannot be."""
+        """Until it is on the other machines, too, or cannot be."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -401,11 +440,13 @@ class _Copy:
             self.error = error
         finally:
             self._here.set()
-        if header is not None and self._mirror is not None:
+        if header is None:
+            return
+        for mirror in self._mirrors:
             try:
-                self._mirror.send(segment.file.name, header, segment.body, segment.table)
+                mirror.send(segment.file.name, header, segment.body, segment.table)
             except CopyFailed as error:
-                self.thin = str(error)
+                self.unsent.append((mirror, str(error)))
 
 
 def _write(body: memoryview, placed: Sequence[PlacedPiece]) -> None:

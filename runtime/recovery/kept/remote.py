@@ -74,28 +74,29 @@ class CopyDial:
 
 @dataclass(frozen=True, slots=True)
 class OtherMachines:
-    """What a script needs of other machines. mirror: the worker that takes what this script keeps, or "". parts: parts
-    of the step that the script loads, which are not on this machine -> the worker that has them. count: of all of them.
+    """What a script needs of other machines. mirrors: workers that take what this script keeps, the first of so many as
+    it asks for. parts: parts of the step that the script loads, which are not on this machine -> the worker that has
+    them. count: of all of them.
     """
 
     dial: CopyDial
-    mirror: str
+    mirrors: tuple[str, ...]
     parts: Mapping[int, str]
     count: int
 
     def write(self, path: Path) -> None:
         """It has the token, so only this user can read it. Raises OSError."""
         path.touch(0o600)
-        path.write_text(json.dumps([asdict(self.dial), self.mirror, list(self.parts.items()), self.count]))
+        path.write_text(json.dumps([asdict(self.dial), self.mirrors, list(self.parts.items()), self.count]))
 
     @classmethod
     def read(cls, path: str) -> Self | None:
         """None: there is no path, as all is on this machine."""
         if not path:
             return None
-        dial, mirror, parts, count = json.loads(Path(path).read_text())
+        dial, mirrors, parts, count = json.loads(Path(path).read_text())
         peers = {worker: (str(host), int(port)) for worker, (host, port) in dial.pop("peers").items()}
-        return cls(CopyDial(**dial, peers=peers), mirror, {int(part): worker for part, worker in parts}, count)
+        return cls(CopyDial(**dial, peers=peers), tuple(mirrors), {int(part): worker for part, worker in parts}, count)
 
 
 class RemoteSegment:

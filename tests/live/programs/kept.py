@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 import elastic
 
-UNITS = 6
+UNITS, COPIES = 6, int(os.environ.get("COPIES", "1"))
 
 
 class Model(nn.Module):
@@ -50,7 +50,7 @@ class Training:
         groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.9**step)
-        self.kept = elastic.keep(self.model, self.optimizer, self.scheduler, units=UNITS)
+        self.kept = elastic.keep(self.model, self.optimizer, self.scheduler, units=UNITS, copies=COPIES)
 
     def step(self) -> None:
         for _ in self.kept.units():

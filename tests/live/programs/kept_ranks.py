@@ -6,7 +6,8 @@ DDP models that train against each other, with noise from the global generator. 
 and has its own statistics of BatchNorm and its own loader, which gives it other batches than the others.
 
 While the directory has no file `STEP.go`, no process begins that step (`go` opens all); files as of kept.py. Behind the
-last step rank 0 writes `digest`: of the weights, the moments and the random numbers of all ranks.
+last step rank 0 writes `digest`: of the weights, the moments and the random numbers of all ranks. BALLAST_MB in the
+environment: memory that each process holds in the first round.
 """
 
 import hashlib
@@ -134,6 +135,7 @@ def main(kind: str, home: Path, steps: int) -> None:
     kept = training.kept
     if kept.step == 0:
         torch.manual_seed(70 + rank)
+    ballast = torch.ones(int(os.environ.get("BALLAST_MB", "0")) << 18 if number == 0 else 0)
     started = home / f"{number}.{rank}"
     written = home / f"{started.name}.tmp"  # another rank has a name of its own
     written.write_text(f"{os.getpid()} {world} {kept.step}")
@@ -147,6 +149,7 @@ def main(kind: str, home: Path, steps: int) -> None:
         kept.done()
         with open(home / f"{number}.{rank}.steps", "a") as file:
             print(kept.step, file=file)
+    del ballast
     every: list[Any] = [None] * world
     dist.all_gather_object(every, digest(training))
     if rank == 0:

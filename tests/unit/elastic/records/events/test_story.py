@@ -96,6 +96,17 @@ def test_the_story_of_a_drain_has_what_the_node_was_told_and_the_end_of_the_job(
     ]
 
 
+def test_what_a_worker_finds_before_it_enters_the_next_generation_is_told() -> None:
+    damaged = ("kept_damaged", 2, "a.0.0", {"segment": "0.1/0.0.0", "because": "its checksum differs"})
+    found = lines(
+        ("committed", 2, "", {"kind": "loss", "members": ["a.0.0"], "because": "b.0.0 lost"}),
+        ("committed", 3, "", {"kind": "planned", "members": ["a.0.0", "b.0.1"], "because": "b.0.1 joins"}),
+        damaged,
+    )
+    assert "damaged piece" in said(story.of_generation(found, 2))[-1]
+    assert not any("damaged" in one for one in said(story.of_generation(found, 3)))
+
+
 def test_of_the_operations_of_a_generation_the_first_is_told() -> None:
     assert [text for text in said(story.of_generation(JOB, 1)) if "has operation" in text] == [
         "a.0.0 has operation 0 complete"

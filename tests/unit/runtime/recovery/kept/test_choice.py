@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.protocol.worker_id import node_of
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, mirror_of, newest_whole, thin_parts
+from runtime.recovery.kept.choice import (
+    HeldSegment,
+    KeptStep,
+    RoundNumber,
+    lost_parts,
+    mirrors_of,
+    newest_whole,
+    thin_parts,
+)
 
 FIRST, SECOND, AGAIN = RoundNumber(0, 1), RoundNumber(0, 2), RoundNumber(1, 1)
 
@@ -90,12 +98,17 @@ def test_a_state_without_shards_is_thin_if_one_machine_has_it() -> None:
 
 
 @given(st.lists(st.sampled_from([*A, *B, *C]), min_size=1, max_size=5, unique=True))
-def test_a_mirror_is_never_on_the_same_machine(members: list[str]) -> None:
+def test_mirrors_are_on_other_machines_each_on_another_one(members: list[str]) -> None:
     nodes = {node_of(member) for member in members}
     for member in members:
-        found = mirror_of(member, members)
-        assert (found == "") == (len(nodes) == 1)
-        assert not found or (found in members and node_of(found) != node_of(member))
+        found = mirrors_of(member, members)
+        assert len(found) == min(2, len(nodes) - 1) and set(found) <= set(members)
+        assert len({node_of(one) for one in (member, *found)}) == 1 + len(found)
+
+
+def test_what_is_lost_is_named_by_step_and_parts() -> None:
+    held = [HeldSegment(4, FIRST, 0, 0, 4), HeldSegment(4, FIRST, 0, 2, 4), HeldSegment(3, FIRST, 0, 1, 4)]
+    assert lost_parts(held) == "step 4 of round 1 lacks 2 of 4 parts: 1, 3"
 
 
 def test_what_is_said_survives_the_wire() -> None:

@@ -55,6 +55,14 @@ def test_so_it_has_with_foreach_with_bf16_and_with_a_loss_that_is_infinite() -> 
     assert [len(each) for each in digests("foreach:124", "bf16:124", "nan:124").values()] == [1, 1, 1]
 
 
+@pytest.mark.long
+def test_so_it_has_with_replicas() -> None:
+    """Two of them, of two shards each, beside shards alone."""
+    found = digests("exact:13", "hsdp:14", "nan:1", "hsdp-nan:4")
+    assert len(found["exact"] | found["hsdp"]) == 1
+    assert len(found["nan"] | found["hsdp-nan"]) == 1
+
+
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_each_unit_counts_once_and_all_ranks_have_as_many_turns(units: int, world: int) -> None:
     every = [dealt(units, rank, world) for rank in range(world)]
@@ -218,12 +226,19 @@ def fused() -> KeptScript:
     return elastic.keep(model, torch.optim.AdamW(model.parameters(), fused=True), units=3)
 
 
+def muon() -> KeptScript:
+    model: Any = fully_shard(Two())
+    weights = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    return elastic.keep(model, torch.optim.Muon(weights), units=3)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: elastic.keep(Two(), units=3), r"none of the objects has a module with fully_shard\(\)"),
         (lambda: script(0), r"units=0 must be an integer from 1 to 4096"),
         (fused, r"optimizer has fused=True"),
+        (muon, r"optimizer is Muon, which does not compute each element of a parameter for itself"),
         (lambda: elastic.keep(Two()).units(), r"needs elastic.keep\(..., units=N\)"),
         (lambda: _plain_clip(), r"a gradient is no DTensor"),
     ],

@@ -617,7 +617,7 @@ def test_a_mirror_that_fails_is_said_once_and_training_goes_on(
     kept = script.keep()
     script.step(kept)
     mirror = Breaks()
-    kept._mirror = cast(Any, mirror)
+    kept._mirrors = [cast(Any, mirror)]
     for _ in range(4):
         script.step(kept)
     kept.wait()
@@ -644,7 +644,7 @@ def test_done_waits_for_the_mirror_of_the_step_before_and_optimizers_do_not(
     script = Script(shard=True)
     kept = script.keep()
     script.step(kept)
-    kept._mirror = cast(Any, Slow())
+    kept._mirrors = [cast(Any, Slow())]
     script.step(kept)
     assert sending.wait(60.0)
     script.optimizer.step()
@@ -716,6 +716,7 @@ def test_an_optimizer_that_holds_others_is_kept_by_the_form_of_its_own_state(job
     script = Contained()
     assert script.keep().step == 3
     assert script.values() == after(3, shard=True)
+    job.begin(THIRD)
     mixed = Contained()
     mixed.optimizers = Contained(width=5).optimizers
     with pytest.raises(OtherState, match=r"optimizer\.state\.up\.weight\.exp_avg has shape \(5, 3\), and had \(4, 3\)"):

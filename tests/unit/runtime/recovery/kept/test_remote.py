@@ -209,7 +209,7 @@ def _refuse(because: str) -> CopyConnection:
 
 
 def test_what_a_script_is_told_of_other_machines_is_for_its_user_only(tmp_path: Path) -> None:
-    told = OtherMachines(DIAL, "b.0.0", {1: "b.0.0", 3: "b.0.0"}, 4)
+    told = OtherMachines(DIAL, ("b.0.0",), {1: "b.0.0", 3: "b.0.0"}, 4)
     told.write(tmp_path / "others.0")
     assert OtherMachines.read(str(tmp_path / "others.0")) == told
     assert stat.S_IMODE((tmp_path / "others.0").stat().st_mode) == 0o600

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -35,8 +36,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "bf16": {"policy": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}},
     "plain": {"plain": True},
     "nan": {"poison": 5},
+    "hsdp": {"replicas": True},
+    "hsdp-nan": {"replicas": True, "poison": 5},
 }
-"""plain: torch's own sums and clip_grad_norm_, of 6 units. poison: the unit whose loss is infinite in the last step."""
+"""plain: torch's own sums and clip_grad_norm_, of 6 units. poison: the unit whose loss is infinite in the last step.
+replicas: two of them, of two shards or more."""
 
 
 class Block(nn.Module):
@@ -72,16 +76,20 @@ def train(
     *,
     plain: bool = False,
     poison: int = -1,
+    replicas: bool = False,
     steps: int = STEPS,
     done: Callable[[int], object] = lambda step: None,
 ) -> str:
     """Returns the digest of weights and moments. done: is called with kept.step, first and behind each step."""
     torch.manual_seed(0)
     model: Any = Model()
-    precision = MixedPrecisionPolicy(**(policy or {}))
-    for block in model.blocks:
-        fully_shard(block, mp_policy=precision)
-    fully_shard(model, mp_policy=precision)
+    options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(**(policy or {}))}
+    if replicas and dist.get_world_size() > 1:
+        options["mesh"] = init_device_mesh(
+            "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicas", "shards")
+        )
+    for module in (*model.blocks, model):
+        fully_shard(module, **options)
     decayed, rest = ([p for p in model.parameters() if (p.ndim > 1) is large] for large in (True, False))
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, **(adam or {}))
