@@ -120,8 +120,7 @@ ROWS = (
         "phase. Other workers make its inner steps again", WARN),
     _worker("copy_outdated", "op because", "the copy of {worker_id} is out of date; it copies anew",
         "The members no longer hold the results that came after it"),
-    _worker("newcomer_no_nearer", "op behind", "{worker_id} takes over results no faster than the members make them",
-        "After a few of these, training waits for it"),
+    _worker("newcomer_no_nearer", "op behind", "{worker_id} takes over results no faster than members make them"),
     _worker("joined", "op", "{worker_id} trains with the others, from operation {op} on", "", GOOD, instant=True),
     _worker("initial_state_copied", "source", "", "Its initial parameters differed from those of rank 0",
         console="the initial parameters of {worker_id} differed from rank 0's and were copied from {source}; build the "

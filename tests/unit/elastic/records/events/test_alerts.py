@@ -48,7 +48,8 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
         leader.write("newcomer_awaited", worker_id="local.2.3", outdated=3)
         leader.write("newcomer_awaited", worker_id="local.2.3", missed=2)  # nothing is wrong with its copy
         (waits,) = notices.poll()
-        assert waits.startswith("training waits until local.2.3 has copied the state: 3 copies in a row")
+        assert waits.startswith("training waits until local.2.3 has the state: members train faster than it copies")
+        assert "by 3 copies that were out of date" in waits
         leader.write("newcomer_hung", worker_id="local.2.3", because="invited, and not ready after 300 s")
         (hung,) = notices.poll()
         assert refused == "local.2.2 is refused: again"
