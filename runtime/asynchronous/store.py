@@ -115,6 +115,11 @@ class ParameterStore:
         with self._lock:
             return {piece: self._copies.own(piece) for piece in self._copies.owned()}
 
+    def pause(self) -> None:
+        """The phase is over for all: until the next one nobody asks for the pieces, whoever comes or goes."""
+        with self._lock:
+            self._copies.phase = -1
+
     def close(self) -> None:
         self._stopping.set()
 

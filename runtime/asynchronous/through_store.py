@@ -15,6 +15,7 @@ from elastic.protocol.local_phase import DROPPED, SCALED, STALENESS, STALENESS_M
 from runtime.asynchronous.local_training import LocalTraining, Sums
 from runtime.asynchronous.member_calls import MemberCalls
 from runtime.asynchronous.ownership import cut
+from runtime.asynchronous.phase_notes import PhaseSummary
 from runtime.asynchronous.piece_copies import LostUpdates, PieceCopies
 from runtime.asynchronous.store import MembersNow, ParameterStore, PieceUpdate, Pushed
 from runtime.asynchronous.update_rules import DelayedNesterov, Late, PieceState, StalenessBound
@@ -216,6 +217,10 @@ class Asynchronous(LocalTraining):
             "seen": [[piece, lineage, version] for (piece, lineage), version in self._seen.items()],
             "fell_back": [list(one) for one in self._fell_back],
         }
+
+    def settle(self, summary: PhaseSummary) -> dict[str, float]:
+        self._store.pause()
+        return super().settle(summary)
 
     def answer(self, connection: CopyConnection, request: Mapping[str, Any]) -> bool:
         return self._store.answer(connection, request)

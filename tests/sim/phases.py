@@ -76,6 +76,8 @@ class Member:
     leaves: bool = False
     """A planned generation without it is in effect, and nobody has acknowledged that it may go."""
     has_left: bool = False
+    acknowledged: list[set[int]] = field(default_factory=list)
+    """Of each piece, when it left."""
     done: bool = False
 
 
@@ -238,6 +240,7 @@ class PhasesWorld:
             fell_back, seen = [list(one) for one in w.fell_back], [[*at, version] for at, version in w.seen.items()]
             ends = self.together(w, f"end {phase}", {"ended_s": 0.0, "fell_back": fell_back, "seen": seen})
             found = phase_notes.summary(notes, ends, roster, left, begun)
+            w.store.pause()
             self._judge(w, phase, notes, ends, found, sums)
             w.state = sums, found.left, found.begun, phase + 1
 
@@ -358,6 +361,7 @@ class PhasesWorld:
         operation.generation = len(self.generations) - 1
         for name in (name for name in members if name not in stay):
             self.members[name].leaves = True
+            self.members[name].acknowledged = [set(bits) for bits in self.acknowledged]
             self.gone += 1
             self.reached.add(f"left behind {operation.label.partition(' ')[0]}")
             all_die = self.clock.chance(0.3)
@@ -466,15 +470,32 @@ class PhasesWorld:
         if not living:  # whoever was about to leave has the state: it is taken back
             living = tuple(name for name, member in self.members.items() if member.leaves and self._lives(name))
             assert living, "nobody is left"
+            newest = max(self.members[name].place for name in living)
+            for name in living:
+                if self.members[name].place < newest:
+                    self.tasks.kill(name)
+            living = tuple(name for name in living if self._lives(name))
             self.reached.add("taken back")
             for name in living:
-                self.members[name].leaves = self.members[name].drains = False
-                self.members[name].has_left = True
+                self._take_back(self.members[name])
         self.generations.append(living)
         for name in living:
             self._hears(name)
         if self.operations:
             self._complete(self.operations[-1])
+
+    def _take_back(self, w: Member) -> None:
+        """It has the state of when it left, and goes on from there; nobody has what came after that. Of updates that
+        others have made in the phase that had begun it has to say that they are lost."""
+        w.leaves = w.drains = False
+        w.has_left = True
+        assert w.state is not None
+        self.judged = {phase for phase in self.judged if phase < w.state[3]}
+        if self.operations[w.place - 1].label.startswith(("note", "sum", "end")):
+            self.acknowledged = [set(bits) for bits in w.acknowledged]
+        else:
+            self.reached.add("taken back where a phase begins")
+        del self.operations[w.place :]
 
     # ----------------------------------------------------------------------------------------------------- checks
 

@@ -17,7 +17,17 @@ from tests.sim.phases import PhasesWorld
 from tests.unit.thoroughness import EXAMPLES
 
 SEEDS = EXAMPLES or 60
-MUST_REACH = ("lost", "join", "drain", "frozen", "expelled", "fell back", "taken back", "summed again")
+MUST_REACH = (
+    "lost",
+    "join",
+    "drain",
+    "frozen",
+    "expelled",
+    "fell back",
+    "taken back",
+    "summed again",
+    "taken back where a phase begins",
+)
 
 
 def search(seeds: int) -> Counter[str]:

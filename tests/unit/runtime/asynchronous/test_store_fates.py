@@ -140,6 +140,25 @@ def test_a_mirror_of_another_lineage_needs_a_copy() -> None:
         copies(owner).take_copy(0, HeldPiece(piece(0)))
 
 
+def test_between_two_phases_nothing_is_said_to_be_lost() -> None:
+    """The pieces are summed, so whoever goes then takes nothing along."""
+    for paused in (True, False):
+        world = StoreWorld(["n0.0.0", "n1.0.0", "n2.0.0"], Fate(Random(1), 0.0, 0))
+        world.begin()
+        assert world.push("n0.0.0", 1)
+        stays = world.copies["n0.0.0"]
+        third = next(name for name in world.names if any(name not in stays.holders(piece) for piece in range(PIECES)))
+        for name in world.names:
+            world.stores[name].end_phase()
+            if paused:
+                world.stores[name].pause()
+        for name in world.names:
+            if name != third:
+                world.kill(name)
+        world.learn(third)
+        assert bool(world.lost) != paused
+
+
 def test_whoever_has_left_and_is_taken_back_says_what_may_be_lost() -> None:
     """It was drained behind the operation with which the phase began. The others trained; then they died, and it is all
     there is. Nobody has told it of their updates."""
