@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from chaos_tests.checkers.history import History, HistoryStep, Line, Run, every_kind_came, injected
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
-from elastic.protocol import local_phase
-from elastic.records.ledger import depends_on_time
+from elastic.protocol import local_phase, outer_round
 
 IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 """What is the same in every run of a job, whatever died or joined."""
@@ -166,7 +165,8 @@ def global_batch(history: History) -> CheckerVerdict:
 
 
 def _waits_for_nobody(history: History) -> bool:
-    return any(depends_on_time(dict(step.line)) for run in (history.faulty, history.quiet) for step in run.steps)
+    rounds = any(outer_round.has_quorum(step.line) for run in (history.faulty, history.quiet) for step in run.steps)
+    return rounds or _has_phases(history)
 
 
 def _has_phases(history: History) -> bool:

@@ -41,6 +41,7 @@ _freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY
 _at_point = partial(Fault, by="failpoints.arm", effect=Effect.ENDS, aim=Aim.ANY)
 _kill_at = partial(_at_point, given={"act": Act.KILL}, presets={"places": 1})
 _get_stuck = partial(_at_point, presets={"stuck": 1})
+_in_exchange = partial(_kill_at, usual=False)
 _flip = partial(_at_point, places=(failpoints.BEFORE_REDUCTION,), noted_s=RAISED_S, usual=False)
 _disk = partial(_at_point, effect=Effect.NONE, places=failpoints.DISK, stalls=False, presets={"storage": 1})
 _freeze_service = partial(
@@ -66,17 +67,9 @@ ROWS = (
         "kill",
         "SIGKILL of any member",
         presets={
-            "kill": 4,
-            "replicas": 2,
-            "unwaiting": 2,
-            "flap": 1,
-            "etcd": 1,
-            "control": 1,
-            "partition": 1,
-            "cluster": 1,
-            "rounds": 1,
-            "rounds-kept": 1,
-            "rounds-kept-nodes": 1,
+            **{"kill": 4, "replicas": 2, "unwaiting": 2},
+            **dict.fromkeys(("flap", "etcd", "control", "partition", "cluster"), 1),
+            **dict.fromkeys(("rounds", "rounds-kept", "rounds-kept-nodes"), 1),
         },
     ),
     _strike(
@@ -155,18 +148,16 @@ ROWS = (
         "SIGKILL while a pass is computed again, as a gradient did not fit its integers (needs --reduction fixed)",
         places=(failpoints.IN_REPETITION,),
     ),
-    _kill_at(
+    _in_exchange(
         "kill-in-update",
-        "SIGKILL while an update of another worker or its own is exchanged (needs elastic.Asynchronous)",
+        "SIGKILL while an update is exchanged (needs elastic.Asynchronous)",
         places=failpoints.UPDATE,
-        usual=False,
         presets={"unwaiting": 3},
     ),
-    _kill_at(
+    _in_exchange(
         "kill-in-pair",
-        "SIGKILL between averaging with another worker and the answer (needs elastic.Gossip)",
+        "SIGKILL within an exchange in pairs (needs elastic.Gossip)",
         places=(failpoints.PAIR_MIXED,),
-        usual=False,
         presets={"unwaiting": 1},
     ),
     _kill_at("kill-in-evaluation", "SIGKILL within job.evaluate", places=(failpoints.IN_EVALUATION,)),

@@ -44,14 +44,15 @@ class Asynchronous(LocalTraining):
         inner_optimizer: torch.optim.Optimizer,
         *,
         every: int,
-        lr: float = 0.7,
-        momentum: float = 0.9,
+        lr: float = 0.9,
+        momentum: float = 0.5,
         max_staleness: int | None = None,
         max_age_s: float = 600.0,
         late: Late = "drop",
     ) -> None:
         """model: all of it that is trained. inner_optimizer: steps in the body of the inner loop. every: H. lr,
-        momentum: of the outer steps; the momentum is renewed once in as many updates as the loader has shards.
+        momentum: of the outer steps; the momentum is renewed once in as many updates as the loader has shards. With the
+        0.7 and 0.9 of DiLoCo, updates of stale parameters overshoot.
 
         max_staleness: how many other updates the parameters may have had since a worker took them; None: four times as
         many as the loader has shards. max_age_s: seconds since then. late: what becomes of an update beyond
