@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from elastic.errors import NotCarried
+
 if TYPE_CHECKING:
     from runtime.frontends.torchft import DistributedDataParallel, DistributedSampler, Manager
     from runtime.frontends.torchft import OptimizerWrapper as Optimizer
@@ -35,6 +37,12 @@ _NAMES = {**{name: name for name in __all__}, "Optimizer": "OptimizerWrapper", *
 
 
 def __getattr__(name: str) -> object:
+    if name in ("DiLoCo", "LocalSGD"):
+        raise NotCarried(
+            f"elastic.torchft has no {name}: the ranks of a worker share one model. Write the loop as `for step in "
+            f"job.steps(train, outer=elastic.{name}(...))`, see docs/algorithms.md, and start it without --ranks; or "
+            "start this script with torchft"
+        )
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from runtime import torch_names

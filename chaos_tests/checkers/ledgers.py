@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from chaos_tests.checkers.history import History, HistoryStep, Line, Run, every_kind_came, injected
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
-from elastic.protocol import outer_round
+from elastic.protocol import local_phase, outer_round
 
 IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 """What is the same in every run of a job, whatever died or joined."""
 
-WAITS_FOR_NOBODY = "rounds have a quorum, so their results depend on who was late and who died"
+WAITS_FOR_NOBODY = "no step waits for slow and dead workers, so its result depends on who was late and who died"
 
 DISAGREED = 5
 """Exit code of a job whose workers differ."""
@@ -36,7 +36,7 @@ def _disorder(run: Run) -> Iterator[CheckerVerdict]:
 
 def _ends_early(history: History) -> Iterator[CheckerVerdict]:
     here, there = len(history.faulty.steps), len(history.quiet.steps)
-    if here == there:
+    if here == there or _has_phases(history):  # each of which ends when somebody comes or goes
         return
     first = [run.steps[0].line.get("epoch") if run.steps else None for run in (history.faulty, history.quiet)]
     hint = ""
@@ -111,9 +111,23 @@ def exactly_once(history: History) -> CheckerVerdict:
     """I8: an epoch's applied steps hold each sample as often as the quiet run's: once, but for a padded tail."""
     if not history.faulty.steps or not history.quiet.steps:
         return unknown("there are no steps to compare")
+    if _has_phases(history):
+        return _updates_lost(history.faulty)
     if _draws_itself(history):
         return not_applicable("the script draws its samples itself, so the ledger does not know them")
     return first_broken(_miscounted(history), holds("every epoch holds each sample as often as planned"))
+
+
+def _updates_lost(run: Run) -> CheckerVerdict:
+    """A worker that does not wait has one update in flight; what others have acknowledged is lost with two of them."""
+    gone = {event.worker for event in run.of("member_lost", "worker_lost", "expelled")}
+    lost = sum(local_phase.told_of(step.line).get("lost_updates", 0.0) for step in run.steps)
+    for event in run.of("pieces_fell_back"):
+        if len(gone) < 2:
+            return broken(f"pieces fell back, and {len(gone)} workers were lost", event.at)
+    if lost > len(gone) and not list(run.of("pieces_fell_back")):
+        return broken(f"{lost:g} updates were lost with {len(gone)} workers", run.steps[-1].at)
+    return holds(f"{lost:g} updates were lost with {len(gone)} workers, and their inner steps made again")
 
 
 def _miscounted(history: History) -> Iterator[CheckerVerdict]:
@@ -140,6 +154,8 @@ def global_batch(history: History) -> CheckerVerdict:
     if not history.faulty.steps or not history.quiet.steps:
         return unknown("there are no steps to compare")
     otherwise = holds("batch and learning rate are those of the quiet run in every step")
+    if _has_phases(history):
+        return not_applicable(WAITS_FOR_NOBODY)
     if _draws_itself(history):
         otherwise = not_applicable(
             "the script draws its samples itself, so the ledger does not know how many; the learning rate is that of "
@@ -149,7 +165,13 @@ def global_batch(history: History) -> CheckerVerdict:
 
 
 def _waits_for_nobody(history: History) -> bool:
-    return any(outer_round.has_quorum(step.line) for run in (history.faulty, history.quiet) for step in run.steps)
+    rounds = any(outer_round.has_quorum(step.line) for run in (history.faulty, history.quiet) for step in run.steps)
+    return rounds or _has_phases(history)
+
+
+def _has_phases(history: History) -> bool:
+    """Whether workers trained without waiting for each other at all."""
+    return any(local_phase.told_of(step.line) for run in (history.faulty, history.quiet) for step in run.steps)
 
 
 def _draws_itself(history: History) -> bool:

@@ -70,6 +70,19 @@ def install(directory: str) -> None:
         ("runtime.recovery.checkpoint.saver", partial(_before, "put", failpoints.PART_WRITTEN)),
         ("runtime.recovery.checkpoint.saver", partial(_before, "Saver._publish", failpoints.BEFORE_MANIFEST)),
         ("elastic.checkpoints.storage", _in_storage),
+        (
+            "runtime.asynchronous.store",
+            partial(_before, "ParameterStore._mirrored", failpoints.UPDATE_MIRRORED, behind=True),
+        ),
+        (
+            "runtime.asynchronous.store",
+            partial(_before, "ParameterStore._commit", failpoints.UPDATE_COMMITTED, behind=True),
+        ),
+        (
+            "runtime.asynchronous.store",
+            partial(_before, "ParameterStore.push", failpoints.UPDATE_ANSWERED, behind=True),
+        ),
+        ("runtime.asynchronous.gossip", partial(_before, "Mixture.asked", failpoints.PAIR_MIXED, behind=True)),
         ("runtime.frontends.restart.script_host", _in_scripts),
         ("runtime.frontends.restart.supervisor", partial(_before, "pull", failpoints.THIN_COPIED)),
         (

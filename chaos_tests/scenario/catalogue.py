@@ -41,6 +41,7 @@ _freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY
 _at_point = partial(Fault, by="failpoints.arm", effect=Effect.ENDS, aim=Aim.ANY)
 _kill_at = partial(_at_point, given={"act": Act.KILL}, presets={"places": 1})
 _get_stuck = partial(_at_point, presets={"stuck": 1})
+_in_exchange = partial(_kill_at, usual=False)
 _flip = partial(_at_point, places=(failpoints.BEFORE_REDUCTION,), noted_s=RAISED_S, usual=False)
 _disk = partial(_at_point, effect=Effect.NONE, places=failpoints.DISK, stalls=False, presets={"storage": 1})
 _freeze_service = partial(
@@ -66,23 +67,16 @@ ROWS = (
         "kill",
         "SIGKILL of any member",
         presets={
-            "kill": 4,
-            "replicas": 2,
-            "flap": 1,
-            "etcd": 1,
-            "control": 1,
-            "partition": 1,
-            "cluster": 1,
-            "rounds": 1,
-            "rounds-kept": 1,
-            "rounds-kept-nodes": 1,
+            **{"kill": 4, "replicas": 2, "unwaiting": 2},
+            **dict.fromkeys(("flap", "etcd", "control", "partition", "cluster"), 1),
+            **dict.fromkeys(("rounds", "rounds-kept", "rounds-kept-nodes"), 1),
         },
     ),
     _strike(
         "kill-rank-0",
         "SIGKILL of the oldest member, which prints, saves and gives copies",
         aim=Aim.LEADER,
-        presets={"kill": 2, "rounds": 1, "replicas": 1},
+        presets={"kill": 2, "rounds": 1, "replicas": 1, "unwaiting": 1},
     ),
     _strike(
         "kill-youngest", "SIGKILL of the member that came last: a flapping slot", aim=Aim.YOUNGEST, presets={"flap": 3}
@@ -91,7 +85,7 @@ ROWS = (
         "kill-two",
         "SIGKILL of two members at one instant",
         count=2,
-        presets={"kill": 2, "batch": 1, "rounds": 1, "rounds-kept": 1},
+        presets={"kill": 2, "batch": 1, "rounds": 1, "rounds-kept": 1, "unwaiting": 1},
     ),
     _strike(
         "kill-all-but-one", "SIGKILL of all members but one at one instant", aim=Aim.ALL_BUT_ONE, presets={"batch": 1}
@@ -109,7 +103,7 @@ ROWS = (
         aim=Aim.NEWCOMER,
         places=JOINING,
         spark=True,
-        presets={"kill": 1, "replicas": 1},
+        presets={"kill": 1, "replicas": 1, "unwaiting": 1},
     ),
     _strike(
         "kill-donor",
@@ -131,7 +125,7 @@ ROWS = (
         "freeze-long",
         "a member stands still until it is expelled, and thaws into a world without it",
         for_s=4.0,
-        presets={"freeze": 1, "rounds": 1},
+        presets={"freeze": 1, "rounds": 1, "unwaiting": 1},
     ),
     _freeze("freeze-for-good", "a member stands still until it is expelled and killed", for_s=40.0),
     _freeze("freeze-rank-0", "the same as freeze-long, of rank 0", for_s=4.0, aim=Aim.LEADER),
@@ -153,6 +147,18 @@ ROWS = (
         "kill-in-repetition",
         "SIGKILL while a pass is computed again, as a gradient did not fit its integers (needs --reduction fixed)",
         places=(failpoints.IN_REPETITION,),
+    ),
+    _in_exchange(
+        "kill-in-update",
+        "SIGKILL while an update is exchanged (needs elastic.Asynchronous)",
+        places=failpoints.UPDATE,
+        presets={"unwaiting": 3},
+    ),
+    _in_exchange(
+        "kill-in-pair",
+        "SIGKILL within an exchange in pairs (needs elastic.Gossip)",
+        places=(failpoints.PAIR_MIXED,),
+        presets={"unwaiting": 1},
     ),
     _kill_at("kill-in-evaluation", "SIGKILL within job.evaluate", places=(failpoints.IN_EVALUATION,)),
     _kill_at(
@@ -252,7 +258,7 @@ ROWS = (
         "workers.slow",
         for_s=8.0,
         aim=Aim.ANY,
-        presets={"stuck": 1, "replicas": 1},
+        presets={"stuck": 1, "replicas": 1, "unwaiting": 1},
     ),
     Fault(
         "reclaim",

@@ -48,6 +48,15 @@ BEFORE_MANIFEST = "before-manifest"
 IN_WRITE = "checkpoint-is-written"
 """Something of a checkpoint is about to be made durable on its disk."""
 
+UPDATE_MIRRORED = "update-mirrored"
+"""The mirror of a piece has applied an update, and its owner, who is hit, has not."""
+UPDATE_COMMITTED = "update-committed"
+"""The owner, who is hit, has applied it, too, and has not answered."""
+UPDATE_ANSWERED = "update-answered"
+"""A worker, which is hit, has all answers to its update, and has not begun the next unit."""
+PAIR_MIXED = "pair-mixed"
+"""A worker has averaged with another one that has asked, and has not answered."""
+
 FAILPOINTS_VARIABLE = "CHAOS_FAILPOINTS"
 """Environment variable: the directory of the orders."""
 ANYBODY = "any"
@@ -59,6 +68,7 @@ STEP = (IN_SHARD, BEFORE_REDUCTION, IN_REDUCTION, BETWEEN, RESULT_HELD)
 COPY = (COPY_SENT, COPY_RECEIVED)
 CHECKPOINT = (PART_WRITTEN, BEFORE_MANIFEST)
 DISK = (IN_WRITE,)
+UPDATE = (UPDATE_MIRRORED, UPDATE_COMMITTED, UPDATE_ANSWERED)
 KEEP = (SEGMENT_BEGUN, SEGMENT_WRITTEN, SEGMENT_KEPT)
 MIRROR = (*KEEP, SEGMENT_SENT)
 OF_ROUNDS = (*MIRROR, THIN_COPIED, IN_SCRIPT)

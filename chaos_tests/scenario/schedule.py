@@ -114,6 +114,12 @@ PRESETS: Mapping[str, Preset] = {
             "is fresh",
         ),
         (
+            "unwaiting",
+            6.0,
+            "of a job whose workers never wait for each other: they are killed, also two at once and in an exchange, "
+            "stand still and are slow",
+        ),
+        (
             "rounds",
             8.0,
             "of a job in rounds (--restart): scripts are killed, stopped and hang; members are killed and stand still",

@@ -36,6 +36,7 @@ RECOVERY_KINDS = ("loss", "planned", "resume")
 CHECKPOINT_KINDS = ("checkpoint", "snapshot")
 CHECKPOINT_OUTCOMES = ("complete", "failed", "skipped")
 OUTER_OUTCOMES = ("whole", "late", "lost")
+UPDATE_OUTCOMES = ("applied", "scaled", "dropped", "lost")
 
 STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
@@ -86,6 +87,31 @@ CATALOGUE = (
         _COUNTER,
         (JOB, "outcome"),
         "With a quorum: replicas that made all inner steps (whole), stopped early (late), or died (lost)",
+    ),
+    Metric(
+        "elastic_async_updates_total",
+        _COUNTER,
+        (JOB, "outcome"),
+        "Without waiting: updates that counted whole (applied), counted in part or not at all for their age (scaled, "
+        "dropped), or went with workers (lost)",
+    ),
+    Metric(
+        "elastic_async_staleness",
+        _GAUGE,
+        (JOB, "of"),
+        "Updates of others while a worker made its own, in the newest phase: mean and max",
+    ),
+    Metric(
+        "elastic_async_pieces_fell_back_total",
+        _COUNTER,
+        (JOB,),
+        "Pieces of the parameters of which owner and mirror were lost together",
+    ),
+    Metric(
+        "elastic_async_consensus",
+        _GAUGE,
+        (JOB,),
+        "With gossip: how far workers were from their mean at the end of the newest phase, root of the mean square",
     ),
     Metric("elastic_steps_redone_total", _COUNTER, (JOB,), "Finished steps that a resume computes again"),
     Metric(

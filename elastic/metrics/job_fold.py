@@ -6,10 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from elastic.metrics.catalogue import CHECKPOINT_KINDS, CHECKPOINT_OUTCOMES, JOB_STATES, OUTER_OUTCOMES, RECOVERY_KINDS
+from elastic.metrics.catalogue import (
+    CHECKPOINT_KINDS,
+    CHECKPOINT_OUTCOMES,
+    JOB_STATES,
+    OUTER_OUTCOMES,
+    RECOVERY_KINDS,
+    UPDATE_OUTCOMES,
+)
 from elastic.metrics.metric_registry import MetricRegistry
 from elastic.metrics.time_spent import TimeSpent
-from elastic.protocol import outer_round
+from elastic.protocol import local_phase, outer_round
 from elastic.records.events.table import ROWS
 from elastic.records.journal import PHASES, Line, Recoveries
 from elastic.records.ledger_tail import samples_of
@@ -144,6 +151,7 @@ class JobFold:
         self._registry.add("elastic_job_samples_total", sum(map(samples_of, steps)), self._job)
         self._registry.put("elastic_job_step", steps[-1]["step"], self._job)
         self._see_rounds([told for step in steps if (told := outer_round.told_of(step))])
+        self._see_phases([told for step in steps if (told := local_phase.told_of(step))])
 
     def _see_rounds(self, rounds: Sequence[Mapping[str, float]]) -> None:
         """Take new steps that were rounds of replicas."""
@@ -156,6 +164,19 @@ class JobFold:
             for outcome in OUTER_OUTCOMES if "replicas" in told else ():
                 count = told["replicas"] - told["late"] if outcome == "whole" else told[outcome]
                 self._registry.add("elastic_outer_replicas_total", count, self._job, outcome)
+
+    def _see_phases(self, phases: Sequence[Mapping[str, float]]) -> None:
+        """Take new steps that were phases of training without waiting."""
+        for told in phases:
+            counts = (local_phase.applied_of(told), told.get("scaled", 0.0), told.get("dropped", 0.0))
+            for outcome, count in zip(UPDATE_OUTCOMES, (*counts, told["lost_updates"]), strict=True):
+                self._registry.add("elastic_async_updates_total", count, self._job, outcome)
+            self._registry.add("elastic_async_pieces_fell_back_total", told.get("pieces_fell_back", 0.0), self._job)
+            for of, name in (("mean", "staleness"), ("max", "staleness_max")):
+                if name in told:
+                    self._registry.put("elastic_async_staleness", told[name], self._job, of)
+            if "consensus" in told:
+                self._registry.put("elastic_async_consensus", told["consensus"], self._job)
 
     def tick(self, now_s: float, now_wall: float) -> None:
         """Show what changes by itself."""

@@ -15,5 +15,6 @@ The state machines are fed events and answer with actions; the simulator runs th
     failures.py          what repeated failures prove: of the script, the data, the memory, a node
     worker_slot.py       a slot of an agent: whether and when another worker starts in it
     outer_round.py       a round of replicas with a quorum: when it is over, and what becomes of the late
+    local_phase.py       a phase in which no worker waits: what is told of it
     worker_id.py         what the id of a worker says
 """

@@ -61,7 +61,8 @@ class Quorum:
         least = self.min_replicas
         if isinstance(least, bool) or not isinstance(least, int) or least < 1:
             raise ConfigError(f"min_replicas={least!r} must be an integer of at least 1: an outer step needs a replica")
-        if not 0 <= self.grace_s <= GRACE_MAX_S:
+        window = self.grace_s
+        if isinstance(window, bool) or not isinstance(window, int | float) or not 0 <= window <= GRACE_MAX_S:
             raise ConfigError(f"grace_s={self.grace_s!r} must be from 0 to {GRACE_MAX_S:.0f} seconds")
 
 

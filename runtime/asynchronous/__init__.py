@@ -8,6 +8,7 @@ member_calls.py    questions to other members while they train
 store.py           the store: pushes, mirrors, generations
 phase_notes.py     what workers say at the end of a phase, and what follows from it
 own_values.py      learning rates and schedulers, of which each worker has its own
+own_buffers.py     statistics of BatchNorm and the like, of which each worker has its own in a phase
 local_training.py  what all ways have in common
 gossip_schedule.py who averages with whom. Pure
 gossip.py          elastic.Gossip

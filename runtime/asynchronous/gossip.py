@@ -17,20 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastic.protocol.local_phase import CONSENSUS, DISTANCE, DROPPED, SKIPPED, UPDATES
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous.gossip_schedule import partner
 from runtime.asynchronous.local_training import LocalTraining, Sums
 from runtime.asynchronous.member_calls import MemberCalls, received
-from runtime.asynchronous.phase_notes import DROPPED, UPDATES, PhaseSummary
+from runtime.asynchronous.phase_notes import PhaseSummary
+from runtime.data.loader import check_seed
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.session import Session
 
 ANSWER_S = 5.0
 """Seconds for which a partner is waited for; it answers at once, unless it is frozen or the network is slow."""
-CONSENSUS = "elastic.consensus"
-"""How far the workers were from their mean at the end of the phase: the root of the mean of the squared distances."""
-DISTANCE, SKIPPED = "elastic.distance", "elastic.skipped"
-"""The mean distance of two workers that have averaged, before they did; exchanges for which there was no partner."""
 
 
 def finite(vector: torch.Tensor) -> bool:
@@ -99,6 +97,7 @@ class Gossip(LocalTraining):
         """model: all of it that is trained. inner_optimizer: steps in the body of the inner loop. every: H. seed: of
         the schedule. Raises ConfigError, NotCarried."""
         super().__init__(model, inner_optimizer, every)
+        check_seed(seed)
         self._seed = seed
         self._mixture = Mixture()
         self._own: torch.Tensor | None = None
@@ -113,7 +112,7 @@ class Gossip(LocalTraining):
     def prepare(self, session: Session, calls: MemberCalls | None, shards: int) -> None:
         self._session, self._calls = session, calls
 
-    def begin_phase(self, phase: int, roster: Sequence[str]) -> None:
+    def begin_phase(self, phase: int, roster: Sequence[str], *, in_step: bool) -> None:
         self._phase, self._heard, self._sums = phase, {}, {}
 
     def put_back(self, own: torch.Tensor | None) -> None:
@@ -180,10 +179,10 @@ class Gossip(LocalTraining):
         return True
 
     def counts(self) -> dict[str, Any]:
-        return {"applied": dict(self._heard), "sums": dict(self._sums), "most": {CONSENSUS: self._consensus}}
+        return {"applied": dict(self._heard), "sums": dict(self._sums), "most": {}}
 
     def settle(self, summary: PhaseSummary) -> dict[str, float]:
-        metrics = super().settle(summary)
+        metrics = {**super().settle(summary), CONSENSUS: self._consensus}
         mixed = metrics.get(UPDATES, 0.0) - metrics.get(SKIPPED, 0.0)
         if DISTANCE in metrics:
             metrics[DISTANCE] /= max(1.0, mixed)

@@ -110,8 +110,9 @@ class LocalTraining(ABC):
         """The loop begins. calls: None: a job of one. shards: replicas of a round."""
 
     @abstractmethod
-    def begin_phase(self, phase: int, roster: Sequence[str]) -> None:
-        """`start` is set. roster: the workers of the phase, by rank."""
+    def begin_phase(self, phase: int, roster: Sequence[str], *, in_step: bool) -> None:
+        """`start` is set. roster: the workers of the phase, by rank. in_step: whether nobody can have exchanged
+        anything in this phase without this worker."""
 
     @abstractmethod
     def put_back(self, own: torch.Tensor | None) -> None:
@@ -143,6 +144,11 @@ class LocalTraining(ABC):
     def counts(self) -> dict[str, Any]:
         """What this worker has to say of the phase, beside its units: JSON. "applied": worker -> how many of its
         exchanges in the phase this worker knows of; "sums", "most": name -> number, for the metrics."""
+
+    def losses(self) -> dict[str, Any]:
+        """What this worker knows of updates that the common parameters have lost, once they are summed: JSON. See
+        phase_notes."""
+        return {}
 
     @abstractmethod
     def answer(self, connection: CopyConnection, request: Mapping[str, Any]) -> bool:

@@ -19,10 +19,11 @@ from elastic.errors import ConfigError, UsageError
 from elastic.records.ledger import UNWAITING
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.asynchronous import phase_notes
-from runtime.asynchronous.local_training import LocalTraining
+from runtime.asynchronous.local_training import LocalTraining, Sums
 from runtime.asynchronous.member_calls import MemberCalls, calls_of, received
+from runtime.asynchronous.own_buffers import OwnBuffers
 from runtime.asynchronous.own_values import OwnValues
-from runtime.data.loader import Loader, check_count
+from runtime.data.loader import Loader, check_count, check_number
 from runtime.data.random_state import randomness_kept, seed_shard
 from runtime.guards.checks import OPTIONAL
 from runtime.loop.control_scalars import RESERVED
@@ -55,8 +56,12 @@ def asynchronous(job: Job, data: Loader, *, outer: LocalTraining, total: int, ph
     """
     if not isinstance(data, Loader):
         raise ConfigError(f"elastic.asynchronous() was given a {type(data).__name__}; it needs a job.loader")
-    if not phase_s > 0:
-        raise ConfigError(f"phase_s={phase_s!r} must be positive")
+    if not isinstance(outer, LocalTraining):
+        raise ConfigError(
+            f"elastic.asynchronous(outer=...) was given a {type(outer).__name__}; it takes an elastic.Asynchronous or "
+            "an elastic.Gossip. elastic.DiLoCo and elastic.LocalSGD are for `for step in job.steps(train, outer=outer)`"
+        )
+    check_number("phase_s", phase_s, "of seconds above 0", lambda one: one > 0)
     return LocalPhases(job, data.in_rounds(outer.every), outer, check_count("total", total), phase_s)
 
 
@@ -87,6 +92,7 @@ class LocalPhases(Iterator["LocalPhase"]):
         self.stopped: dict[str, int] = {}
         """Other worker -> the newest phase in which it exchanges nothing any more."""
         self.values: OwnValues | None = None
+        self.buffers: OwnBuffers | None = None
         outer.left = outer.left.of(total * data.shards)
         self._steps: Steps | None = None
         self._phase: LocalPhase | None = None
@@ -105,6 +111,7 @@ class LocalPhases(Iterator["LocalPhase"]):
             training.end_loop()
             self._end()
             raise StopIteration
+        training.changes.has_left = False
         kept = [(parameter, parameter.grad) for parameter in self.outer.model.parameters()]
         with randomness_kept():
             try:
@@ -121,7 +128,9 @@ class LocalPhases(Iterator["LocalPhase"]):
             OpKind.ALLREDUCE, "roster", 1, empty_leaf, lambda result: result.note, self.session.rank
         )
         ranks = cast(dict[str, int], said)
-        self._phase = LocalPhase(self, running.place.index, sorted(ranks, key=lambda worker: (ranks[worker], worker)))
+        roster = sorted(ranks, key=lambda worker: (ranks[worker], worker))
+        # Whoever had left behind the pass or behind this call has been taken back, because all others died meanwhile.
+        self._phase = LocalPhase(self, running.place.index, roster, in_step=not training.changes.has_left)
         return self._phase
 
     def _begin(self) -> Steps:
@@ -135,15 +144,13 @@ class LocalPhases(Iterator["LocalPhase"]):
             raise ConfigError("elastic.asynchronous() sums whole parameters: leave --compression and --reduction out")
         if self.session.verification.every:
             raise ConfigError("--verify compares workers that are alike; here each trains by itself")
-        # Each worker has its own: moments, schedulers, statistics of its batches.
+        # Each worker has its own: moments and schedulers.
         alike = {name for name, thing in carrier.objects.items() if isinstance(thing, nn.Module)} | set(found)
         carrier.leave_undigested(*(name for name in carrier.objects if name not in alike))
-        carrier.leave_undigested(*(name for name, _, _, _ in carrier.named_buffers()))
-        training.agreement.alike_buffers = False
         training.registered.choose([])
         training.agreement.plan_steps(None, self.data.shards)
         first = training.begin_steps({**self.data.about(), UNWAITING: True})
-        self.values = OwnValues(carrier, outer)
+        self.values, self.buffers = OwnValues(carrier, outer), OwnBuffers(carrier)
         outer.prepare(self.session, self.calls, self.data.shards)
         if self.calls is not None:
             self.calls.answer_with(self.answer)
@@ -202,8 +209,8 @@ class LocalPhases(Iterator["LocalPhase"]):
 class LocalPhase:
     """A phase on this worker: `for x, y in phase` gives the batches of its inner steps."""
 
-    def __init__(self, phases: LocalPhases, index: int, roster: list[str]) -> None:
-        """index: of the step of the job."""
+    def __init__(self, phases: LocalPhases, index: int, roster: list[str], *, in_step: bool) -> None:
+        """index: of the step of the job. in_step: as of LocalTraining.begin_phase."""
         self._phases, self.index, self._roster = phases, index, roster
         self._outer = phases.outer
         self.over = False
@@ -220,12 +227,13 @@ class LocalPhase:
         self._unit: int | None = None
         self._next: int | None = None
         self._outer.start = self._outer.flat.read()
-        assert phases.values is not None
-        self._values = phases.values
+        assert phases.values is not None and phases.buffers is not None
+        self._values, self._buffers = phases.values, phases.buffers
         self._values.begin(behind=self._behind)
+        self._buffers.begin()
         if not self._behind:
             self._outer.put_moments()
-            self._outer.begin_phase(index, roster)
+            self._outer.begin_phase(index, roster, in_step=in_step)
             self._outer.put_back(phases.own)
             me = phases.session.worker_id
             self._units = self._outer.left.share(me, roster, self._outer.begun)
@@ -304,22 +312,22 @@ class LocalPhase:
             outer.flat.write(outer.start)  # all workers compare their weights with each sum
         begun_s = time.monotonic()
         values = self._values.end(behind=self._behind)
+        self._buffers.end(f"phase {self.index}", trained=self._trained)
         training.session.may_part = False  # all may stop in the next pass, which begins with a checkpoint if one is due
+        begun = self._unit if phases.inner else None
+        counts = {"applied": {}, "sums": {}, "most": {}} if self._behind else outer.counts()
+        note = phase_notes.note(self._done, begun, self._logged, {**counts, "values": values})
+        # Before the sum: a worker that leaves as planned behind the sum has said what it has done.
+        notes = self._told(f"phase {self.index}", note)
         whole = False
         attempt = 0
         while not whole:
             label = f"phase {self.index}, sum {attempt}"
-            whole = phases.sums.sum(label, len(self._roster), self._contribution(), outer.take_sums)
+            whole = phases.sums.sum(label, len(self._roster), self._contribution(), self._take)
             attempt += 1
-        ended_s = time.monotonic() - begun_s
-        begun = self._unit if phases.inner else None
-        counts = {"applied": {}, "sums": {}, "most": {}} if self._behind else outer.counts()
-        counts |= {"ended_s": ended_s, "values": values}
-        note = phase_notes.note(self._done, begun, self._logged, counts)
-        said = training.calls.collective(
-            OpKind.ALLREDUCE, f"phase {self.index}", 1, empty_leaf, lambda result: result.note, note
-        )
-        summary = phase_notes.summary(cast(dict[str, Any], said), self._roster, outer.left, outer.begun)
+        behind_sum = {"ended_s": time.monotonic() - begun_s, **({} if self._behind else outer.losses())}
+        ends = self._told(f"end of phase {self.index}", behind_sum)
+        summary = phase_notes.summary(notes, ends, self._roster, outer.left, outer.begun)
         self.metrics = outer.settle(summary)
         training.log(self.metrics)
         for worker in summary.gone if phases.job.is_leader else ():
@@ -328,8 +336,22 @@ class LocalPhase:
         self._values.settle(summary.values)
         self.over = True
 
+    def _told(self, label: str, own: Json) -> dict[str, Any]:
+        """What each living worker says."""
+        calls = self._phases.training.calls
+        said = calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, lambda result: result.note, own)
+        return cast(dict[str, Any], said)
+
     def _contribution(self) -> dict[str, list[torch.Tensor]]:
         mine = self._outer.contribution()
+        buffers = self._buffers.contribution(first=self._phases.session.rank == 0)
+        mine["float64"] = [*mine["float64"], buffers]
         return (
             {group: [torch.zeros_like(one) for one in parts] for group, parts in mine.items()} if self._behind else mine
         )
+
+    def _take(self, sums: Sums, workers: int) -> bool:
+        """As LocalTraining.take_sums, with the buffers, which come last."""
+        doubles = sums["float64"].cpu()
+        outers, buffers = doubles.split([len(doubles) - self._buffers.elements, self._buffers.elements])
+        return self._outer.take_sums({**sums, "float64": outers}, workers) and self._buffers.take(buffers)

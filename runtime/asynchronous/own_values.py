@@ -1,4 +1,4 @@
-"""Learning rates, schedulers and other registered plain values: within a phase each worker has its own.
+"""Learning rates, schedulers, counters of BatchNorm and other plain values: within a phase each worker has its own.
 
 Between two phases all workers have those of the oldest one. All compare learning rates in each operation, and a
 newcomer or a checkpoint gets rates and schedulers that belong together: many schedulers make a rate of the one before.
@@ -33,6 +33,7 @@ class OwnValues:
             for name, thing in carrier.objects.items()
             if not isinstance(thing, kinds) and thing is not outer and " " not in name
         }
+        self._integers = carrier.int_buffers()
         self._common: dict[str, Json] = {}
         """When the phase began, or is over."""
         self._own: dict[str, Json] = {}
@@ -45,7 +46,8 @@ class OwnValues:
             encoded = encoding.encode(thing.state_dict(), name, tensors)
             if not tensors and len(json.dumps(encoded)) <= OBJECT_BYTES_MAX:
                 objects[name] = encoded
-        return {"rates": list(self._carrier.learning_rates()), "objects": objects}
+        integers: dict[str, Json] = {buffer.name: buffer.live.tolist() for buffer in self._integers}
+        return {"rates": list(self._carrier.learning_rates()), "objects": objects, "integers": integers}
 
     def _become(self, values: dict[str, Json]) -> None:
         for name, encoded in cast(dict[str, Json], values["objects"]).items():
@@ -57,6 +59,8 @@ class OwnValues:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+        for buffer in self._integers:
+            buffer.live.copy_(torch.tensor(cast(dict[str, Json], values["integers"])[buffer.name]))
 
     def begin(self, *, behind: bool) -> None:
         """Go on with this worker's values, unless the script has set others since the last phase, as all workers do

@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from elastic.protocol.local_phase import LOST, PIECES_FELL_BACK, STALENESS, UPDATES
 from runtime.asynchronous.units_left import UnitsLeft, finished_by
-
-PREFIX = "elastic."
-UPDATES, LOST, DROPPED, SCALED = "elastic.updates", "elastic.lost_updates", "elastic.dropped", "elastic.scaled"
-STALENESS, STALENESS_MOST = "elastic.staleness", "elastic.staleness_max"
-"""Metrics of a phase."""
 
 
 class PhaseSummary(NamedTuple):
@@ -42,8 +38,15 @@ def note(
     }
 
 
-def summary(notes: Mapping[str, Any], roster: Sequence[str], left: UnitsLeft, begun: Mapping[str, int]) -> PhaseSummary:
-    """notes: by worker. roster: the workers with which the phase began. left, begun: at its begin."""
+def summary(
+    notes: Mapping[str, Any],
+    ends: Mapping[str, Any],
+    roster: Sequence[str],
+    left: UnitsLeft,
+    begun: Mapping[str, int],
+) -> PhaseSummary:
+    """notes: by worker, before all have summed what they hold. ends: what each has said behind that. roster: the
+    workers with which the phase began. left, begun: at its begin."""
     done = [unit for said in notes.values() for unit in said["done"]]
     gone = tuple(worker for worker in roster if worker not in notes)
     for worker in gone:
@@ -57,23 +60,25 @@ def summary(notes: Mapping[str, Any], roster: Sequence[str], left: UnitsLeft, be
         metrics[name] = float(sum(said["sums"].get(name, 0.0) for said in notes.values()))
     for name in sorted({name for said in notes.values() for name in said["most"]}):
         metrics[name] = float(max(said["most"].get(name, 0.0) for said in notes.values()))
-    metrics[LOST] = float(len(gone) + _lost_of_pieces(notes))
+    metrics[LOST] = float(len(gone) + _lost_of_pieces(ends))
+    if fallen := {piece for said in ends.values() for piece, _, _ in said.get("fell_back", ())}:
+        metrics[PIECES_FELL_BACK] = float(len(fallen))
     if STALENESS in metrics:
         metrics[STALENESS] /= metrics[UPDATES]
     doing = {worker: said["begun"] for worker, said in notes.items() if said["begun"] is not None}
-    end_s = min(said["ended_s"] for said in notes.values())
+    end_s = min(said["ended_s"] for said in ends.values())
     oldest = next(notes[worker]["values"] for worker in roster if worker in notes)
     return PhaseSummary(left.without(done), doing, gone, end_s, oldest, metrics)
 
 
-def _lost_of_pieces(notes: Mapping[str, Any]) -> int:
+def _lost_of_pieces(ends: Mapping[str, Any]) -> int:
     """The most updates that a piece has lost with owner and mirror, by the newest version that a survivor has seen."""
     most = 0
-    for said in notes.values():
+    for said in ends.values():
         for piece, lineage, version in said.get("fell_back", ()):
             seen = (
                 known
-                for other in notes.values()
+                for other in ends.values()
                 for of, older, known in other.get("seen", ())
                 if of == piece and older < lineage
             )

@@ -78,13 +78,14 @@ class PieceCopies:
         self._held: dict[int, HeldPiece] = {}
         self._now: list[Holders] = []
 
-    def begin(self, phase: int, roster: Sequence[str], start: Sequence[PieceState]) -> None:
-        """All workers have the same pieces. roster: those with which the phase begins. start: not changed here."""
+    def begin(self, phase: int, roster: Sequence[str], start: Sequence[PieceState], *, in_step: bool = True) -> None:
+        """All workers have the same pieces. roster: those with which the phase begins. start: not changed here.
+        in_step: False: others may have trained in this phase without this worker, which had left and was taken back."""
         self.phase, self.closed = phase, False
         self._orders = [order(piece, roster) for piece in range(len(start))]
         self._start, self.sizes = start, tuple(one.values.numel() for one in start)
         self._held = {
-            piece: HeldPiece(start[piece].clone())
+            piece: HeldPiece(start[piece].clone(), in_step=in_step)
             for piece, ordered in enumerate(self._orders)
             if self._me in ordered[:2]
         }

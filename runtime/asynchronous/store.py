@@ -93,10 +93,11 @@ class ParameterStore:
         self._mirrors_checked = True
         self._stopping = threading.Event()
 
-    def begin(self, phase: int, roster: Sequence[str], start: Sequence[PieceState]) -> None:
-        """All workers begin a phase with the same pieces. start: must not change before the next phase."""
+    def begin(self, phase: int, roster: Sequence[str], start: Sequence[PieceState], *, in_step: bool = True) -> None:
+        """All workers begin a phase with the same pieces. start: must not change before the next phase. in_step: as of
+        PieceCopies.begin."""
         with self._committing, self._lock:
-            self._copies.begin(phase, roster, start)
+            self._copies.begin(phase, roster, start, in_step=in_step)
         self._follow(self._members())
 
     def follow_members(self) -> None:
@@ -113,6 +114,11 @@ class ParameterStore:
         self._follow(self._members())
         with self._lock:
             return {piece: self._copies.own(piece) for piece in self._copies.owned()}
+
+    def pause(self) -> None:
+        """The phase is over for all: until the next one nobody asks for the pieces, whoever comes or goes."""
+        with self._lock:
+            self._copies.phase = -1
 
     def close(self) -> None:
         self._stopping.set()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from elastic.errors import ConfigError
+from elastic.protocol.local_phase import DROPPED, SCALED, STALENESS, STALENESS_MOST, UPDATES
 from runtime.asynchronous.local_training import LocalTraining, Sums
 from runtime.asynchronous.member_calls import MemberCalls
 from runtime.asynchronous.ownership import cut
-from runtime.asynchronous.phase_notes import DROPPED, SCALED, STALENESS, STALENESS_MOST, UPDATES
+from runtime.asynchronous.phase_notes import PhaseSummary
 from runtime.asynchronous.piece_copies import LostUpdates, PieceCopies
 from runtime.asynchronous.store import MembersNow, ParameterStore, PieceUpdate, Pushed
 from runtime.asynchronous.update_rules import DelayedNesterov, Late, PieceState, StalenessBound
+from runtime.data.loader import check_number
 from runtime.recovery.transfer.connection import CopyConnection
 from runtime.session import Session
 
@@ -41,28 +44,29 @@ class Asynchronous(LocalTraining):
         inner_optimizer: torch.optim.Optimizer,
         *,
         every: int,
-        lr: float = 0.7,
-        momentum: float = 0.9,
+        lr: float = 0.9,
+        momentum: float = 0.5,
         max_staleness: int | None = None,
         max_age_s: float = 600.0,
         late: Late = "drop",
     ) -> None:
         """model: all of it that is trained. inner_optimizer: steps in the body of the inner loop. every: H. lr,
-        momentum: of the outer steps; the momentum is renewed once in as many updates as the loader has shards.
+        momentum: of the outer steps; the momentum is renewed once in as many updates as the loader has shards. With the
+        0.7 and 0.9 of DiLoCo, updates of stale parameters overshoot.
 
         max_staleness: how many other updates the parameters may have had since a worker took them; None: four times as
         many as the loader has shards. max_age_s: seconds since then. late: what becomes of an update beyond
         max_staleness, see StalenessBound. Raises ConfigError, NotCarried.
         """
         super().__init__(model, inner_optimizer, every)
-        if not (lr > 0 and 0 <= momentum < 1):
-            raise ConfigError(f"lr={lr!r} must be positive, and momentum={momentum!r} from 0 to below 1")
-        if (max_staleness is not None and max_staleness < 0) or not max_age_s > 0:
-            raise ConfigError(f"max_staleness={max_staleness!r} must be 0 or more, max_age_s={max_age_s!r} positive")
+        self._lr = check_number("lr", lr, "above 0", lambda one: 0 < one < inf)
+        self._momentum = check_number("momentum", momentum, "from 0 to below 1", lambda one: 0 <= one < 1)
+        if max_staleness is not None:
+            check_number("max_staleness", max_staleness, "of updates, 0 or more, or None", lambda one: one >= 0)
+        age_s = check_number("max_age_s", max_age_s, "of seconds above 0", lambda one: one > 0)
         if late not in get_args(Late):
             raise ConfigError(f'late={late!r} must be "drop" or "scale"')
-        self._lr, self._momentum = float(lr), float(momentum)
-        self._bound = (max_staleness, float(max_age_s), late)
+        self._bound = (max_staleness, age_s, late)
         self._ranges = cut(self.flat.elements)
         self._momenta, self._pending = torch.zeros(self.flat.elements), torch.zeros(self.flat.elements)
         self._versions = [0] * len(self._ranges)
@@ -110,7 +114,7 @@ class Asynchronous(LocalTraining):
 
     # A phase
 
-    def begin_phase(self, phase: int, roster: Sequence[str]) -> None:
+    def begin_phase(self, phase: int, roster: Sequence[str], *, in_step: bool) -> None:
         start = self.start
         self._seen, self._fell_back, self._sums, self._most = {}, [], {}, 0.0
         self._store.begin(
@@ -120,6 +124,7 @@ class Asynchronous(LocalTraining):
                 PieceState(start[at], self._momenta[at], self._pending[at], version)
                 for at, version in zip(map(_slice, self._ranges), self._versions, strict=True)
             ],
+            in_step=in_step,
         )
 
     def put_back(self, own: torch.Tensor | None) -> None:
@@ -206,9 +211,17 @@ class Asynchronous(LocalTraining):
             "applied": applied,
             "sums": self._sums,
             "most": {STALENESS_MOST: self._most},
+        }
+
+    def losses(self) -> dict[str, Any]:
+        return {
             "seen": [[piece, lineage, version] for (piece, lineage), version in self._seen.items()],
             "fell_back": [list(one) for one in self._fell_back],
         }
+
+    def settle(self, summary: PhaseSummary) -> dict[str, float]:
+        self._store.pause()
+        return super().settle(summary)
 
     def answer(self, connection: CopyConnection, request: Mapping[str, Any]) -> bool:
         return self._store.answer(connection, request)

@@ -197,6 +197,13 @@ def check_count(name: str, value: object) -> int:
     return value
 
 
+def check_number(name: str, value: object, must: str, holds: Callable[[float], bool]) -> float:
+    """The value, if it is an int or float of which `holds` is true. must: that in words. Raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        raise ConfigError(f"{name}={value!r} must be a number {must}")
+    return float(value)
+
+
 def check_seed(seed: object) -> None:
     """Raise ConfigError unless the seed is an int that every generator takes."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:

@@ -10,6 +10,7 @@ from torch import nn
 
 from elastic.errors import ConfigError, UsageError
 from elastic.protocol.outer_round import Quorum
+from runtime.data.loader import check_number
 from runtime.outer import fragments as cutting
 from runtime.outer import traffic
 from runtime.outer.replica_rows import ReplicaRows
@@ -52,14 +53,15 @@ class DiLoCo:
 
         Raises ConfigError for arguments that do not go together.
         """
-        if not 0.0 <= alpha <= 1.0:
-            raise ConfigError(f"alpha={alpha!r} must be from 0 (outer parameters only) to 1 (none of them)")
+        self.alpha = check_number(
+            "alpha", alpha, "from 0 (outer parameters only) to 1 (none of them)", lambda one: 0.0 <= one <= 1.0
+        )
         if moments not in get_args(Moments):
             raise ConfigError(f'moments={moments!r} must be "own", "mean" or "reset"')
         self.model, self.inner_optimizer = model, inner_optimizer
         self.replicas = 0
         """How many there are, from the loop's begin on."""
-        self.alpha, self.moments = float(alpha), moments
+        self.moments = moments
         self.parameters = cutting.trained(model)
         self.outer_optimizer = outer_optimizer or torch.optim.SGD(self.parameters, lr=0.7, momentum=0.9, nesterov=True)
         known = set(map(id, self.parameters))

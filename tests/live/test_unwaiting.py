@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic.protocol.local_phase import LOST
 from elastic.store.embedded import EmbeddedEtcd
 from runtime.asynchronous.ownership import order
-from runtime.asynchronous.phase_notes import LOST
 from tests.live.jobs import SCRIPTS, Job
 from tests.live.scripts import unwaiting_job as shape
 from tests.live.spread import Spread

@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, job_dir_of
 from elastic.errors import ConfigError
-from elastic.protocol import outer_round
+from elastic.protocol import local_phase, outer_round
 from elastic.records.ledger_tail import last_step
 from elastic.rendezvous.job_status import job_status
 
@@ -43,8 +43,11 @@ def _status(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.job}: a directory holds one job; give JOB with --rendezvous only")
     else:
         document = job_status(job_dir)
-        if told := outer_round.told_of(last_step(job_dir / "steps.jsonl")):
+        line = last_step(job_dir / "steps.jsonl")
+        if told := outer_round.told_of(line):
             document["outer"] = told
+        if told := local_phase.told_of(line):
+            document["phase"] = told
         if document["state"] != "closed":
             document["troubles"] = [asdict(trouble) for trouble in problems.of_job(job_dir)]
     return answer(options, document, status_text(document))
@@ -67,6 +70,8 @@ def status_text(document: dict[str, Any]) -> str:
         lines.append(f"gradients over {ring['over']}{instead}")
     if outer := document.get("outer"):
         lines.append(_outer_text(outer))
+    if phase := document.get("phase"):
+        lines.append(_phase_text(phase))
     if document.get("checkpoint"):
         lines.append(f"newest checkpoint {document['checkpoint']}")
     lines += [
@@ -97,6 +102,20 @@ def _outer_text(outer: dict[str, float]) -> str:
         return text
     counts = ", ".join(f"{outer[name]:.0f} {name}" for name in ("replicas", "late", "lost"))
     return f"{text}; {counts}; {outer['inner_steps']:.0f} inner steps"
+
+
+def _phase_text(phase: dict[str, float]) -> str:
+    """One line that says what elastic/protocol/local_phase.py has of the last phase."""
+    parts = [f"{phase.get('updates', 0.0):.4g} updates"]
+    if "staleness" in phase:
+        parts.append(f"staleness {phase['staleness']:.3g} (at most {phase['staleness_max']:.0f})")
+    if "consensus" in phase:
+        parts.append(f"consensus {phase['consensus']:.3g}")
+    words = {"scaled": "scaled", "dropped": "dropped", "lost_updates": "lost", "skipped": "without a partner"}
+    parts += [f"{phase[name]:.4g} {word}" for name, word in words.items() if phase.get(name)]
+    if phase.get("pieces_fell_back"):
+        parts.append(f"{phase['pieces_fell_back']:.0f} pieces fell back")
+    return f"last phase: {', '.join(parts)}"
 
 
 def _speed_text(member: dict[str, Any]) -> str:

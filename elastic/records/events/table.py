@@ -114,8 +114,8 @@ ROWS = (
     _worker("gossip_skipped", "of because", "{worker_id} does not average with {of}", "It has ended, or did not answer "
         "within 5 s. It goes on with its own parameters"),
     _worker("pieces_fell_back", "pieces", "{worker_id} goes on with older pieces of the parameters", "Of each of "
-        "them owner and mirror have died together; the metrics of the phase count the updates that are lost", BAD,
-        instant=True),
+        "them owner and mirror have died together, or this worker had left and was taken back; the metrics of the "
+        "phase count the updates of which others know that they are lost", BAD, instant=True),
     _worker("update_lost", "of", "the update that {of} was about to send is lost", "By rank 0, at the end of the "
         "phase. Other workers make its inner steps again", WARN),
     _worker("copy_outdated", "op because", "the copy of {worker_id} is out of date; it copies anew",

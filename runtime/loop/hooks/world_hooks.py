@@ -37,6 +37,8 @@ class WorldHooks:
         self._saved = False
         self._handed_out_s = math.inf
         """When the last step began."""
+        self.has_left = False
+        """Whether this worker was about to leave as planned; it may be taken back even then, if all others die."""
         self.resize_hooks: list[ResizeHook] = []
         self.drain_hooks: list[DrainHook] = []
 

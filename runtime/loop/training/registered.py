@@ -114,6 +114,12 @@ class Registered:
     def rounds_of(self, data: Loader | Stream | None, gradients: str, outer: DiLoCo | None) -> Loader | Stream | None:
         """The data of a loop with `outer`, cut into rounds; without, as it is. Raises ConfigError for what does not go
         together."""
+        if not isinstance(outer, DiLoCo | None):
+            raise ConfigError(
+                f"job.steps(outer=...) was given a {type(outer).__name__}; it takes an elastic.DiLoCo or an "
+                "elastic.LocalSGD. elastic.Asynchronous and elastic.Gossip have a loop of their own: `for phase in "
+                "elastic.asynchronous(job, train, outer=outer, total=...)`"
+            )
         if outer is not self.outer:
             raise ConfigError(
                 "job.steps(outer=...) and job.register(...) need the same DiLoCo: all loops of a job have it, or none"

@@ -58,6 +58,7 @@ class Saves:
         self._session.may_part = may_part
 
     def _before_leaving(self) -> None:
+        self._changes.has_left = True
         with randomness_kept():
             self._changes.tell_drain()
         self._checkpoints.finish()

@@ -112,6 +112,11 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
     "a sample is never used": ("I8", lambda h: with_step(h, 1, samples=[[2], []])),
     "a step has more samples": ("I9", lambda h: with_step(h, 1, samples=[[2], [3, 4]])),
     "the learning rate follows the world": ("I9", lambda h: with_step(h, 1, lr=[0.2])),
+    "more updates are lost without waiting than workers": ("I8", lambda h: phases(h, 5.0)),
+    "an acknowledged update is lost with one worker": (
+        "I8",
+        lambda h: phases(with_events(h, event(6, "pieces_fell_back", A, 3, pieces=[1])), 0.0),
+    ),
     "the digest differs": ("I10", lambda h: with_result(h, digest="e" * 64)),
     "a scalar differs in its last bit": ("I10", lambda h: with_step(h, 2, scalars={"loss": 0.33333333333333337})),
     "a death is noted late": (
@@ -209,6 +214,18 @@ def spared(history: History) -> History:
     return with_steps(with_events(quiet, asked, *formed), steps((1, 3), (1, 3), (1, 3)))
 
 
+def phases(history: History, lost: float) -> History:
+    """Its steps are phases of training without waiting, in the last of which so many updates were lost."""
+
+    def made(run: Run, lost: float) -> Run:
+        counts = [0.0] * (len(run.steps) - 1) + [lost]
+        told = [{"data": {"unwaiting": True}, "scalars": {"elastic.lost_updates": count}} for count in counts]
+        lines = [replace(one, line={**one.line, **new}) for one, new in zip(run.steps, told, strict=True)]
+        return replace(run, steps=tuple(lines))
+
+    return replace(history, faulty=made(history.faulty, lost), quiet=made(history.quiet, 0.0))
+
+
 def drawn(history: History) -> History:
     """The script draws its own samples, in both runs."""
 
@@ -224,6 +241,8 @@ NOT_APPLICABLE: dict[str, tuple[str, Callable[[History], History]]] = {
         "I7",
         lambda h: with_step(h, 1, scalars={"elastic.replicas": 2.0}),
     ),
+    "the bits of training without waiting": ("I10", lambda h: phases(h, 0.0)),
+    "batches without waiting": ("I9", lambda h: phases(h, 0.0)),
     "samples that the script draws itself": ("I8", drawn),
     "the batch of a script that draws its own samples": ("I9", drawn),
     "checkpoints of a job that takes none": (
@@ -309,6 +328,12 @@ def test_what_can_be_seen_to_be_wrong_is_false_also_where_the_rest_is_not_applic
         bare = drawn(good())
     assert verdict(number, bare).answer is Truth.NOT_APPLICABLE
     assert verdict(number, spoil(bare)).answer is Truth.FALSE
+
+
+def test_phases_are_as_many_as_they_may_be_and_lose_no_more_updates_than_workers() -> None:
+    found = phases(good(), 1.0)
+    assert verdict("I5", with_steps(found, found.faulty.steps[:2])).answer is Truth.TRUE
+    assert verdict("I8", found).answer is Truth.TRUE
 
 
 def test_a_counterexample_names_its_lines() -> None:

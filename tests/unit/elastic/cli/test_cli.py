@@ -374,6 +374,14 @@ def test_status_counts_spares_apart_from_members() -> None:
     counts = {"replicas": 3.0, "late": 1.0, "lost": 0.0, "inner_steps": 107.0}
     shown = status_text({**facts, "outer": outer | counts}).splitlines()[2]
     assert shown.endswith("; 3 replicas, 1 late, 0 lost; 107 inner steps")
+    phase = {"updates": 8.0, "staleness": 1.5, "staleness_max": 4.0, "dropped": 0.0, "lost_updates": 1.0}
+    assert status_text({**facts, "phase": phase}).splitlines()[2] == (
+        "last phase: 8 updates, staleness 1.5 (at most 4), 1 lost"
+    )
+    pairs = {"updates": 8.0, "consensus": 0.25, "skipped": 2.0, "lost_updates": 0.0, "pieces_fell_back": 1.0}
+    assert status_text({**facts, "phase": pairs}).splitlines()[2] == (
+        "last phase: 8 updates, consensus 0.25, 2 without a partner, 1 pieces fell back"
+    )
     told = {"about": "newcomers", "where": "local.2", "because": "it waited 300 s", "advice": "look"}
     assert "waited for slot" not in status_text({**in_vain, "troubles": [told]}), "what is told is not told again"
 

@@ -193,6 +193,24 @@ def test_rounds_of_replicas_are_counted_and_other_steps_are_not() -> None:
     assert replicas == {"whole": 4, "late": 2, "lost": 4}
 
 
+def test_phases_without_waiting_are_counted_by_what_became_of_their_updates() -> None:
+    registry = MetricRegistry()
+    fold = JobFold(registry, "j")
+    store = {"elastic.updates": 8.0, "elastic.staleness": 1.5, "elastic.staleness_max": 4.0, "elastic.dropped": 2.0}
+    told = store | {"elastic.scaled": 1.0, "elastic.lost_updates": 1.0, "elastic.pieces_fell_back": 3.0}
+    fold.applied([{"step": 0, "samples": [], "scalars": told}], 0.0)
+    fold.applied([{"step": 1, "samples": [], "scalars": store | {"elastic.lost_updates": 0.0}}], 1.0)
+    seen = shown(registry)
+    updates = {key[2]: value for key, value in seen.items() if key[0] == "elastic_async_updates_total"}
+    assert updates == {"applied": 11, "scaled": 1, "dropped": 4, "lost": 1}
+    staleness = {key[2]: value for key, value in seen.items() if key[0] == "elastic_async_staleness"}
+    assert staleness == {"mean": 1.5, "max": 4.0}
+    assert seen["elastic_async_pieces_fell_back_total", "j"] == 3
+    assert not any(key[0] == "elastic_async_consensus" for key in seen), "there is no gossip"
+    fold.applied([{"step": 2, "samples": [], "scalars": {"elastic.lost_updates": 0.0, "elastic.consensus": 0.5}}], 2.0)
+    assert shown(registry)["elastic_async_consensus", "j"] == 0.5
+
+
 def test_the_nearest_notice_counts_down_and_goes_with_its_end() -> None:
     registry = MetricRegistry()
     fold = JobFold(registry, "j")

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from elastic.protocol.local_phase import LOST, PIECES_FELL_BACK, STALENESS, STALENESS_MOST, UPDATES
 from elastic.protocol.worker_id import node_of
 from runtime.asynchronous import phase_notes
 from runtime.asynchronous.gossip_schedule import matching, partner
@@ -129,31 +130,46 @@ def test_a_phase_ends_by_its_clock_or_for_others_and_trains_most_of_the_time() -
 
 
 def said(done: list[int], begun: int | None = None, **counts: object) -> dict[str, object]:
-    blank = {"applied": {}, "sums": {}, "most": {}, "ended_s": float(1 + len(done)), "values": {}}
+    blank: dict[str, object] = {"applied": {}, "sums": {}, "most": {}, "values": {}}
     return dict(phase_notes.note(done, begun, {"loss": (float(len(done)), len(done))} if done else {}, blank | counts))
+
+
+def ended(*names: str, **losses: object) -> dict[str, dict[str, object]]:
+    """What workers say behind the sum, the first one after a second, the next one after two."""
+    return {name: {"ended_s": float(1 + number), **losses} for number, name in enumerate(names)}
 
 
 def test_the_units_of_a_dead_worker_are_done_as_far_as_its_updates_came() -> None:
     left, roster = UnitsLeft.of(9), ["a", "b", "c"]
     notes = {"a": said([0, 3], 6, applied={"c": 1}), "b": said([1], None, applied={"c": 2, "a": 2})}
-    found = phase_notes.summary(notes, roster, left, {})
+    found = phase_notes.summary(notes, ended("a", "b"), roster, left, {})
     assert found.gone == ("c",)
     assert found.left == UnitsLeft.of(9).without([0, 3, 1, 2, 5])
     assert found.begun == {"a": 6}
-    assert found.end_s == 2.0
-    assert found.metrics == {"loss": 1.0, phase_notes.LOST: 1.0}
+    assert found.end_s == 1.0
+    assert found.metrics == {"loss": 1.0, LOST: 1.0}
+
+
+def test_a_worker_that_leaves_behind_the_sum_has_lost_nothing() -> None:
+    notes = {"a": said([0, 3], 6), "b": said([1, 4])}
+    found = phase_notes.summary(notes, ended("a"), ["a", "b"], UnitsLeft.of(9), {})
+    assert found.gone == ()
+    assert found.left == UnitsLeft.of(9).without([0, 3, 1, 4])
+    assert found.metrics[LOST] == 0.0
 
 
 def test_lost_updates_of_a_piece_are_counted_by_the_newest_version_that_was_seen() -> None:
-    notes = {
-        "a": said([0], fell_back=[[3, 7, 10]], seen=[[3, 0, 12], [3, 7, 99]]),
-        "b": said([1], seen=[[3, 0, 14], [2, 0, 50]]),
+    notes = {"a": said([0]), "b": said([1])}
+    ends = {
+        **ended("a", fell_back=[[3, 7, 10]], seen=[[3, 0, 12], [3, 7, 99]]),
+        **ended("b", seen=[[3, 0, 14], [2, 0, 50]]),
     }
-    assert phase_notes.summary(notes, ["a", "b"], UnitsLeft.of(4), {}).metrics[phase_notes.LOST] == 4.0
+    metrics = phase_notes.summary(notes, ends, ["a", "b"], UnitsLeft.of(4), {}).metrics
+    assert (metrics[LOST], metrics[PIECES_FELL_BACK]) == (4.0, 1.0)
 
 
 def test_staleness_is_a_mean_over_updates() -> None:
-    sums = {phase_notes.UPDATES: 2.0, phase_notes.STALENESS: 3.0}
-    notes = {"a": said([0], sums=sums, most={phase_notes.STALENESS_MOST: 2}), "b": said([1], sums=sums)}
-    found = phase_notes.summary(notes, ["a", "b"], UnitsLeft.of(4), {}).metrics
-    assert (found[phase_notes.STALENESS], found[phase_notes.STALENESS_MOST]) == (1.5, 2.0)
+    sums = {UPDATES: 2.0, STALENESS: 3.0}
+    notes = {"a": said([0], sums=sums, most={STALENESS_MOST: 2}), "b": said([1], sums=sums)}
+    found = phase_notes.summary(notes, ended("a", "b"), ["a", "b"], UnitsLeft.of(4), {}).metrics
+    assert (found[STALENESS], found[STALENESS_MOST]) == (1.5, 2.0)

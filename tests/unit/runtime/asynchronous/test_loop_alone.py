@@ -15,10 +15,11 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, NotCarried, UsageError
+from elastic.protocol.local_phase import DROPPED, LOST, STALENESS, UPDATES
 from runtime.asynchronous import Asynchronous, Gossip, asynchronous
 from runtime.asynchronous.local_training import LocalTraining
-from runtime.asynchronous.phase_notes import DROPPED, LOST, STALENESS, UPDATES
 from runtime.loop.job import Job
+from runtime.outer import DiLoCo
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 
 SHARDS, EVERY, ROUNDS = 4, 3, 5
@@ -114,8 +115,14 @@ def test_what_a_script_must_not_do() -> None:
         {"max_age_s": 0.0},
         {"late": "wait"},
         {"every": 0},
+        {"lr": "0.7"},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"momentum": None},
+        {"max_staleness": "4"},
+        {"max_age_s": True},
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=next(iter(options))):
             Asynchronous(model, optimizer, **({"every": 1} | options))
     with pytest.raises(ConfigError, match="no trained one"):
         Asynchronous(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), every=1)
@@ -127,8 +134,24 @@ def test_what_a_script_must_not_do() -> None:
         next(asynchronous(job, data, outer=outer, total=2))
     with pytest.raises(ConfigError, match="needs a job"):
         asynchronous(job, [1], outer=outer, total=2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="phase_s"):
-        asynchronous(job, data, outer=outer, total=2, phase_s=0)
+    for phase_s in (0, "60", float("nan")):
+        with pytest.raises(ConfigError, match="phase_s"):
+            asynchronous(job, data, outer=outer, total=2, phase_s=phase_s)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="seed"):
+        Gossip(model.float(), optimizer, every=1, seed="a")  # type: ignore[arg-type]
+
+
+def test_each_kind_has_a_loop_of_its_own() -> None:
+    job = make_job()
+    model = model_of(job)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
+    with pytest.raises(ConfigError, match=r"DiLoCo; it takes .*job\.steps\(train, outer=outer\)"):
+        asynchronous(job, data, outer=DiLoCo(model, optimizer, every=2), total=2)  # type: ignore[arg-type]
+    for kind in (Asynchronous, Gossip):
+        outer: Any = kind(model, optimizer, every=2)
+        with pytest.raises(ConfigError, match=r"for phase in elastic\.asynchronous\(job"):
+            job.steps(data, total=2, outer=outer)
 
 
 def test_the_inner_loop_ends_by_itself() -> None:

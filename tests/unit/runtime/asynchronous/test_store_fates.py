@@ -10,6 +10,7 @@ import torch
 
 from runtime.asynchronous import store as store_module
 from runtime.asynchronous.piece_copies import AskLater, HeldPiece, Judged, PieceCopies
+from runtime.asynchronous.store import MembersNow
 from runtime.asynchronous.update_rules import DelayedNesterov, PieceState, StalenessBound
 from tests.unit.runtime.asynchronous.store_world import PIECES, UPDATES_MAX, Fate, StoreWorld
 from tests.unit.thoroughness import EXAMPLES
@@ -137,3 +138,45 @@ def test_a_mirror_of_another_lineage_needs_a_copy() -> None:
     assert machine.mirror("", 0, [Judged(0, None, "", (0, 8))], {}) == []
     with pytest.raises(AskLater, match="does not mirror"):
         copies(owner).take_copy(0, HeldPiece(piece(0)))
+
+
+def test_between_two_phases_nothing_is_said_to_be_lost() -> None:
+    """The pieces are summed, so whoever goes then takes nothing along."""
+    for paused in (True, False):
+        world = StoreWorld(["n0.0.0", "n1.0.0", "n2.0.0"], Fate(Random(1), 0.0, 0))
+        world.begin()
+        assert world.push("n0.0.0", 1)
+        stays = world.copies["n0.0.0"]
+        third = next(name for name in world.names if any(name not in stays.holders(piece) for piece in range(PIECES)))
+        for name in world.names:
+            world.stores[name].end_phase()
+            if paused:
+                world.stores[name].pause()
+        for name in world.names:
+            if name != third:
+                world.kill(name)
+        world.learn(third)
+        assert bool(world.lost) != paused
+
+
+def test_whoever_has_left_and_is_taken_back_says_what_may_be_lost() -> None:
+    """It was drained behind the operation with which the phase began. The others trained; then they died, and it is all
+    there is. Nobody has told it of their updates."""
+    world = StoreWorld(["n0.0.0", "n1.0.0", "n2.0.0"], Fate(Random(1), 0.0, 0))
+    taken_back, *others = world.names
+    for name in others:
+        world.seen[name] = MembersNow(2, tuple(others))
+    world.generation = 2
+    world.begin()
+    assert world.push(others[0], 1) and world.push(others[1], 1)
+    for name in others:
+        world.kill(name)
+    world.generation = 3
+    world.seen[taken_back] = MembersNow(3, (taken_back,))
+    start = [PieceState(torch.zeros(1), torch.zeros(1), torch.zeros(1)) for _ in range(PIECES)]
+    world.stores[taken_back].begin(0, world.names, start, in_step=False)
+    assert world.held() == [set()] * PIECES
+    assert {one.piece for one in world.lost} == set(range(PIECES))
+    world.lost.clear()
+    world.stores[taken_back].begin(0, [taken_back], start)
+    assert not world.lost, "nobody has trained without it"

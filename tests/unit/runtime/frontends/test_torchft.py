@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic.torchft
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, NotCarried
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.torchft import GROUP, GROUPS, Manager, OptimizerWrapper, tell_script
 from tests.unit.jobs import Recorded, make_job
@@ -37,8 +37,11 @@ def script() -> Iterator[RankScript]:
 def test_every_name_is_there() -> None:
     for name in elastic.torchft.__all__:
         assert callable(getattr(elastic.torchft, name))
-    with pytest.raises(AttributeError, match="LocalSGD"):
-        elastic.torchft.LocalSGD  # noqa: B018
+    with pytest.raises(AttributeError, match="HSDP"):
+        elastic.torchft.HSDP  # noqa: B018
+    for name in ("DiLoCo", "LocalSGD"):
+        with pytest.raises(NotCarried, match=rf"outer=elastic\.{name}\("):
+            getattr(elastic.torchft, name)
 
 
 @pytest.mark.parametrize("make", [lambda: Manager(None), lambda: elastic.torchft.DistributedSampler(DATA, 0, 4)])

@@ -93,6 +93,11 @@ def test_arguments_that_do_not_go_together() -> None:
     ("make", "named"),
     [
         (lambda m, o: DiLoCo(m, o, every=2, alpha=1.5), "alpha"),
+        (lambda m, o: DiLoCo(m, o, every=2, alpha=cast(Any, "0.5")), "alpha"),
+        (lambda m, o: DiLoCo(m, o, every=2).with_quorum(cast(Any, "2")), "min_replicas"),
+        (lambda m, o: DiLoCo(m, o, every=2).with_quorum(0), "min_replicas"),
+        (lambda m, o: DiLoCo(m, o, every=2).with_quorum(1, cast(Any, "5")), "grace_s"),
+        (lambda m, o: DiLoCo(m, o, every=2).with_quorum(1, float("nan")), "grace_s"),
         (lambda m, o: DiLoCo(m, o, every=2, moments=cast(Any, "none")), "moments"),
         (lambda m, o: DiLoCo(m, o, every=2, alpha=0.5, moments="mean"), "alike"),
         (lambda m, o: DiLoCo(m, o, o, every=2), "same object"),
