@@ -67,7 +67,9 @@ ROWS = (
         "kill",
         "SIGKILL of any member",
         presets={
-            "kill": 4, "replicas": 2, "unwaiting": 2,
+            "kill": 4,
+            "replicas": 2,
+            "unwaiting": 2,
             **dict.fromkeys(("flap", "etcd", "control", "partition", "cluster"), 1),
             **dict.fromkeys(("rounds", "rounds-kept", "rounds-kept-nodes"), 1),
         },
