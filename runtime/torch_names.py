@@ -58,6 +58,7 @@ OF_KEPT_RANKS: Mapping[str, str] = {
     "torch.nn.parallel.DistributedDataParallel._build_params_for_reducer": "elastic.keep with --ranks",
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": "elastic.keep with --ranks",
     "torch._C._distributed_c10d.Reducer._autograd_hook": "elastic.keep with --ranks",
+    "torch._C._distributed_c10d.Reducer._rebuild_buckets": "elastic.keep with --ranks",
 }
 """The same where elastic.keep runs with --restart --ranks; seen in 2.13."""
 
