@@ -367,7 +367,9 @@ class JoinProtocol:
         if type(newest) is not int:
             raise CopyFailed("malformed answer with results")
         before, self._behind = self._behind, newest - self._number
-        if 0 < before <= self._behind and (join or self._behind > 1):  # at least one behind, where nobody can join
+        # Where it could not become a member, the least that it can be behind is 1. A step that waits for a worker which
+        # is bound to another step would wait for ever.
+        if 0 < before <= self._behind and (join or self._behind > 1) and not self._astray:
             self._journal.write("newcomer_no_nearer", op=self._number, behind=self._behind)
             self._orders.too_slow()
 

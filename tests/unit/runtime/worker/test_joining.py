@@ -939,6 +939,20 @@ def test_one_result_at_a_time_is_a_sign_of_a_slow_newcomer_only_where_it_could_j
     assert c.events("newcomer_no_nearer") == 2
 
 
+def test_a_slow_newcomer_that_is_bound_to_another_step_asks_nobody_to_wait(make: Make) -> None:
+    """The step would wait for it, and it for the result of that step."""
+    a, c = make("a", 7.0), make("c")
+    go_astray(c, a)
+    evaluation = Op(OpKind.EVALUATE, 1, label="score")
+    for number in (2, 4, 6):
+        for result in (number, number + 1):
+            a.go_through(evaluation, (0,), other(result))
+        for result in (number, number + 1):
+            assert values(c.admission.take_over(evaluation, {})) == [float(result)] * 2
+    assert c.events("newcomer_no_nearer") == 0
+    assert not [word for word in c.words if isinstance(word, Ready)]
+
+
 def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_the_state(
     make: Make, large: None
 ) -> None:
