@@ -105,7 +105,7 @@ def _outer_text(outer: dict[str, float]) -> str:
 
 
 def _phase_text(phase: dict[str, float]) -> str:
-    """One line that says what elastic/protocol/local_phase.py has of the last phase."""
+    """A line about the last phase of training without waiting. phase: as local_phase.told_of returns it."""
     parts = [f"{phase.get('updates', 0.0):.4g} updates"]
     if "staleness" in phase:
         parts.append(f"staleness {phase['staleness']:.3g} (at most {phase['staleness_max']:.0f})")

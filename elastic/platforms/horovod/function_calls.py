@@ -75,7 +75,7 @@ _KINDS = {
         lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(_number, value)),
     ),
 }
-"""Of the arguments that are used here."""
+"""Argument that is used here -> what it has to be."""
 
 
 def _check(function: object, args: object, kwargs: object, given: Mapping[str, Any]) -> None:

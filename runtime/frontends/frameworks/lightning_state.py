@@ -188,7 +188,7 @@ class LoggerRows(ABC):
 
 
 class CsvRows(LoggerRows):
-    """Of a CSVLogger."""
+    """The file of a CSVLogger."""
 
     def lead(self) -> None:
         kept = self.kept
@@ -216,7 +216,7 @@ class CsvRows(LoggerRows):
 
 
 class EventRows(LoggerRows):
-    """Of a TensorBoardLogger."""
+    """The files of a TensorBoardLogger."""
 
     def __init__(self, logger: Any, leads: Callable[[], bool]) -> None:
         super().__init__(logger, leads)

@@ -47,7 +47,7 @@ def rewrite(rows: Sequence[Row], before: int = 0) -> Rewrite:
 
 
 def as_row(values: Mapping[str, Any]) -> Row:
-    """Of values that have the step among them."""
+    """The row of these values, one of which, "step", is its step."""
     return values["step"], {name: value for name, value in values.items() if name != "step"}
 
 

@@ -44,7 +44,7 @@ from runtime.script_files import is_library
 
 TESTED = ("1.15",)
 NAME = "accelerate"
-"""Of what KeptAccelerate keeps."""
+"""The name under which elastic.keep has the KeptAccelerate."""
 LISTS = ("_models", "_optimizers", "_schedulers", "_custom_objects")
 VALUE_MAX = 64 << 10
 """Characters of a value at the end of a loop that was over: a longer one stays as the single batch has left it."""
@@ -89,7 +89,7 @@ class KeptAccelerate:
     """What is kept of a script's accelerators, and where its loops are."""
 
     first: ClassVar[KeptAccelerate | None] = None
-    """Of this process."""
+    """The only one of this process; None: the script has made no Accelerator."""
 
     def __init__(self, place: KeptPlace) -> None:
         self.accelerators: list[Any] = []
@@ -98,7 +98,7 @@ class KeptAccelerate:
         self._off = False
         before = kept_before(NAME)
         self._ended: list[dict[str, Told]] = []
-        """Of each loop that is over: the values that the script had changed by its end."""
+        """The values that the script had changed by the end of each loop that is over."""
         self._wanted: list[dict[str, Told]] | None = before["ended"] if before else None
         """The same of an earlier round, until its last loop has begun here."""
         self._found: dict[str, Any] | None = None
