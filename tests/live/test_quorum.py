@@ -101,7 +101,7 @@ def test_a_storm_over_narrow_cables_stops_nobody(tmp_path: Path) -> None:
     """Three nodes behind cables of 10 Mbit/s and 20 ms. Whenever three workers have made two rounds, one of them is
     killed."""
     dice = random.Random(49)
-    options = {"every": 10, "steps": 1000, "replicas": 3, "batch-size": 12, "quorum": 2, "grace": 1, "eval-every": 1000}
+    options = {"every": 10, "steps": 2000, "replicas": 3, "batch-size": 12, "quorum": 2, "grace": 1, "eval-every": 2000}
     arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     with Network() as network, Fleet(tmp_path, network, nodes=("a", "b", "c")) as fleet:
         for node in ("a", "b", "c"):
@@ -128,7 +128,7 @@ def test_a_storm_over_narrow_cables_stops_nobody(tmp_path: Path) -> None:
         assert lost == set(killed), "nobody else was given up"
         assert not fleet.events("state_lost", job=job)
         lines = fleet.steps(job)
-        assert in_order(lines) and len(lines) == 100
+        assert in_order(lines) and len(lines) == 200
         scalars = [line["scalars"] for line in lines]
         assert sum(one["elastic.lost"] for one in scalars) >= 1
         assert all(one["elastic.replicas"] + one["elastic.lost"] >= 2 for one in scalars)
