@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,17 +45,25 @@ FROZEN_S = 4.0
 WAIT_S = 180.0
 POLL_S = 0.02
 
+PER_BATCH = "longest time for a whole batch at a node's return"
+CPU = "CPU time of a node from its start to the step of all"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Seconds. next_s: from the fault to the next step of those that are left. full_s: from the return to the first
-    step of all nodes. pause_s: the longest time between two steps from the return until all nodes are steady. step_s:
-    the median of the steps before the fault."""
+    step of all nodes. pause_s: the longest time between two steps from the return until all nodes are steady. batch_s:
+    the same for as many samples as all nodes have in a step: a step without the samples of one of three nodes counts
+    as two thirds of a batch. step_s: the median of the steps before the fault. processes, cpu_s: of the node at the
+    first step of all nodes, since it was started; 0: the fault has not ended its processes."""
 
     next_s: float
     full_s: float
     pause_s: float
+    batch_s: float
     step_s: float
+    processes: int = 0
+    cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -70,13 +78,18 @@ class Found:
 
 
 def judge(
-    told: Mapping[str, Sequence[Stamp]], gone: set[str], fault_ns: int, return_ns: int, nodes: int = len(NODES)
+    told: Mapping[str, Sequence[Stamp]],
+    gone: set[str],
+    fault_ns: int,
+    return_ns: int,
+    nodes: int = len(NODES),
+    own_parts: bool = False,
 ) -> Outcome | None:
-    """gone: workers that the fault has hit. None: all nodes are not back yet, or not steady."""
+    """gone: workers that the fault has hit. own_parts: a node has a part of the samples of its own, which a step lacks
+    while the node is away. None: all nodes are not back yet, or not steady."""
     merged = sorted((stamp for of in told.values() for stamp in of), key=lambda stamp: stamp.t_ns)
     before = [stamp for stamp in merged if stamp.t_ns <= fault_ns]
-    known = {name for name, of in told.items() if of and of[0].t_ns <= fault_ns}
-    group = max(stamp.group for stamp in before)
+    known, group = _known(told, fault_ns)
     after = sorted(
         stamp.t_ns
         for name, of in told.items()
@@ -84,33 +97,63 @@ def judge(
         for stamp in of
         if stamp.t_ns > fault_ns and (name not in known or stamp.group > group)
     )
-    full = sorted(
-        (
-            stamp
-            for name, of in told.items()
-            for stamp in of
-            if stamp.t_ns > return_ns and stamp.world == nodes and (name not in known or stamp.began > group)
-        ),
-        key=lambda stamp: stamp.t_ns,
-    )
-    steps = _first_times(full)
+    full = _full(told, fault_ns, return_ns, nodes)
+    steps = _first(full)
     if not after or len(steps) < STEADY_STEPS:
         return None
-    last_ns = steps[STEADY_STEPS - 1]
-    around = [t_ns for t_ns in _first_times([s for s in merged if s.t_ns > fault_ns]) if t_ns <= last_ns]
-    gaps_s = [(later - earlier) / 1e9 for earlier, later in pairwise(around) if later > return_ns]
-    times = _first_times(before)[-STEADY_STEPS:]
-    step_s = statistics.median((later - earlier) / 1e9 for earlier, later in pairwise(times))
-    return Outcome((after[0] - fault_ns) / 1e9, (full[0].t_ns - return_ns) / 1e9, max(gaps_s), step_s)
+    last_ns = steps[STEADY_STEPS - 1].t_ns
+    around = [stamp for stamp in _first([s for s in merged if s.t_ns > fault_ns]) if stamp.t_ns <= last_ns]
+    gaps = [(_gap_s(pair), pair[1].world) for pair in pairwise(around) if pair[1].t_ns > return_ns]
+    step_s = statistics.median(_gap_s(pair) for pair in pairwise(_first(before)[-STEADY_STEPS:]))
+    return Outcome(
+        next_s=(after[0] - fault_ns) / 1e9,
+        full_s=(full[0].t_ns - return_ns) / 1e9,
+        pause_s=max(gap_s for gap_s, _ in gaps),
+        batch_s=max(gap_s * (nodes / world if own_parts else 1) for gap_s, world in gaps),
+        step_s=step_s,
+    )
 
 
-def _first_times(of: Sequence[Stamp]) -> list[int]:
-    """When each step was applied first, in each size of the world in which it was."""
-    first: dict[tuple[int, int], int] = {}
-    for stamp in of:
-        key = stamp.world, stamp.step
-        first[key] = min(stamp.t_ns, first.get(key, stamp.t_ns))
-    return sorted(first.values())
+def _known(told: Mapping[str, Sequence[Stamp]], fault_ns: int) -> tuple[set[str], int]:
+    """The workers from before the fault, and the last group that they were."""
+    known = {name for name, of in told.items() if of and of[0].t_ns <= fault_ns}
+    return known, max(stamp.group for of in told.values() for stamp in of if stamp.t_ns <= fault_ns)
+
+
+def _full(told: Mapping[str, Sequence[Stamp]], fault_ns: int, return_ns: int, nodes: int) -> list[Stamp]:
+    """The steps that all nodes have made together since the return, by time."""
+    known, group = _known(told, fault_ns)
+    full = (
+        stamp
+        for name, of in told.items()
+        for stamp in of
+        if stamp.t_ns > return_ns and stamp.world == nodes and (name not in known or stamp.began > group)
+    )
+    return sorted(full, key=lambda stamp: stamp.t_ns)
+
+
+def _effort(root: int) -> tuple[int, float]:
+    """The living processes of a node, and the CPU seconds of these and of those that they have waited for."""
+    ticks, pids = 0, 0
+    for pid in (root, *descendants(root)):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue  # has ended meanwhile
+        pids, ticks = pids + 1, ticks + sum(map(int, fields[11:15]))
+    return pids, ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _gap_s(pair: tuple[Stamp, Stamp]) -> float:
+    return (pair[1].t_ns - pair[0].t_ns) / 1e9
+
+
+def _first(of: Sequence[Stamp]) -> list[Stamp]:
+    """The first stamp of each step, in each size of the world in which it was applied."""
+    first: dict[tuple[int, int], Stamp] = {}
+    for stamp in sorted(of, key=lambda stamp: stamp.t_ns):
+        first.setdefault((stamp.world, stamp.step), stamp)
+    return list(first.values())
 
 
 class Driver:
@@ -154,7 +197,8 @@ class Driver:
         what does it."""
         self.steady()
         node = self._dice.choice(MORTAL)
-        gone = set(self.workers_below(self._job.root(node)))
+        root = self._job.root(node)
+        gone = set(self.workers_below(root))
         time.sleep(self._dice.uniform(0, 0.5))
         strike = aim(node)
         fault_ns = time.monotonic_ns()
@@ -163,10 +207,14 @@ class Driver:
         return_ns = time.monotonic_ns()
         undo(node)
         found: list[Outcome] = []
+        efforts: list[tuple[int, float]] = []
 
         def judged() -> bool:
-            if (outcome := judge(self.told(), gone, fault_ns, return_ns)) is not None:
-                found.append(outcome)
+            told = self.told()
+            if not efforts and _full(told, fault_ns, return_ns, len(NODES)):
+                efforts.append(_effort(self._job.root(node)) if self._job.root(node) != root else (0, 0.0))
+            if (outcome := judge(told, gone, fault_ns, return_ns, own_parts=self._job.name == TORCHFT)) is not None:
+                found.append(replace(outcome, processes=efforts[0][0], cpu_s=efforts[0][1]))
             return bool(found)
 
         self.until(f"all nodes after {node} was hit", judged)
@@ -306,6 +354,8 @@ def rows_of(found: Mapping[str, Found]) -> list[Row]:
         _seconds("start of a node -> step of all", [one.full_s for one in ours.deaths], 4.5),
         _seconds("death of a job's agent, daemon lives -> step of all", [one.full_s for one in ours.warm], 1.5),
         _steps("longest pause at a node's return", [one.pause_s / one.step_s for one in ours.deaths], 1.5),
+        _seconds(PER_BATCH, [one.batch_s for one in ours.deaths]),
+        _effort_row(CPU, ours.deaths),
         _steps("longest pause at an agent's return", [one.pause_s / one.step_s for one in ours.warm], 1.5),
         _share(f"steps with a death every {DEATH_EVERY_S:g} s / without", ours.goodput, 0.93),
     ]
@@ -314,6 +364,8 @@ def rows_of(found: Mapping[str, Found]) -> list[Row]:
             _seconds(f"{name}: node killed -> next step of the others", [one.next_s for one in theirs.deaths]),
             _seconds(f"{name}: start of a node -> step of all", [one.full_s for one in theirs.deaths]),
             _steps(f"{name}: longest pause at a node's return", [one.pause_s / one.step_s for one in theirs.deaths]),
+            _seconds(f"{name}: {PER_BATCH}", [one.batch_s for one in theirs.deaths]),
+            _effort_row(f"{name}: {CPU}", theirs.deaths),
             _share(f"{name}: steps with a death every {DEATH_EVERY_S:g} s / without", theirs.goodput),
         ]
     return [row for row in rows if row is not None]
@@ -325,6 +377,13 @@ def _seconds(what: str, of: Sequence[float], most: float | None = None, worst: f
     wanted = [target(statistics.median(of) <= most, f"median <= {most:g} s")] if most is not None else []
     wanted += [target(max(of) <= worst, f"worst <= {worst:g} s")] if worst is not None else []
     return Row(what, f"{statistics.median(of):.2f} s", f"{min(of):.2f} to {max(of):.2f} s", ", ".join(wanted))
+
+
+def _effort_row(what: str, of: Sequence[Outcome]) -> Row | None:
+    found = _seconds(what, [one.cpu_s for one in of])
+    return found and replace(
+        found, spread=f"{found.spread}, {statistics.median(one.processes for one in of):g} processes"
+    )
 
 
 def _steps(what: str, of: Sequence[float], most: float | None = None) -> Row:
@@ -371,7 +430,8 @@ def notes() -> list[str]:
         "namespaces, and are cut off from all others. torchrun and torchft were not measured with a silent node or a "
         "stopped worker.",
         f"torchft is the nightly 2026.10.26. Its waits are short: {launchers.SILENT_MS / 1000:g} s for a heartbeat, "
-        f"{launchers.JOIN_MS / 1000:g} s for stragglers. Its steps under deaths lack the samples of the absent node.",
+        f"{launchers.JOIN_MS / 1000:g} s for stragglers. Its steps under deaths lack the samples of the absent node. "
+        "So do those that it makes while the node returns: the time for a whole batch counts each as two thirds.",
         "All nodes share the cores of one machine: a node that starts takes CPU time from the others, most of all "
         "while it imports torch. A standby agent has imported torch already. Two workers use two cores as fully as "
         "three workers, and disturb each other less, so the number of steps under deaths can be higher than without "

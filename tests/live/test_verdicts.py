@@ -108,3 +108,20 @@ def test_a_node_on_which_no_worker_can_begin_is_left(tmp_path: Path) -> None:
         fleet.await_more_steps(job, 10)
         assert len(fleet.events("worker_started", worker_id="b.0.9")) == before, "its slot gets no other worker"
         assert "a.0.0" in {member["worker_id"] for member in fleet.status(job)["members"]}
+
+
+@pytest.mark.long
+def test_a_first_step_that_no_worker_survives_ends_the_job(tmp_path: Path) -> None:
+    """Each exit comes without a word, and in other shards than the one before: nothing but its number proves a thing.
+    The waits between the attempts are short here; with those of a user the job needs minutes to try so often."""
+    with Fleet(tmp_path, nodes=("a", "b")) as fleet:
+        command = ["python", str(FAILING), "a first step that no worker survives"]
+        fields = {"workers": 2, "max_restarts": 100, "checkpoint_dir": str(tmp_path / "checkpoints")}
+        waits = {"backoff_min_s": 0.05, "backoff_max_s": 0.1}
+        job = fleet.submit(name="j", command=command, env={"OMP_NUM_THREADS": "1"}, timing=waits, **fields)
+        fleet.until("the verdict", lambda: fleet.events("verdict"))
+        (line,) = fleet.events("verdict")
+        assert line["ruling"] == "no progress"
+        assert line["because"].startswith("the job makes no progress, 20 generations in a row ended before a step")
+        assert "exited with 3" in line["because"], line["because"]
+        assert fleet.await_end(job)["exit_code"] == ExitCode.SCRIPT_FAILED

@@ -151,7 +151,17 @@ def test_the_death_of_a_node_is_judged_alike_with_and_without_new_processes(rest
     gone = {"c-first"} if restarts else {"c"}
     found = judge_node(told, gone, int(10.4 * S), int(16.4 * S))
     assert found is not None
-    assert [found.next_s, found.full_s, found.pause_s, found.step_s] == pytest.approx([1.6, 4.1, 1.5, 1.0])
+    assert [found.next_s, found.full_s, found.pause_s, found.batch_s] == pytest.approx([1.6, 4.1, 1.5, 1.5])
+    assert found.step_s == pytest.approx(1.0)
+
+
+def test_a_step_without_the_samples_of_one_of_three_nodes_is_two_thirds_of_a_batch() -> None:
+    told = node_death(restarts=False)
+    for name in "ab":
+        told[name] = [one for one in told[name] if one.t_ns != 17 * S]  # the step before took two seconds
+    found = judge_node(told, {"c"}, int(10.4 * S), int(16.4 * S), own_parts=True)
+    assert found is not None
+    assert found.pause_s == pytest.approx(2.0) and found.batch_s == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("until_s", [10.2, 19.5, 24.0])

@@ -17,7 +17,7 @@ def test_a_step_that_a_worker_applies_twice_is_done_again() -> None:
 
 
 def test_the_targets_are_missed_by_slow_deaths_repeated_steps_and_slow_steps() -> None:
-    fast, slow = Outcome(0.3, 5.0, 1.0, 0.2), Outcome(0.7, 5.0, 1.0, 0.2)
+    fast, slow = Outcome(0.3, 5.0, 1.0, 1.0, 0.2), Outcome(0.7, 5.0, 1.0, 1.0, 0.2)
     assert [row.target for row in death_rows([fast], 0) if row.target] == ["median <= 0.5 s: met", "0: met"]
     assert [row.target for row in death_rows([slow], 4) if row.target] == ["median <= 0.5 s: MISSED", "0: MISSED"]
     steps = [0.1] * 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any
 
@@ -39,6 +40,8 @@ for _ in job.epochs(100 if what == "a node whose data are gone" else 5):
     for step in job.steps(train):
         for x in step:
             gates.pace()
+            if what == "a first step that no worker survives":
+                os._exit(3)
             if what == "a mistake in a step" and step.index == 5:
                 weights = dict[str, float]()["weights"]
             if what == "a shard that is too large" and step.index == 5 and step.shard.index == 1:
