@@ -228,7 +228,9 @@ class CopyServer:
             about, header, state = self._describe()
             if not window.lasts(sum(state.sizes) / CERTAINLY_BYTES_PER_S):
                 return False
-            self._begin_copy(connection, newcomer)
+            with shared.changed:
+                window.state_given = True  # all of it may come there, though that is not heard of here
+                self._begin_copy(connection, newcomer)
             complete, base = False, 0
             try:
                 with window.sending(connection):
@@ -310,6 +312,7 @@ class CopyServer:
             now = join and number == p.reduced and self._may_copy(newcomer) and self._knows(base)
             if now:
                 self._too_slow.discard(newcomer)
+                self.window.state_given = True  # the copy may be of a donor that was lost in this operation
                 self._log.follow(connection, number, limit_bytes)  # perhaps nothing takes effect after this operation
                 self._begin_copy(connection, newcomer)
                 self._end_copy(connection, newcomer, number, True)
