@@ -343,8 +343,8 @@ class JoinCalls(Protocol):
 
     @property
     def state_given(self) -> bool:
-        """Whether a newcomer may have got from this member the state with which the last joinable operation began. It
-        is final when that operation is over. A newcomer that goes on from there takes over all results since."""
+        """Whether a newcomer may have copied from this member the state with which the last joinable operation began;
+        final when that operation is over."""
 
     def copy_anew(self) -> Copy:
         """After the move `CopyAnew`: the state of the pass in progress. What the script has made of the last copy is

@@ -312,7 +312,6 @@ class CopyServer:
             now = join and number == p.reduced and self._may_copy(newcomer) and self._knows(base)
             if now:
                 self._too_slow.discard(newcomer)
-                self.window.state_given = True  # the copy may be of a donor that was lost in this operation
                 self._log.follow(connection, number, limit_bytes)  # perhaps nothing takes effect after this operation
                 self._begin_copy(connection, newcomer)
                 self._end_copy(connection, newcomer, number, True)

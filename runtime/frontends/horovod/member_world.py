@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import nn
 
-from elastic.errors import ConfigError, Disagree, JoinMissed, LeaderOnly, LeftAlone
+from elastic.errors import ConfigError, Disagree, LeaderOnly, LeftAlone
 from elastic.protocol.worker_id import node_of
 from runtime.data.random_state import randomness_kept
 from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
@@ -130,8 +130,7 @@ class MemberWorld(World):
             )
 
     def start(self, named: Mapping[str, object]) -> BeginFound:
-        """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. Raises
-        JoinMissed."""
+        """Begin the loop, with this state, or enter that of the others, which is a commit of theirs."""
         job, training = self._job, self._training
         if training.session.verification.every:
             raise ConfigError(
@@ -171,10 +170,8 @@ class MemberWorld(World):
         """A commit: newcomers copy the state of this moment. Returns whether all workers take the plain values of rank
         0 now, and begin their function at its top. They do when they are other ones than in the last commit; and when a
         newcomer has copied the state, which makes the calls of its function from the top on, with the results of the
-        others, until it is one of them: so the others have to make the same calls. Raises JoinMissed in a newcomer
-        whose copy they do not know of."""
+        others, until it is one of them: so the others have to make the same calls."""
         assert self._steps is not None
-        joining = self._training.at.joining
         with calls_named(), randomness_kept():  # each worker has its own; what is seeded for a step is alike
             try:
                 next(self._steps)
@@ -182,18 +179,13 @@ class MemberWorld(World):
                 raise SystemExit(0) from None  # the job is stopped
             running = self._steps.running
             assert running is not None
-            wanted = running.place.index
             pass_without_gradients(self._training, running)
+        # A newcomer goes with the results of the others until it is one of them, so all know what these have found. If
+        # a worker that gave the state is lost before it has said so here, the workers are other ones.
         session = self._training.session
-        # A newcomer whose copy has become too old copies again, in a later commit than the one that it has called.
-        copied = joining or running.place.index != wanted
-        # A newcomer goes with the results of the others until it is one of them, so all know what these have found.
-        said = self._exchange("roster", [session.place().rank, self._together, session.state_given or copied])
+        said = self._exchange("roster", [session.place().rank, self._together, session.state_given])
         self._roster = self._together = _by_rank({worker: rank for worker, (rank, _, _) in said.items()})
-        found = any(given or before not in (None, self._roster) for _, before, given in said.values())
-        if copied and not found:
-            raise JoinMissed("the worker that gave this newcomer the state was lost before it could tell the others")
-        return found
+        return any(given or before not in (None, self._roster) for _, before, given in said.values())
 
     def close(self) -> None:
         """The script has ended."""

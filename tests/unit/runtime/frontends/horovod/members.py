@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastic.horovod.torch as hvd
-from elastic.errors import JoinMissed
 from runtime.frontends.horovod import current
 from runtime.frontends.horovod.member_world import MemberWorld
 from runtime.frontends.horovod.process_sets import ProcessSets
@@ -100,11 +99,9 @@ def together(
     workers: int,
     script: Callable[[Worker], None] = train,
     kills: dict[str, tuple[int, int]] | None = None,
-    may_miss: bool = False,
     **newcomers: Any,
 ) -> tuple[World, dict[str, Worker]]:
-    """The world when all have ended, and what each worker has seen. Raises what a worker has raised. may_miss: but for
-    JoinMissed."""
+    """The world when all have ended, and what each worker has seen. Raises what a worker has raised."""
     world = World(workers, kills=kills)
     seen: SimpleQueue[tuple[str, Worker]] = SimpleQueue()
 
@@ -120,8 +117,7 @@ def together(
             current.shutdown()
 
     world.run(one, **newcomers)
-    passed = (JoinMissed,) if may_miss else ()
-    errors = [error for error in world.errors.values() if not isinstance(error, (Killed, *passed))]
+    errors = [error for error in world.errors.values() if not isinstance(error, Killed)]
     if errors:
         raise errors[0]
     assert len(set(world.digests.values())) == 1, "a job whose workers end with different states has failed"
