@@ -9,7 +9,6 @@ who were late. Each worker brings its own value to an operation, once: what was 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
@@ -24,7 +23,7 @@ from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
 from runtime.frontends.horovod.interrupts import CallsDiffer
 from runtime.frontends.horovod.trained_modules import modules_of, of_none
 from runtime.frontends.horovod.world import Call, RankStanding, World
-from runtime.guards.checks import OPTIONAL
+from runtime.guards.checks import OPTIONAL, places
 from runtime.loop.job import Job, begin
 from runtime.loop.loops import Extent, Steps, pass_without_gradients
 from runtime.loop.passes import PassWork
@@ -38,9 +37,6 @@ R = TypeVar("R")
 SMALL_MAX = 4096
 """Bytes that travel with what the workers tell each other about a gather; more need an operation of their own."""
 
-_LARGE_SUM = re.compile(r"job\.evaluate\((.*?)\)(?= after step)")
-"""What carries large sums, and around which call of the script."""
-
 
 @contextmanager
 def calls_named() -> Iterator[None]:
@@ -48,11 +44,10 @@ def calls_named() -> Iterator[None]:
     try:
         yield
     except (Disagree, LeaderOnly, LeftAlone) as why:
-        if not why.doing:
+        if not why.operations:
             raise
-        doing = _LARGE_SUM.sub(r"job.\1", why.doing).replace("job.", "hvd.")
         raise CallsDiffer(
-            f"the workers are at different places of the script ({doing}). All make the "
+            f"the workers are at different places of the script ({places(why.operations, 'hvd')}). All make the "
             "same calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally "
             "many batches. A DistributedSampler keeps the number of workers of its begin; ElasticSampler does not"
         ) from None

@@ -27,8 +27,10 @@ def script(**fields: Any) -> DrawnScript:
 
 
 @pytest.mark.parametrize(("copied", "admitted"), [(0, 2), (1, 1), (1, 3), (5, 7), (3, 8)])
-def test_a_newcomer_makes_the_collectives_at_the_top_of_the_function_with_the_others(copied: int, admitted: int) -> None:
-    """Its copy is of an earlier commit than the one in which it is admitted, so it goes from there with their results."""
+def test_a_newcomer_makes_the_collectives_at_the_top_of_the_function_with_the_others(
+    copied: int, admitted: int
+) -> None:
+    """Its copy may be of an earlier commit than the one in which it is admitted: it goes on with their results."""
     world, workers = together(2, script().run, newcomers=[(copied, admitted)])
     assert world.joined_at == {"n0": admitted}
     assert {name: worker.weights for name, worker in workers.items()} == dict.fromkeys(workers, workers["w0"].weights)
@@ -49,9 +51,7 @@ def test_a_donor_that_is_lost_before_it_has_told_of_its_copy(operation: int) -> 
 def test_a_newcomer_is_where_the_others_are_whatever_the_script_does(seed: int) -> None:
     case = drawn(seed)
     kills, newcomers = case.kills, case.newcomers
-    world, workers = together(
-        case.workers, case.script.run, kills=kills, newcomers=newcomers, asked_at=case.asked_at
-    )
+    world, workers = together(case.workers, case.script.run, kills=kills, newcomers=newcomers, asked_at=case.asked_at)
     killed = {name for name, error in world.errors.items() if isinstance(error, Killed)}
     ended = [workers[name] for name in sorted(workers.keys() - killed)]
     assert all(worker.weights == ended[0].weights and worker.weights for worker in ended), case
