@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 import elastic.horovod.torch as hvd
 from tests.unit.runtime.frontends.horovod.members import Worker
 
-CALLS = {
+CALLS: dict[str, Callable[[Any], object]] = {
     "none": lambda state: None,
     "sum": lambda state: hvd.allreduce(torch.ones(3) * hvd.rank(), op=hvd.Sum, name="sum"),
     "largest": lambda state: hvd.allreduce(torch.tensor([hvd.rank()]), op=hvd.Max, name="largest"),
