@@ -56,8 +56,10 @@ ElasticError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -207,8 +209,8 @@ class NoCheckpoint(CheckpointError):
 class UsageError(ElasticError):
     """Change the training script as the message says."""
 
-    doing: str = ""
-    """What each worker did, where workers have done different things."""
+    operations: Mapping[str, Any] = MappingProxyType({})
+    """Where workers have done different things: worker -> the operation, of runtime/session.py, that it was at."""
 
 
 class NoSteps(UsageError):

@@ -341,6 +341,11 @@ class JoinCalls(Protocol):
         If it was behind, also raises what disagreeing members raise.
         """
 
+    @property
+    def state_given(self) -> bool:
+        """Whether a newcomer may have copied from this member the state with which the last joinable operation began;
+        final when that operation is over."""
+
     def copy_anew(self) -> Copy:
         """After the move `CopyAnew`: the state of the pass in progress. What the script has made of the last copy is
         worthless, and no other worker sees it.

@@ -369,10 +369,14 @@ def disagreement(ops: Mapping[str, Op], leader: str) -> errors.UsageError:
 
     ops: worker_id -> the operation it began. leader: worker_id of rank 0. Returns LeftAlone, LeaderOnly or Disagree.
     """
-    doing = "; ".join(f"{worker}: {describe(op)}" for worker, op in sorted(ops.items()))
-    error = _disagreement(ops, leader, doing)
-    error.doing = doing
+    error = _disagreement(ops, leader, places(ops))
+    error.operations = ops
     return error
+
+
+def places(ops: Mapping[str, Op], api: str = "job") -> str:
+    """Which worker is at which operation. ops: worker_id -> operation. api: as of `describe`."""
+    return "; ".join(f"{worker}: {describe(op, api)}" for worker, op in sorted(ops.items()))
 
 
 def _disagreement(ops: Mapping[str, Op], leader: str, doing: str) -> errors.UsageError:
@@ -419,8 +423,8 @@ def corrupted(workers: Sequence[str], what: str, op: Op) -> errors.Disagree:
     )
 
 
-def describe(op: Op) -> str:
-    """An operation in the words of the API."""
+def describe(op: Op, api: str = "job") -> str:
+    """An operation in the words of the API. api: whose calls they are in the script."""
     when = "before" if op.early else "after"
     match op.kind:
         case OpKind.SYNC:
@@ -428,8 +432,8 @@ def describe(op: Op) -> str:
         case OpKind.PASS:
             return f"pass {op.pass_no} of step {op.step}"
         case OpKind.EVALUATE:
-            return f"job.evaluate({op.label}) {when} step {op.step}"
+            return f"{api}.evaluate({op.label}) {when} step {op.step}"
         case OpKind.ONCE | OpKind.ALLREDUCE:
-            return f"job.{op.label} {when} step {op.step}"
+            return f"{api}.{op.label} {when} step {op.step}"
         case OpKind.LEAVE:
             return "the end of the script"

@@ -24,6 +24,8 @@ class CopyWindow:
         self.is_open = False
         self.opened = 0
         """How often the window was opened."""
+        self.state_given = False
+        """Whether a newcomer may have got from here the state of that operation."""
         self._opened_s = self._patience_s = 0.0
         self._reading = 0
         self._cut_off: set[CopyConnection] = set()
@@ -33,7 +35,7 @@ class CopyWindow:
     def open(self, op: Op, patience_s: float) -> None:
         """Open the window. patience_s: about how many seconds from now a copy would be cut off."""
         with self._shared.changed:
-            self.op, self.is_open, self._patience_s = op, True, patience_s
+            self.op, self.is_open, self._patience_s, self.state_given = op, True, patience_s, False
             self.opened, self._opened_s = self.opened + 1, time.monotonic()
             self._shared.changed.notify_all()
 

@@ -228,7 +228,9 @@ class CopyServer:
             about, header, state = self._describe()
             if not window.lasts(sum(state.sizes) / CERTAINLY_BYTES_PER_S):
                 return False
-            self._begin_copy(connection, newcomer)
+            with shared.changed:
+                window.state_given = True  # all of it may come there, though that is not heard of here
+                self._begin_copy(connection, newcomer)
             complete, base = False, 0
             try:
                 with window.sending(connection):

@@ -137,6 +137,7 @@ class CopyHolder:
             def begin(number: int, room: Room | None = room) -> None:
                 if room is not None:
                     self._log.follow(reader, number, room.log_bytes)
+                    self._window.state_given = True
 
             with self._window.reading(ready, begin) as number:
                 if number is None:

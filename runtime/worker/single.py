@@ -44,6 +44,7 @@ class SingleSession:
     parting = False
     round_over = False
     due = False
+    state_given = False
     may_part = True
     going = None
     verification = Verification()

@@ -220,6 +220,11 @@ class WorkerSession(OperationLoop):
         with self._shared.changed:
             return bool(self._shared.position.pending)
 
+    @property
+    def state_given(self) -> bool:
+        with self._shared.changed:
+            return self._donor.window.state_given
+
     def leave_if_over(self) -> None:
         self._orders.leave_if_over()
 

@@ -66,7 +66,7 @@ class World:
         self.fingerprints: dict[int, dict[str, str]] = {}
         self.number = 0
         self.newcomers: list[str] = []
-        self.asked_at = self.copy_at = self.admit_at = 0
+        self.asked_at = 0
         self.asked: JoinMeta | None = None
         self.errors: dict[str, BaseException] = {}
         self.digests: dict[str, str] = {}
@@ -79,21 +79,24 @@ class World:
     def run(
         self,
         script: Callable[[FakeMember], str],
-        newcomers: int = 0,
+        newcomers: int | Sequence[tuple[int, int]] = 0,
         asked_at: int = 0,
         admit_at: int = 0,
         copy_at: int | None = None,
     ) -> None:
         """Run the script in every worker. Newcomers learn of step asked_at, and enter in step admit_at; they copy the
-        state of that step, or of an earlier one, copy_at, and take over results from there on."""
-        self.asked_at, self.admit_at = asked_at, admit_at
-        self.copy_at = admit_at if copy_at is None else copy_at
-        names = self.members + [f"n{i}" for i in range(newcomers)]
+        state of that step, or of an earlier one, copy_at, and take over results from there on. newcomers: their number,
+        or (copy_at, admit_at) of each."""
+        self.asked_at = asked_at
+        if isinstance(newcomers, int):
+            newcomers = [(admit_at if copy_at is None else copy_at, admit_at)] * newcomers
+        names = self.members + [f"n{i}" for i in range(len(newcomers))]
         self.newcomers = names[len(self.members) :]
         threads = []
         for name in names:
             self.sessions[name] = session = FakeMember(self, name, joining=name in self.newcomers)
-            session.copy_at, session.admit_at = self.copy_at, self.admit_at
+            if session.worker_id in self.newcomers:
+                session.copy_at, session.admit_at = newcomers[self.newcomers.index(name)]
             threads.append(threading.Thread(target=self._run_one, args=(script, name), daemon=True))
         for thread in threads:
             thread.start()
@@ -114,6 +117,8 @@ class World:
             self.members.remove(name)
             self.open.pop(name, None)
             self.hand_out_orphans()
+        if name in self.newcomers:
+            self.newcomers.remove(name)
         self.lock.notify_all()
 
     def hand_out_orphans(self) -> None:
@@ -145,6 +150,8 @@ class World:
         newcomers = [self.sessions[name] for name in self.newcomers] if op.joinable else []
         if any(op.step in (newcomer.copy_at, newcomer.admit_at) and not newcomer.ready for newcomer in newcomers):
             return False
+        for member in self.members:
+            self.sessions[member].state_given &= not op.joinable
         held = {node: copied(partial) for part in self.open.values() for node, partial in part.held.items()}
         while (pair := next_fold(held, op.units)) is not None:
             left, right, above = pair
@@ -171,6 +178,7 @@ class World:
 
     def send_state(self, op: Op, newcomer: FakeMember) -> None:
         donor = self.sessions[self.members[0]]
+        donor.state_given = True
         header, blobs = donor.carrier.capture()
         early = donor.published.early_in(op.step)
         newcomer.copy = Copy(op, header, [blob.clone() for blob in blobs], donor.published.state, early)
@@ -216,6 +224,7 @@ class FakeMember:
         self.number = 0
         self.begun: tuple[Op, dict[str, str]] | None = None
         self.carrier: Carrier
+        self.state_given = False
         self.records: list[StepRecord] = []
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []

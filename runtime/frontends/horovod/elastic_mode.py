@@ -95,20 +95,18 @@ class ElasticState:
             callback()
 
     def commit(self) -> None:
-        """Save, and let workers come and go. Raises HostsUpdatedInterrupt if they have."""
+        """Save, and let workers come and go. Raises HostsUpdatedInterrupt as check_host_updates() does."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """Let workers come and go. All workers call it at one place. Raises HostsUpdatedInterrupt if the workers are
-        other ones since the last call."""
+        other ones since the last call, or one that comes has copied the state in this one."""
         world = here("elastic.State.check_host_updates")
         if not isinstance(world, MemberWorld) or not world.running:
             return
-        found = world.next_step()
-        if found.changed:
+        if world.next_step():
             self.sync_values()
-        if found.resets:
             raise HostsUpdatedInterrupt(skip_sync=True)
 
     def save(self) -> None:

@@ -9,7 +9,6 @@ who were late. Each worker brings its own value to an operation, once: what was 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
@@ -24,7 +23,7 @@ from runtime.frontends.horovod.arithmetic import ReduceOp, mean_of, reduce_rows
 from runtime.frontends.horovod.interrupts import CallsDiffer
 from runtime.frontends.horovod.trained_modules import modules_of, of_none
 from runtime.frontends.horovod.world import Call, RankStanding, World
-from runtime.guards.checks import OPTIONAL
+from runtime.guards.checks import OPTIONAL, places
 from runtime.loop.job import Job, begin
 from runtime.loop.loops import Extent, Steps, pass_without_gradients
 from runtime.loop.passes import PassWork
@@ -38,9 +37,6 @@ R = TypeVar("R")
 SMALL_MAX = 4096
 """Bytes that travel with what the workers tell each other about a gather; more need an operation of their own."""
 
-_LARGE_SUM = re.compile(r"job\.evaluate\((.*?)\)(?= after step)")
-"""What carries large sums, and around which call of the script."""
-
 
 @contextmanager
 def calls_named() -> Iterator[None]:
@@ -48,19 +44,18 @@ def calls_named() -> Iterator[None]:
     try:
         yield
     except (Disagree, LeaderOnly, LeftAlone) as why:
-        if not why.doing:
+        if not why.operations:
             raise
-        doing = _LARGE_SUM.sub(r"job.\1", why.doing).replace("job.", "hvd.")
         raise CallsDiffer(
-            f"the workers are at different places of the script ({doing}). All make the "
+            f"the workers are at different places of the script ({places(why.operations, 'hvd')}). All make the "
             "same calls in one order, and commit at the same places: not under `if hvd.rank() == 0`, and with equally "
             "many batches. A DistributedSampler keeps the number of workers of its begin; ElasticSampler does not"
         ) from None
 
 
-class CommitFound(NamedTuple):
-    """What a commit has found. changed: the workers are other ones since the last one, so that all of them take the
-    plain values of rank 0 now. resets: that, or this worker has got the state of another step, as it was late."""
+class BeginFound(NamedTuple):
+    """What the beginning of the loop has found. changed: as next_step() returns it. resets: that, or this worker has
+    the state of others, or of an earlier run, or the workers are other ones than when the script began."""
 
     changed: bool
     resets: bool
@@ -129,9 +124,8 @@ class MemberWorld(World):
                 "which part it is in"
             )
 
-    def start(self, named: Mapping[str, object]) -> CommitFound:
-        """Begin the loop, with this state, or enter that of the others, which is a commit of theirs. It resets, too, if
-        it has the state of others, or of an earlier run, or the workers are other ones than when the script began."""
+    def start(self, named: Mapping[str, object]) -> BeginFound:
+        """Begin the loop, with this state, or enter that of the others, which is a commit of theirs."""
         job, training = self._job, self._training
         if training.session.verification.every:
             raise ConfigError(
@@ -159,16 +153,19 @@ class MemberWorld(World):
         work = PassWork(1, None, "mean", OPTIONAL)
         self._steps = Steps(training, work, Extent(first, 0, None, None, None))
         began_with = self._roster
-        changed, late = self.next_step()
+        changed = self.next_step()
         if not elsewhere:
             job.print(
                 "elastic: Horovod's elastic mode: a lost worker's batch is missing from one mean, and no step is done "
                 "again; the bits of the result depend on when workers come and go"
             )
-        return CommitFound(changed, late or elsewhere or began_with != self._roster)
+        return BeginFound(changed, changed or elsewhere or began_with != self._roster)
 
-    def next_step(self) -> CommitFound:
-        """A commit: newcomers copy the state of this moment."""
+    def next_step(self) -> bool:
+        """A commit: newcomers copy the state of this moment. Returns whether all workers take the plain values of rank
+        0 now, and begin their function at its top. They do when they are other ones than in the last commit; and when a
+        newcomer has copied the state, which makes the calls of its function from the top on, with the results of the
+        others, until it is one of them: so the others have to make the same calls."""
         assert self._steps is not None
         with calls_named(), randomness_kept():  # each worker has its own; what is seeded for a step is alike
             try:
@@ -177,13 +174,13 @@ class MemberWorld(World):
                 raise SystemExit(0) from None  # the job is stopped
             running = self._steps.running
             assert running is not None
-            wanted = running.place.index
             pass_without_gradients(self._training, running)
-        # A newcomer goes with the results of the others until it is one of them, so all know what these have found.
-        said = self._exchange("roster", [self._training.session.place().rank, self._together])
-        self._roster = self._together = _by_rank({worker: rank for worker, (rank, _) in said.items()})
-        changed = any(before not in (None, self._roster) for _, before in said.values())
-        return CommitFound(changed, changed or running.place.index != wanted)
+        # A newcomer goes with the results of the others until it is one of them, so all know what these have found. If
+        # a worker that gave the state is lost before it has said so here, the workers are other ones.
+        session = self._training.session
+        said = self._exchange("roster", [session.place().rank, self._together, session.state_given])
+        self._roster = self._together = _by_rank({worker: rank for worker, (rank, _, _) in said.items()})
+        return any(given or before not in (None, self._roster) for _, before, given in said.values())
 
     def close(self) -> None:
         """The script has ended."""
@@ -240,9 +237,10 @@ class MemberWorld(World):
         self._check_running(f"{label} of {len(own)} bytes")
         sizes = [1 + _numbers(said[worker][1]) for worker in order]
         vector = torch.zeros(sum(sizes))
-        begin_at = sum(sizes[: order.index(self._training.session.worker_id)])
-        vector[begin_at] = 1.0  # it is there: a worker may be lost since it has said how much it has
-        vector[begin_at + 1 : begin_at + 1 + _numbers(len(own))] = vector_of(own)
+        if (worker := self._training.session.worker_id) in order:  # else a newcomer that has copied, and brings nothing
+            begin_at = sum(sizes[: order.index(worker)])
+            vector[begin_at] = 1.0  # it is there: a worker may be lost since it has said how much it has
+            vector[begin_at + 1 : begin_at + 1 + _numbers(len(own))] = vector_of(own)
         whole = self._sums(f"{label}: values", {"float32": [vector]}, lambda sums, _: sums["float32"].cpu().clone())
         parts = whole.split(sizes)
         return [

@@ -175,6 +175,7 @@ class Calls:
 
     def vectors(
         self,
+        kind: OpKind,
         label: str,
         units: int,
         compute: Callable[[int], Partial],
@@ -187,7 +188,7 @@ class Calls:
         move = post(self._session.script, Called(), label)
         assert isinstance(move, RunTogether) and not (move.early or move.keep)
         at = self._at
-        op = Op(OpKind.EVALUATE, units, at.epoch, at.step, label=label)
+        op = Op(kind, units, at.epoch, at.step, label=label)
         with self._registered.left_alone():
             flats = self.run(op, self._agreement.fingerprint(), compute, groups=groups).flats
         found = reply(flats)

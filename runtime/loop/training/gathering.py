@@ -55,7 +55,8 @@ def gather(training: Training, label: str, parts: int, compute: Callable[[int], 
         leaf = partial(_size, content=content)
         sizes = cast(list[int], training.calls.collective(OpKind.EVALUATE, label, units, leaf, sizes_of))
         filled = partial(_filled, content=content, sizes=sizes, device=training.session.sums_on)
-        whole = training.calls.vectors(f"{label}: values", units, filled, {"float32": sum(sizes)}, _copied)
+        groups = {"float32": sum(sizes)}
+        whole = training.calls.vectors(OpKind.EVALUATE, f"{label}: values", units, filled, groups, _copied)
     return [value for part in _parts(whole, sizes) for value in cast(list[T], from_bytes(part))]
 
 

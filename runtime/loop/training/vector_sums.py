@@ -11,6 +11,7 @@ from runtime.allreduce.reduction.flat_pool import Flats
 from runtime.allreduce.reduction.leaves.unpacked_leaf import Loose
 from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.loop.training.calls import Calls, empty_leaf
+from runtime.session import OpKind
 
 R = TypeVar("R")
 
@@ -61,7 +62,7 @@ class VectorSums:
         def replied(flats: dict[str, torch.Tensor]) -> R:
             return reply({**flats, counted: flats[counted][:-1]}, round(float(flats[counted][-1])))
 
-        return self._calls.vectors(label, workers, leaf, sizes, replied)
+        return self._calls.vectors(OpKind.ALLREDUCE, label, workers, leaf, sizes, replied)
 
     def _stays_loose(self, parts: Sequence[torch.Tensor], elements: int) -> bool:
         on_cpu = self._device.type == "cpu" and all(part.device.type == "cpu" for part in parts)

@@ -717,6 +717,25 @@ def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Mak
     assert (c.shared.position.entered, c.events("state_copied")) == (4, 1)
 
 
+def test_a_donor_knows_in_which_operation_a_newcomer_may_have_copied_its_state(make: Make, large: None) -> None:
+    """Also of a held one, when the operation is over."""
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    fall_behind(c, a, b)
+    assert (a.donor.window.state_given, b.donor.window.state_given) == (True, False)
+    a.begin(at_step(1))
+    assert not a.donor.window.state_given
+
+
+def test_a_donor_knows_of_a_copy_straight_from_its_tensors(make: Make) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    a.begin(STEP)
+    assert not a.donor.window.state_given
+    joining(c)
+    a.await_position(lambda p: p.holders == ("c",))
+    assert a.donor.window.state_given
+
+
 def test_the_next_donor_keeps_as_many_results_for_a_newcomer_as_the_one_that_died(
     make: Make, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,12 +144,12 @@ def test_workers_in_different_collectives_are_told_which(op: str) -> None:
             if hvd.rank():
                 hvd.allgather(torch.ones(2))
             else:
-                hvd.allreduce(torch.ones(2), op=getattr(hvd, op))
+                hvd.allreduce(torch.ones(2), op=getattr(hvd, op), name="job.loss")
 
         body(hvd.elastic.ObjectState(epoch=0))
 
     told = refused(script)
-    assert "hvd.allgather(float32[-1])" in told and f" hvd.allreduce(float32[2], op={op})" in told
+    assert "hvd.allgather(float32[-1])" in told and f" hvd.allreduce(float32[2], op={op}) 'job.loss' after" in told
 
 
 def test_a_worker_with_fewer_batches_than_the_others_is_told_so() -> None:
