@@ -91,7 +91,7 @@ class StepLeft:
 
 @dataclass(frozen=True, slots=True)
 class StepsOver:
-    """The loop over the steps of this epoch ends."""
+    """The loop over the steps of this epoch ends. A step that is handed out, whose pass has not begun, is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def _handled(s: LoopState, event: events.ScriptEvent) -> events.Answer:
         case events.StepsBegun():
             return loops.steps_begun(s)
         case events.StepsOver():
-            return s._replace(stage=ScriptStage.AFTER_STEPS), events.PROCEED
+            return loops.steps_over(s)
         case events.EpochOver():
             return loops.epoch_over(s)
         case events.LoopOver():

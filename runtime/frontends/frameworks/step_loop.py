@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic.protocol.loop_state import ScriptStage
+from runtime.data.random_state import seed_all
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
 from runtime.frontends.frameworks.plain_state import Kept
 from runtime.loop.loops import Extent, Steps
@@ -178,14 +179,20 @@ class StepLoop:
     def begin_epoch(self, number: int, over: int = 0) -> None:
         """The framework begins an epoch. over: steps of it that were over before the job began."""
         at = self._script.training.at
-        self._epoch.number, self._epoch.first = number, at.step + int(at.in_step) - over
+        self._epoch.number, self._epoch.first = number, at.step + int(at.in_step and not at.early) - over
 
     def next(self) -> bool:
-        """Hand out the next step; whether there is one. There is none if the job was stopped."""
+        """Hand out the next step; whether there is one. There is none if the job was stopped. A step that was handed
+        out and not run, as the framework has ended its epoch there, is handed out again at the present place."""
         if self._ran is not None:
             return True
         assert self._kept is not None and self._steps is not None
         self._kept.note()
+        training, running = self._script.training, self._steps.running
+        if training.at.early and running is not None:
+            running.place = running.locate(training.at.step)
+            seed_all(training.seed, training.at.step, "step")
+            return True
         self._step = next(self._steps, None)
         return self._step is not None
 
@@ -205,7 +212,7 @@ class StepLoop:
         training, steps = self._script.training, self._steps
         if steps is None or not self.open:
             return
-        if steps.running is None:  # no step was asked for
+        if steps.running is None or training.at.early:  # no step was asked for, or none was run
             training.end_steps()
         else:
             steps.running.ended = True

@@ -38,6 +38,10 @@ class StepScope:
         """The step is handed out."""
         self._open = step
 
+    def withdraw(self) -> None:
+        """The step that was handed out is none: no pass of it has begun."""
+        self._open = None
+
     def leave(self) -> StepRecord:
         """The step is over; its record is open until `close`."""
         assert self._open is not None

@@ -139,11 +139,7 @@ class Training:
         to be trained; else the job has it behind it (see EarlierLoops). Raises ConfigError inside of a loop, and behind
         one that an error has ended."""
         loops = self.loops
-        if self._several and not loops.passing and self.at.stage is not ScriptStage.AFTER_STEPS:
-            raise ConfigError(
-                "a training loop begins inside of another one, or behind one that has ended with an error: begin it "
-                "when the one before has returned"
-            )
+        self.check_between_loops()
         loops.check_kept()
         loops.number += 1
         if loops.number == 0:
@@ -162,6 +158,15 @@ class Training:
         if not loops.passing:
             self.begin_epoch(loops.number)
         return not loops.passing
+
+    def check_between_loops(self) -> None:
+        """Raise ConfigError inside of a training loop, and behind one that an error has ended."""
+        if self._several and not self.loops.passing and self.at.stage is not ScriptStage.AFTER_STEPS:
+            raise ConfigError(
+                "a training loop begins inside of another one, or behind one that has ended with an error: what that "
+                "left may differ between workers. Begin it when the one before has returned, and let an error end the "
+                "script"
+            )
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out an epoch."""
@@ -187,7 +192,9 @@ class Training:
         return self.at.epoch_start
 
     def end_steps(self) -> None:
-        """End the steps() loop of this epoch."""
+        """End the steps() loop of this epoch. A step that is handed out, whose pass has not begun, is none."""
+        if self.at.early:
+            self.scope.withdraw()
         self.post(StepsOver())
         self.newcomer.end_early()
         self.seed_behind(self.at.epoch)

@@ -215,7 +215,8 @@ class Driver:
         self.random = random
         self.arcs = set[tuple[str, str]]()
         self.s = LoopState(standing=Standing.NEWCOMER if self.chance() else Standing.MEMBER)
-        self.over = False
+        self.over = self.withdrawn = False
+        """withdrawn: a framework has ended its loop where a step was handed out."""
         self.known = 0
         """The members' step, at least."""
 
@@ -267,6 +268,7 @@ class Driver:
         if self.over:
             return
         self.post(StepsBegun())
+        self.withdrawn = False
         assert not self.s.resumed
         while not self.over:
             match self.post(NextStep(self.chance())):
@@ -276,8 +278,12 @@ class Driver:
                     if not self.over:
                         assert self.s.behind and self.s.loads_again
                         self.step()
+                        if self.withdrawn:
+                            return
                 case HandOut():
                     self.step()
+                    if self.withdrawn:
+                        return
                 case EndSteps():
                     return
 
@@ -285,7 +291,8 @@ class Driver:
         again = self.s.loads_again
         self.post(HandedOut(self.s.step, self.s.epoch))
         self.call()
-        if self.over:
+        if self.over or (self.s.loop is LoopKind.EPOCHS and self.random.random() < 0.1):
+            self.withdrawn = True
             return
         first = True
         while first or self.chance():
