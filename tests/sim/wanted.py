@@ -222,9 +222,6 @@ _OF_LOOPS = {
     f"{_LOOPS} called: if not s.entered": _MISTAKE,
     f"{_LOOPS} shared: if s.in_pass": _MISTAKE,
     f"{_LOOPS} shared: if s.entered": _MISTAKE,
-    f"{_LOOPS} steps_over: if s.early and s.standing is not Standing.MEMBER": Excluded(
-        _WITHOUT_STEP.because, f"{_LOOP_TESTS}::test_scripts_of_chance_keep_to_the_arcs_and_take_all_of_them"
-    ),
     f"{_LOOPS} epoch_over: if s.joining": _WITHOUT_STEP,
     f"{_LOOPS} called: if s.joining and (not (before_steps or s.early))": _WITHOUT_STEP,
     "protocol/loop_state/newcomer.py joins: case events.MembersLost()": Excluded(

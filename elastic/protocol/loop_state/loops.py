@@ -75,13 +75,6 @@ def step_left(s: LoopState) -> events.Answer:
     return s._replace(stage=ScriptStage.BETWEEN, step=s.step + 1, pass_no=0, early_calls=0, bound=False), PROCEED
 
 
-def steps_over(s: LoopState) -> events.Answer:
-    """A framework may end its loop where a step is handed out: none of its passes has begun, so it is none."""
-    if s.early and s.standing is not Standing.MEMBER:
-        return missed(s, "the steps ended before this newcomer had copied the state of one that it was at")
-    return s._replace(stage=ScriptStage.AFTER_STEPS, early_calls=0), PROCEED
-
-
 def epoch_over(s: LoopState) -> events.Answer:
     if s.joining:
         return missed(s, f"epoch {s.epoch} ended before this newcomer had copied the state")

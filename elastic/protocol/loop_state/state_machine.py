@@ -49,6 +49,9 @@ def _handled(s: LoopState, event: events.ScriptEvent) -> events.Answer:
             return s._replace(stage=ScriptStage.REDUCED, pass_no=s.pass_no + 1), events.PROCEED
         case events.StepLeft():
             return loops.step_left(s)
+        case events.StepWithdrawn():
+            assert s.early, f"a step is withdrawn in {s}"
+            return s._replace(stage=ScriptStage.BETWEEN, early_calls=0), events.PROCEED
         case events.Called():
             return loops.called(s)
         case events.CalledEarly():
@@ -69,7 +72,7 @@ def _handled(s: LoopState, event: events.ScriptEvent) -> events.Answer:
         case events.StepsBegun():
             return loops.steps_begun(s)
         case events.StepsOver():
-            return loops.steps_over(s)
+            return s._replace(stage=ScriptStage.AFTER_STEPS), events.PROCEED
         case events.EpochOver():
             return loops.epoch_over(s)
         case events.LoopOver():

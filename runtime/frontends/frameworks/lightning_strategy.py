@@ -104,6 +104,8 @@ class RankStrategy:
         self._said: list[parts.Record] | None = None
         self._loss = 0.0
         self._broadcasts = 0
+        self._replaced: dict[str, Any] = {}
+        """Hooks of the module that are replaced while it trains, each with the one that was set in the instance."""
 
     # Who this is
 
@@ -260,7 +262,21 @@ class RankStrategy:
         if not self.loop.begin(self._source, self._state, objects):
             return  # Lightning finds its loop at its end
         # Lightning's closure would set to zero what all ranks have computed. Gradients begin with each rank.
-        module.optimizer_zero_grad = lambda *args, **kwargs: None
+        self._replace(module, "optimizer_zero_grad", lambda *args, **kwargs: None)
+        begins = module.on_train_batch_start
+
+        def on_train_batch_start(*args: Any, **kwargs: Any) -> Any:
+            answer = begins(*args, **kwargs)
+            if answer == -1:  # Lightning ends this epoch
+                self.loop.withdraw()
+            return answer
+
+        self._replace(module, "on_train_batch_start", on_train_batch_start)
+
+    def _replace(self, module: Any, hook: str, function: Callable[..., Any]) -> None:
+        """Have this in the place of a hook of the module, until fit() returns."""
+        self._replaced[hook] = vars(module).get(hook)
+        setattr(module, hook, function)
 
     def _take(self) -> None:
         """Lightning's loop asks for a batch: at the first one of a step, the step begins."""
@@ -370,7 +386,11 @@ class RankStrategy:
         self.loop.end()
         self._source.close()
         self._source = None
-        vars(self._lightning_module).pop("optimizer_zero_grad", None)
+        for name, own in self._replaced.items():
+            delattr(self._lightning_module, name)
+            if own is not None:
+                setattr(self._lightning_module, name, own)
+        self._replaced.clear()
         self.loop.close()
         self._behind = self.loop.next_goes_on
 

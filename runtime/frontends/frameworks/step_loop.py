@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elastic.errors import ConfigError
 from elastic.protocol.loop_state import ScriptStage
-from runtime.data.random_state import seed_all
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
 from runtime.frontends.frameworks.plain_state import Kept
 from runtime.loop.loops import Extent, Steps
@@ -179,20 +179,14 @@ class StepLoop:
     def begin_epoch(self, number: int, over: int = 0) -> None:
         """The framework begins an epoch. over: steps of it that were over before the job began."""
         at = self._script.training.at
-        self._epoch.number, self._epoch.first = number, at.step + int(at.in_step and not at.early) - over
+        self._epoch.number, self._epoch.first = number, at.step + int(at.in_step) - over
 
     def next(self) -> bool:
-        """Hand out the next step; whether there is one. There is none if the job was stopped. A step that was handed
-        out and not run, as the framework has ended its epoch there, is handed out again at the present place."""
+        """Hand out the next step; whether there is one. There is none if the job was stopped."""
         if self._ran is not None:
             return True
         assert self._kept is not None and self._steps is not None
         self._kept.note()
-        training, running = self._script.training, self._steps.running
-        if training.at.early and running is not None:
-            running.place = running.locate(training.at.step)
-            seed_all(training.seed, training.at.step, "step")
-            return True
         self._step = next(self._steps, None)
         return self._step is not None
 
@@ -207,12 +201,23 @@ class StepLoop:
             closure(data, self._step)
         return self._step.metrics
 
+    def withdraw(self) -> None:
+        """The framework does not run the step that it has, and ends its epoch. Raises ConfigError if other workers, from
+        which this one has the step, have run it."""
+        if self._ran is not None:
+            raise ConfigError(
+                "an epoch ends at a batch that other workers have trained on: let what ends it depend on the number of "
+                "the batch, or on what was logged, not on a clock or on random numbers"
+            )
+        self._script.training.withdraw_step()
+        self._step = None
+
     def end(self) -> None:
         """The framework has left its loop over steps. Evaluations, and files that it writes behind it, may follow."""
         training, steps = self._script.training, self._steps
         if steps is None or not self.open:
             return
-        if steps.running is None or training.at.early:  # no step was asked for, or none was run
+        if steps.running is None:  # no step was asked for
             training.end_steps()
         else:
             steps.running.ended = True

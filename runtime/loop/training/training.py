@@ -31,6 +31,7 @@ from elastic.protocol.loop_state import (
     StepLeft,
     StepsBegun,
     StepsOver,
+    StepWithdrawn,
 )
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json
@@ -192,9 +193,7 @@ class Training:
         return self.at.epoch_start
 
     def end_steps(self) -> None:
-        """End the steps() loop of this epoch. A step that is handed out, whose pass has not begun, is none."""
-        if self.at.early:
-            self.scope.withdraw()
+        """End the steps() loop of this epoch."""
         self.post(StepsOver())
         self.newcomer.end_early()
         self.seed_behind(self.at.epoch)
@@ -236,9 +235,9 @@ class Training:
         if self.examiner is not None:
             self.examiner.note(index, self.agreement.shards, caller())
         self.post(HandedOut(index, epoch))
-        self.scope.open(step)
+        again = self.scope.open(step)
         self.lead()
-        if not self.at.joining:
+        if not self.at.joining and not again:
             self.saves.before_step(index, examined=self.examiner is not None and self.examiner.at == index)
         self.newcomer.publish(self.agreement.data)
         seed_all(self.seed, index, "step")  # after the hooks: what they draw differs between workers
@@ -253,6 +252,11 @@ class Training:
             if self.examiner is not None:
                 self.examiner.applied(record)
             self.registered.check_strays(self.at.step - 1)
+
+    def withdraw_step(self) -> None:
+        """Take a step back whose first pass has not begun; the next one that is handed out has the same number."""
+        self.post(StepWithdrawn())
+        self.scope.withdraw()
 
     def close_record(self) -> None:
         """Send the record of the step that was left to the ledger and the sinks; nothing more can be logged for it.

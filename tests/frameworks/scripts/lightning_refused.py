@@ -49,12 +49,12 @@ def loader(data=None, **options):
 
 
 def train(module, data=None, **arguments):
-    L.Trainer(max_epochs=1, **QUIET, **arguments).fit(module, data or loader(), loader())
+    L.Trainer(max_epochs=1, **QUIET, **arguments).fit(module, loader() if data is None else data, loader())
 
 
 IN_STEPS = {
     "gathers": lambda: train(Gathers()),
-    "none": lambda: train(Nothing()),
+    "none": lambda: train(Nothing()),  # with several ranks Lightning refuses it by itself
     "none batch": lambda: train(Module(), loader(collate_fn=lambda samples: None)),
     "list": lambda: train(Module(), [loader()]),
 }

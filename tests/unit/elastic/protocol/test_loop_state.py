@@ -52,6 +52,7 @@ from elastic.protocol.loop_state import (
     SharedCalled,
     Standing,
     StepLeft,
+    StepWithdrawn,
     StepsBegun,
     StepsOver,
     WentAstray,
@@ -215,8 +216,7 @@ class Driver:
         self.random = random
         self.arcs = set[tuple[str, str]]()
         self.s = LoopState(standing=Standing.NEWCOMER if self.chance() else Standing.MEMBER)
-        self.over = self.withdrawn = False
-        """withdrawn: a framework has ended its loop where a step was handed out."""
+        self.over = False
         self.known = 0
         """The members' step, at least."""
 
@@ -268,7 +268,6 @@ class Driver:
         if self.over:
             return
         self.post(StepsBegun())
-        self.withdrawn = False
         assert not self.s.resumed
         while not self.over:
             match self.post(NextStep(self.chance())):
@@ -278,12 +277,8 @@ class Driver:
                     if not self.over:
                         assert self.s.behind and self.s.loads_again
                         self.step()
-                        if self.withdrawn:
-                            return
                 case HandOut():
                     self.step()
-                    if self.withdrawn:
-                        return
                 case EndSteps():
                     return
 
@@ -291,8 +286,10 @@ class Driver:
         again = self.s.loads_again
         self.post(HandedOut(self.s.step, self.s.epoch))
         self.call()
-        if self.over or (self.s.loop is LoopKind.EPOCHS and self.random.random() < 0.1):
-            self.withdrawn = True
+        if self.over:
+            return
+        if self.random.random() < 0.1:
+            self.post(StepWithdrawn())
             return
         first = True
         while first or self.chance():
