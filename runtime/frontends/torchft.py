@@ -121,7 +121,7 @@ class Manager:
         """Raise NotCarried. The value of a rank that is lost in the step would be missing in the sum; a gradient has
         all of them, as a pass is computed again."""
         raise NotCarried(
-            "elastic.torchft: Manager.allreduce() is not here. The gradients of DistributedDataParallel are the mean of "
+            "elastic.torchft: Manager.allreduce() is not here. Gradients of DistributedDataParallel are the mean of "
             "all groups when optimizer.step() begins: leave the call out. For a number to be shown, write "
             "torch.distributed.all_reduce(), in whose result a group that dies in this step is missing"
         )

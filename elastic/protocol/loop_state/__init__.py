@@ -103,9 +103,9 @@ from elastic.protocol.loop_state.events import (
     SharedCalled,
     StartTogether,
     StepLeft,
-    StepWithdrawn,
     StepsBegun,
     StepsOver,
+    StepWithdrawn,
     WentAstray,
 )
 from elastic.protocol.loop_state.state import LoopKind, LoopState, ScriptStage, Standing

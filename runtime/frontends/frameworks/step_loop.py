@@ -202,8 +202,8 @@ class StepLoop:
         return self._step.metrics
 
     def withdraw(self) -> None:
-        """The framework does not run the step that it has, and ends its epoch. Raises ConfigError if other workers, from
-        which this one has the step, have run it."""
+        """The framework does not run the step that it has, and ends its epoch. Raises ConfigError if other workers have
+        run it."""
         if self._ran is not None:
             raise ConfigError(
                 "an epoch ends at a batch that other workers have trained on: let what ends it depend on the number of "

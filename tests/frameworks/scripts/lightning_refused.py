@@ -1,4 +1,6 @@
-"""What Lightning cannot do in place; each error is printed. `lightning_refused.py [KIND]`: what is seen in a step only."""
+"""What Lightning cannot do in place; each error is printed.
+
+`lightning_refused.py [KIND]`: what is seen in a step only."""
 
 import sys
 
@@ -60,17 +62,21 @@ IN_STEPS = {
 }
 """Kind -> what is seen when a step is asked for, or computed. Behind it no fit() begins."""
 
-for what in (IN_STEPS[sys.argv[1]], lambda: train(Module())) if len(sys.argv) > 1 else (
-    lambda: train(Module(), strategy="fsdp"),
-    lambda: train(Module(), sync_batchnorm=True),
-    lambda: train(Module(automatic=False)),
-    lambda: train(Module(optimizers=2, automatic=False)),
-    lambda: train(Module(), DataLoader(Stream())),
-    lambda: train(Module(), callbacks=[L.pytorch.callbacks.GradientAccumulationScheduler({0: 2})]),
-    lambda: Tuner(L.Trainer(**QUIET)).lr_find(Module(), loader()),
-    lambda: train(Validated(), val_check_interval={"seconds": 2}),
-    lambda: train(Validated(), val_check_interval=3, accumulate_grad_batches=2),
-    lambda: train(Validated(), val_check_interval=2, accumulate_grad_batches=3, check_val_every_n_epoch=None),
+for what in (
+    (IN_STEPS[sys.argv[1]], lambda: train(Module()))
+    if len(sys.argv) > 1
+    else (
+        lambda: train(Module(), strategy="fsdp"),
+        lambda: train(Module(), sync_batchnorm=True),
+        lambda: train(Module(automatic=False)),
+        lambda: train(Module(optimizers=2, automatic=False)),
+        lambda: train(Module(), DataLoader(Stream())),
+        lambda: train(Module(), callbacks=[L.pytorch.callbacks.GradientAccumulationScheduler({0: 2})]),
+        lambda: Tuner(L.Trainer(**QUIET)).lr_find(Module(), loader()),
+        lambda: train(Validated(), val_check_interval={"seconds": 2}),
+        lambda: train(Validated(), val_check_interval=3, accumulate_grad_batches=2),
+        lambda: train(Validated(), val_check_interval=2, accumulate_grad_batches=3, check_val_every_n_epoch=None),
+    )
 ):
     try:
         what()

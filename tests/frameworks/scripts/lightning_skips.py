@@ -1,5 +1,5 @@
-"""What a LightningModule and its hooks may do besides: end epochs early, train on a part of the data, and keep numbers in
-attributes in every way. `lightning_skips.py OUTPUT_DIR`."""
+"""What a LightningModule and its hooks may do besides: end epochs early, train on a part of the data, and keep numbers
+in attributes in every way. `lightning_skips.py OUTPUT_DIR`."""
 
 import os
 import sys
@@ -70,7 +70,7 @@ trainer = L.Trainer(
     accelerator="cpu",
     devices=4,
     strategy="ddp",
-    max_epochs=8,
+    max_epochs=20,
     limit_train_batches=0.5,
     logger=CSVLogger(sys.argv[1], name="logs"),
     callbacks=[ModelCheckpoint(dirpath=f"{sys.argv[1]}/each", save_top_k=-1), nap],
@@ -80,4 +80,4 @@ trainer = L.Trainer(
 )
 trainer.fit(module, DataLoader(data, batch_size=4, shuffle=True))
 assert trainer.num_training_batches == 10, "half of the 20 batches of a rank"
-assert nap.trained == trainer.global_step == sum(4 + epoch % 3 for epoch in range(8)), nap.trained
+assert nap.trained == trainer.global_step == sum(4 + epoch % 3 for epoch in range(20)), nap.trained

@@ -52,9 +52,9 @@ from elastic.protocol.loop_state import (
     SharedCalled,
     Standing,
     StepLeft,
-    StepWithdrawn,
     StepsBegun,
     StepsOver,
+    StepWithdrawn,
     WentAstray,
 )
 from elastic.protocol.loop_state.state import ARCS, STANDINGS
