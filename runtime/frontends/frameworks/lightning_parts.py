@@ -162,7 +162,7 @@ def _changes(module: Any, before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adds(old: Any) -> bool:
-    """Whether what a part does to an attribute is added to what it was: to a finite number, a tensor of such, a list."""
+    """Whether what a part does to an attribute is added to what it was: a finite number, a tensor or a list."""
     value = old[0] if isinstance(old, tuple) else old
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         value = float(value)
