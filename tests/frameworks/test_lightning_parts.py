@@ -145,6 +145,7 @@ def sets(rank: int, module: Any, loop: Any) -> None:
 
 def test_attributes_that_are_set_have_the_mean_of_the_ranks_on_every_worker() -> None:
     """Also those that had infinity, None or no value, and a tensor in the place of a number."""
+    module: Any
     module, records = step(sets)
     assert (module.last, module.best, module.none, hasattr(module, "new")) == (float("inf"), 0.0, None, False)
     parts.have(module, records[0])
@@ -154,6 +155,7 @@ def test_attributes_that_are_set_have_the_mean_of_the_ranks_on_every_worker() ->
 
 
 def test_an_evaluation_leaves_what_its_last_part_has_set() -> None:
+    module: Any
     module, trainer, loop = fresh()
     for rank in range(RANKS):
         with parts.recording(trainer, module, loop, lambda: 4) as record:

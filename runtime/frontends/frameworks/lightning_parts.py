@@ -318,9 +318,9 @@ def tell(step: Step, module: Any, part: int, record: Record) -> dict[str, float]
         for place, value in enumerate(_numbers(name, change)):
             sums[_key(name, "add", part, place)] = value
             sums[_key(name, "add", part, place, "n")] = 1.0
-    for name, value in record.values.items():
-        key = ["set", part, type(value).__name__]
-        sums[_key(name, *key)] = float(value)
+    for name, set_to in record.values.items():
+        key = ["set", part, type(set_to).__name__]
+        sums[_key(name, *key)] = float(set_to)
         sums[_key(name, *key, "n")] = 1.0
     for path, said in record.metrics.items():
         sums[_key(path, "metric", part)] = float(said["updates"])
