@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import parallel
 from torch.utils.data import Dataset, distributed
 
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, NotCarried
 from runtime.frontends.ddp.rank_script import RankScript
 
 GROUP, GROUPS = "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
@@ -116,6 +116,15 @@ class Manager:
             self._step += 1
             self._batches += self._script.ranks
         return True
+
+    def allreduce(self, tensor: torch.Tensor, *args: object, **kwargs: object) -> None:
+        """Raise NotCarried. The value of a rank that is lost in the step would be missing in the sum; a gradient has
+        all of them, as a pass is computed again."""
+        raise NotCarried(
+            "elastic.torchft: Manager.allreduce() is not here. Gradients of DistributedDataParallel are the mean of "
+            "all groups when optimizer.step() begins: leave the call out. For a number to be shown, write "
+            "torch.distributed.all_reduce(), in whose result a group that dies in this step is missing"
+        )
 
     def shutdown(self, wait: bool = True) -> None:
         """Do nothing: the job ends with the script."""

@@ -22,7 +22,7 @@ from tests.live.test_ddp import digest
 pytest.importorskip("lightning", reason="frameworks are installed by `make test-frameworks`")
 
 SCRIPTS = Path(__file__).parent / "scripts"
-KINDS = ("lightning_classification", "lightning_language_model", "lightning_images")
+KINDS = ("lightning_classification", "lightning_language_model", "lightning_images", "lightning_skips")
 CLOCKS = ("_last_time_checked", "_start_time")
 """In states of callbacks: what a clock says."""
 
@@ -137,17 +137,40 @@ def rows(file: Path) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(text)]
 
 
+def refused(tmp_path: Path, *arguments: str, ranks: int = 2) -> list[str]:
+    """The errors that lightning_refused.py has printed, each of which says what to do instead."""
+    options = ("--workers", "1", "--ranks", str(ranks), "--no-replace")
+    with Job(tmp_path, *options, str(SCRIPTS / "lightning_refused.py"), *arguments) as job:
+        job.wait()
+        lines = [line for line in job.output.splitlines() if line.startswith("refused: ")]
+    instead = ("write ", "leave it out", "use ", "look for", "give it one", "Return ", "Leave ", "let an error end")
+    for line in lines:
+        assert any(words in line for words in instead), line
+    return lines
+
+
 def test_what_cannot_train_in_place_is_refused_with_what_to_write(tmp_path: Path) -> None:
-    options = ("--workers", "1", "--ranks", "2", "--no-replace")
-    with Job(tmp_path, *options, str(SCRIPTS / "lightning_refused.py")) as job:
-        assert job.wait() == 1, job.output
-        refused = [line for line in job.output.splitlines() if line.startswith("refused: ")]
+    lines = refused(tmp_path)
     names = (
         *("strategy='fsdp'", "sync_batchnorm=True", "manual optimization", "manual optimization"),
-        *("an IterableDataset", "GradientAccumulationScheduler", "all_gather() in training_step()"),
-        "Tuner.lr_find()",
+        *("an IterableDataset", "GradientAccumulationScheduler", "Tuner.lr_find()", "val_check_interval as a time"),
+        *("val_check_interval=3, accumulate_grad_batches=2", "val_check_interval=2, accumulate_grad_batches=3"),
     )
-    assert len(refused) == len(names), refused
-    for name, line in zip(names, refused, strict=True):
+    assert len(lines) == len(names), lines
+    for name, line in zip(names, lines, strict=True):
         assert name in line
-        assert any(instead in line for instead in ("write ", "leave it out", "use ", "look for")), line
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("gathers", "all_gather() in training_step()"),
+        ("none", "training_step() returned None"),
+        ("none batch", "gave None for a batch"),
+        ("list", "a list or dictionary of training loaders"),
+    ],
+)
+def test_what_is_seen_in_a_step_is_refused_and_so_is_a_fit_behind_it(kind: str, name: str, tmp_path: Path) -> None:
+    cause, next_one = refused(tmp_path, kind, ranks=1 if kind == "none" else 2)
+    assert name in cause
+    assert "behind one that has ended with an error" in next_one

@@ -11,6 +11,7 @@ from torch import nn
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks import lightning_parts as parts
+from runtime.frontends.frameworks.plain_state import plain_attributes
 
 RANKS = 3
 
@@ -40,6 +41,7 @@ class Module(nn.Module):
         self.average, self.metric = torch.zeros(2), Sum()
         self.logged: list[tuple[str, float]] = []
         self.told = False
+        self.last, self.best, self.none = float("inf"), 0.0, None
 
     def log(self, name: str, value: Any, **options: Any) -> None:
         number = float(value.compute() if isinstance(value, Sum) else value)
@@ -132,3 +134,40 @@ def test_what_a_step_does_not_carry_is_refused() -> None:
         step(strings)
     with pytest.raises(ConfigError, match="Sum in training_step"):
         step(listed)
+
+
+def sets(rank: int, module: Any, loop: Any) -> None:
+    """What a training step may write instead of adding to numbers."""
+    graph = torch.tensor(float(rank), requires_grad=True)
+    module.last, module.best, module.none = graph * 1.0, graph * 2.0, float(rank)
+    module.new, module.count = graph * 3.0, rank
+
+
+def test_attributes_that_are_set_have_the_mean_of_the_ranks_on_every_worker() -> None:
+    """Also those that had infinity, None or no value, and a tensor in the place of a number."""
+    module: Any
+    module, records = step(sets)
+    assert (module.last, module.best, module.none, hasattr(module, "new")) == (float("inf"), 0.0, None, False)
+    parts.have(module, records[0])
+    assert (float(module.last), float(module.best), module.none) == (1.0, 2.0, 1.0)
+    assert (float(module.new), module.count) == (3.0, 1.0)
+    assert not any(value.requires_grad for value in (module.last, module.best, module.new))
+
+
+def test_an_evaluation_leaves_what_its_last_part_has_set() -> None:
+    module: Any
+    module, trainer, loop = fresh()
+    for rank in range(RANKS):
+        with parts.recording(trainer, module, loop, lambda: 4) as record:
+            sets(rank, module, loop)
+        parts.have(module, parts.Record.of(record.plain()))
+    assert (float(module.last), float(module.best), float(module.new)) == (2.0, 4.0, 6.0)
+
+
+def test_a_loss_that_is_kept_with_its_graph_is_copied_without() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    holder = SimpleNamespace(losses=[weight * 2, {"a": weight * 3}], weight=weight)
+    kept = plain_attributes(holder)
+    assert [kept["losses"][0].item(), kept["losses"][1]["a"].item()] == [2.0, 3.0]
+    assert not kept["losses"][0].requires_grad
+    assert holder.losses[0].grad_fn is not None

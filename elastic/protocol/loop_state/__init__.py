@@ -105,6 +105,7 @@ from elastic.protocol.loop_state.events import (
     StepLeft,
     StepsBegun,
     StepsOver,
+    StepWithdrawn,
     WentAstray,
 )
 from elastic.protocol.loop_state.state import LoopKind, LoopState, ScriptStage, Standing
@@ -159,6 +160,7 @@ __all__ = [
     "Standing",
     "StartTogether",
     "StepLeft",
+    "StepWithdrawn",
     "StepsBegun",
     "StepsOver",
     "WentAstray",

@@ -90,6 +90,11 @@ class StepLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class StepWithdrawn:
+    """The script gives its step back before the first pass. The next one that it gets has the same number."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepsOver:
     """The loop over the steps of this epoch ends."""
 
@@ -193,6 +198,7 @@ ScriptEvent: TypeAlias = (
     | ResultHeld
     | Reduced
     | StepLeft
+    | StepWithdrawn
     | StepsOver
     | EpochOver
     | LoopOver

@@ -62,7 +62,7 @@ ARCS: dict[ScriptStage, frozenset[ScriptStage]] = {
     ScriptStage.SPARE: frozenset({ScriptStage.BEFORE_STEPS, ScriptStage.BETWEEN}),
     ScriptStage.BEFORE_STEPS: frozenset({ScriptStage.BETWEEN, ScriptStage.AFTER_STEPS, ScriptStage.OVER}),
     ScriptStage.BETWEEN: frozenset({ScriptStage.HANDED_OUT, ScriptStage.AFTER_STEPS, ScriptStage.OVER}),
-    ScriptStage.HANDED_OUT: frozenset({ScriptStage.REHEARSING}),
+    ScriptStage.HANDED_OUT: frozenset({ScriptStage.REHEARSING, ScriptStage.BETWEEN}),
     ScriptStage.REHEARSING: frozenset({ScriptStage.COPYING, ScriptStage.COLLECTING}),
     ScriptStage.COPYING: frozenset({ScriptStage.COLLECTING, ScriptStage.TRYING}),
     ScriptStage.COLLECTING: frozenset({ScriptStage.TRYING, ScriptStage.REDUCED}),

@@ -49,6 +49,9 @@ def _handled(s: LoopState, event: events.ScriptEvent) -> events.Answer:
             return s._replace(stage=ScriptStage.REDUCED, pass_no=s.pass_no + 1), events.PROCEED
         case events.StepLeft():
             return loops.step_left(s)
+        case events.StepWithdrawn():
+            assert s.early, f"a step is withdrawn in {s}"
+            return s._replace(stage=ScriptStage.BETWEEN, early_calls=0), events.PROCEED
         case events.Called():
             return loops.called(s)
         case events.CalledEarly():

@@ -9,6 +9,7 @@ the parts. Names of torchmetrics that are not public, as 1.9 has them: `_default
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,17 +68,19 @@ class Record:
         self.logs: list[dict[str, Any]] = []
         self.changes: dict[str, Any] = {}
         """Attribute -> what was added to a number or to a tensor, or appended to a list."""
+        self.values: dict[str, float | torch.Tensor] = {}
+        """Attribute that had no finite number -> the number that it was set to, a tensor if that was one."""
         self.metrics: dict[str, dict[str, Any]] = {}
         """Path of a metric -> its state of this part alone."""
 
     def plain(self) -> list[Any]:
         """What `gather` carries."""
-        return [self.logs, self.changes, self.metrics]
+        return [self.logs, self.changes, self.metrics, self.values]
 
     @classmethod
     def of(cls, plain: list[Any]) -> Record:
         record = cls()
-        record.logs, record.changes, record.metrics = plain
+        record.logs, record.changes, record.metrics, record.values = plain
         return record
 
 
@@ -88,16 +91,16 @@ def recording(trainer: Any, module: Any, loop: Any, batch_size: Any) -> Iterator
     record, connector = Record(), trainer._logger_connector
     results, current = loop._results, connector._current_fx
     loop._results = recorder = LogRecorder(batch_size)
-    before, metrics = _attributes(module), dict(metrics_of(module))
+    before, names, metrics = _attributes(module), frozenset(vars(module)), dict(metrics_of(module))
     states = {path: _begin(metric) for path, metric in metrics.items()}
     try:
         yield record
         record.logs = recorder.rows
-        record.changes = _changes(module, before)
+        record.changes, record.values = _changes(module, before), _values(module, before, names)
         record.metrics = {path: said for path, metric in metrics.items() if (said := _state(metric))["updates"]}
     finally:
         loop._results, connector._current_fx = results, current
-        _put_back(module, before)
+        _put_back(module, before, names)
         for path, metric in metrics.items():
             vars(metric).update(states[path])
 
@@ -116,6 +119,8 @@ def have(module: Any, record: Record) -> None:
             setattr(module, name, value + torch.as_tensor(change).to(value))
         else:
             setattr(module, name, change if value is None else value + change)
+    for name, set_to in record.values.items():
+        setattr(module, name, detached(set_to))
     for row in record.logs:
         said = {key: value for key, value in row.items() if key not in ("name", "value", "metric")}
         if "metric" in row:
@@ -127,10 +132,10 @@ def have(module: Any, record: Record) -> None:
 
 
 def _attributes(module: Any) -> dict[str, Any]:
-    """The plain attributes that a part may add to, as they are."""
+    """The plain attributes that a part may add to or set, as they are."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if type(value) in NUMBERS:
+        if type(value) in NUMBERS or (value is None and not name.startswith("_")):
             found[name] = value
         elif type(value) is list and not name.startswith("_"):
             found[name] = (value, len(value))
@@ -143,6 +148,8 @@ def _changes(module: Any, before: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name, old in before.items():
         new = getattr(module, name, None)
+        if not _adds(old):
+            continue
         if not isinstance(old, tuple):
             if type(new) in NUMBERS and new != old:
                 changes[name] = new - old
@@ -154,7 +161,33 @@ def _changes(module: Any, before: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-def _put_back(module: Any, before: Mapping[str, Any]) -> None:
+def _adds(old: Any) -> bool:
+    """Whether what a part does to an attribute is added to what it was: a finite number, a tensor or a list."""
+    value = old[0] if isinstance(old, tuple) else old
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        value = float(value)
+    return value is not None and not (type(value) is float and not math.isfinite(value))
+
+
+def _values(module: Any, before: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """The numbers that attributes were set to that had none before, or an infinity or NaN. names: of all attributes
+    before."""
+    values: dict[str, Any] = {}
+    for name, new in vars(module).items():
+        if name.startswith("_") or (name in names and name not in before):
+            continue
+        old = before.get(name)
+        is_tensor = type(new) is torch.Tensor and new.dim() == 0
+        if is_tensor and (type(old) in NUMBERS or not _adds(old)):
+            values[name] = new.detach().clone()
+        elif type(new) in NUMBERS and not _adds(old) and new != old:
+            values[name] = new
+    return values
+
+
+def _put_back(module: Any, before: Mapping[str, Any], names: frozenset[str]) -> None:
+    for name in [name for name, new in vars(module).items() if name not in names and _is_number(new)]:
+        delattr(module, name)
     for name, old in before.items():
         if not isinstance(old, tuple):
             setattr(module, name, old)
@@ -165,6 +198,10 @@ def _put_back(module: Any, before: Mapping[str, Any]) -> None:
         else:
             thing.data.copy_(kept)
         setattr(module, name, thing)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in NUMBERS or (type(value) is torch.Tensor and value.dim() == 0)
 
 
 def detached(value: Any) -> Any:
@@ -281,6 +318,10 @@ def tell(step: Step, module: Any, part: int, record: Record) -> dict[str, float]
         for place, value in enumerate(_numbers(name, change)):
             sums[_key(name, "add", part, place)] = value
             sums[_key(name, "add", part, place, "n")] = 1.0
+    for name, set_to in record.values.items():
+        key = ["set", part, type(set_to).__name__]
+        sums[_key(name, *key)] = float(set_to)
+        sums[_key(name, *key, "n")] = 1.0
     for path, said in record.metrics.items():
         sums[_key(path, "metric", part)] = float(said["updates"])
         metric = attrgetter(path)(module)
@@ -310,6 +351,9 @@ def told(module: Any, metrics: Mapping[str, float], ranks: int) -> list[Record]:
                 record.changes.setdefault(name, []).append(mean)
             else:
                 record.changes[name] = int(mean) if isinstance(own, int) and mean.is_integer() else mean
+        elif kind == "set":
+            mean = value / metrics[_key(name, kind, part, *about, "n")]
+            record.values[name] = torch.tensor(mean) if about == ["Tensor"] else mean
         elif kind == "metric":
             said = record.metrics.setdefault(name, {"states": {}, "updates": 0, "cache": None})
             if about:

@@ -60,12 +60,14 @@ class LeaderRank(int):
 class StepPlaces:
     """The training batches of one epoch, as Lightning's loop asks for them."""
 
-    def __init__(self, loader: DataLoader[Any], batches: int, take: Callable[[], None]) -> None:
+    def __init__(self, loader: DataLoader[Any], take: Callable[[], None]) -> None:
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
-        self._batches = batches
+        self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
+        self._batches = len(loader)
         self._take = take
 
     def __len__(self) -> int:
+        """All batches of a rank: Lightning applies its limit to this."""
         return self._batches
 
     def __iter__(self) -> Iterator[BatchPlace]:
@@ -102,6 +104,8 @@ class RankStrategy:
         self._said: list[parts.Record] | None = None
         self._loss = 0.0
         self._broadcasts = 0
+        self._replaced: dict[str, Any] = {}
+        """Hooks of the module that are replaced while it trains, each with the one that was set in the instance."""
 
     # Who this is
 
@@ -215,8 +219,9 @@ class RankStrategy:
         batches = len(dataloader)
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         self._source = RankBatches(dataloader, self.world_size, trainer.accumulate_grad_batches, seed, batches)
+        _check_validations(trainer, batches)
         self._begin()
-        return StepPlaces(dataloader, self._source.batches, self._take)
+        return StepPlaces(dataloader, self._take)
 
     def _check(self, loader: Any) -> None:
         """Raise ConfigError for what cannot be trained in place."""
@@ -230,6 +235,9 @@ class RankStrategy:
             f"{len(self.optimizers)} optimizers": len(self.optimizers) != 1,
             "GradientAccumulationScheduler": scheduled,
             "training_step(dataloader_iter)": "dataloader_iter" in inspect.signature(module.training_step).parameters,
+            "val_check_interval as a time, which each worker's clock tells otherwise,": (
+                trainer._val_check_time_interval is not None
+            ),
         }
         if names := [name for name, used in refused.items() if used]:
             raise ConfigError(
@@ -254,12 +262,30 @@ class RankStrategy:
         if not self.loop.begin(self._source, self._state, objects):
             return  # Lightning finds its loop at its end
         # Lightning's closure would set to zero what all ranks have computed. Gradients begin with each rank.
-        module.optimizer_zero_grad = lambda *args, **kwargs: None
+        self._replace(module, "optimizer_zero_grad", lambda *args, **kwargs: None)
+        begins = module.on_train_batch_start
+
+        def on_train_batch_start(*args: Any, **kwargs: Any) -> Any:
+            answer = begins(*args, **kwargs)
+            if answer == -1:  # Lightning ends this epoch
+                self.loop.withdraw()
+            return answer
+
+        self._replace(module, "on_train_batch_start", on_train_batch_start)
+
+    def _replace(self, module: Any, hook: str, function: Callable[..., Any]) -> None:
+        """Have this in the place of a hook of the module, until fit() returns."""
+        self._replaced[hook] = vars(module).get(hook)
+        setattr(module, hook, function)
 
     def _take(self) -> None:
         """Lightning's loop asks for a batch: at the first one of a step, the step begins."""
         trainer, loop = self._trainer, self.loop
         fit = trainer.fit_loop
+        if not isinstance(fit._combined_loader.iterables, StepPlaces):
+            raise ConfigError(
+                "Lightning with a list or dictionary of training loaders cannot train in place; give it one DataLoader"
+            )
         progress = fit.epoch_loop.batch_progress.current
         assert self._state is not None
         if loop.entered:
@@ -286,11 +312,21 @@ class RankStrategy:
         means: dict[str, float] = {}
         total = 0.0
         for number, batch in enumerate(batches):
+            if batch is None:
+                raise ConfigError(
+                    "the training loader gave None for a batch: Lightning leaves such a batch out in one process only. "
+                    "Leave these samples out of the dataset"
+                )
             batch = self.transferred(batch, 0)
             kwargs = loop._build_kwargs(OrderedDict(), batch, first + number)
             size = batch_size_of(trainer, batch)
             with parts.recording(trainer, module, loop, size) as record:
                 result = loop.automatic_optimization._training_step(kwargs)
+                if result.closure_loss is None:
+                    raise ConfigError(
+                        "training_step() returned None: Lightning leaves out such a batch in one process only. Return "
+                        "a loss, for example the sum of the outputs times 0.0"
+                    )
                 self.base.backward(self, result.closure_loss, self.optimizers[0])
             means.update(parts.tell(step, module, number, record))
             total += float(result.loss)
@@ -335,7 +371,10 @@ class RankStrategy:
         self.loop.end()
 
     def begin_fit(self) -> bool:
-        """fit() was called. Returns whether others, or an earlier run, have begun it."""
+        """fit() was called. Returns whether others, or an earlier run, have begun it. Raises ConfigError behind a fit()
+        that an exception has ended."""
+        if self.script.begun:
+            self.script.training.check_between_loops()
         self._behind, self._fits = self.loop.next_goes_on, False
         return self._behind
 
@@ -347,7 +386,11 @@ class RankStrategy:
         self.loop.end()
         self._source.close()
         self._source = None
-        vars(self._lightning_module).pop("optimizer_zero_grad", None)
+        for name, own in self._replaced.items():
+            delattr(self._lightning_module, name)
+            if own is not None:
+                setattr(self._lightning_module, name, own)
+        self._replaced.clear()
         self.loop.close()
         self._behind = self.loop.next_goes_on
 
@@ -404,3 +447,27 @@ class RankStrategy:
     def teardown(self) -> None:
         """The model stays on its device: the job writes its last checkpoint from there."""
         self.precision_plugin.teardown()
+
+    # Copies
+
+    def __deepcopy__(self, memo: object) -> RankStrategy:
+        """There is one job: the copy of a Trainer has the strategy of its original."""
+        return self
+
+
+def _check_validations(trainer: Any, batches: int) -> None:
+    """Raise ConfigError for a validation inside of accumulated batches, where a step is in progress. batches: of a rank
+    in an epoch."""
+    interval, micro = trainer.val_check_interval, trainer.accumulate_grad_batches
+    if not trainer.enable_validation:
+        return
+    every = interval if isinstance(interval, int) else max(1, int(batches * interval))
+    if trainer.check_val_every_n_epoch is not None:
+        fits = every >= batches or every % micro == 0
+    else:
+        fits = every % batches == 0 or (batches % micro == 0 and every % micro == 0)
+    if not fits:
+        raise ConfigError(
+            f"Trainer(val_check_interval={interval}, accumulate_grad_batches={micro}) cannot train in place, as it "
+            f"validates inside of accumulated batches; use an interval that is a multiple of {micro} batches"
+        )

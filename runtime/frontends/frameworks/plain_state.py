@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Protocol
 
@@ -53,10 +54,26 @@ def _values(value: Any, depth: int, elements: int) -> int:
 
 def plain_attributes(thing: object, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Copies of the attributes of an object that are plain."""
-    return {name: deepcopy(value) for name, value in vars(thing).items() if name not in without and is_plain(value)}
+    return {name: copied(value) for name, value in vars(thing).items() if name not in without and is_plain(value)}
 
 
 def set_attributes(thing: object, values: dict[str, Any]) -> None:
     """Give an object these attributes."""
     for name, value in values.items():
         setattr(thing, name, deepcopy(value))
+
+
+def copied(value: Any) -> Any:
+    """A copy of a plain value. Of a tensor with a graph, such as a loss, it has the numbers: a step has used up the
+    graph, which is of this process."""
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in _with_graph(value)}
+    return deepcopy(value, memo)
+
+
+def _with_graph(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if not value.is_leaf:
+            yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _with_graph(item)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elastic.errors import ConfigError
 from elastic.protocol.loop_state import ScriptStage
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
 from runtime.frontends.frameworks.plain_state import Kept
@@ -199,6 +200,17 @@ class StepLoop:
         for data in self._step:
             closure(data, self._step)
         return self._step.metrics
+
+    def withdraw(self) -> None:
+        """The framework does not run the step that it has, and ends its epoch. Raises ConfigError if other workers have
+        run it."""
+        if self._ran is not None:
+            raise ConfigError(
+                "an epoch ends at a batch that other workers have trained on: let what ends it depend on the number of "
+                "the batch, or on what was logged, not on a clock or on random numbers"
+            )
+        self._script.training.withdraw_step()
+        self._step = None
 
     def end(self) -> None:
         """The framework has left its loop over steps. Evaluations, and files that it writes behind it, may follow."""

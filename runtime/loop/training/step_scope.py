@@ -27,6 +27,7 @@ class StepScope:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._open: OpenStep | None = None
+        self._withdrawn = False
         self._left: StepRecord | None = None
         """The record of the step that was left last, until the next step is handed out."""
         self._logged: dict[str, float] = {}
@@ -34,9 +35,14 @@ class StepScope:
         self.passes_tried: set[int] = set()
         """Numbers of passes within a step of which this process has run a shard."""
 
-    def open(self, step: OpenStep) -> None:
-        """The step is handed out."""
-        self._open = step
+    def open(self, step: OpenStep) -> bool:
+        """The step is handed out. Returns whether a step with this number was before, and was withdrawn."""
+        self._open, again, self._withdrawn = step, self._withdrawn, False
+        return again
+
+    def withdraw(self) -> None:
+        """The step that was handed out is taken back: no pass of it has begun."""
+        self._open, self._withdrawn = None, True
 
     def leave(self) -> StepRecord:
         """The step is over; its record is open until `close`."""

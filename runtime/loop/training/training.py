@@ -31,6 +31,7 @@ from elastic.protocol.loop_state import (
     StepLeft,
     StepsBegun,
     StepsOver,
+    StepWithdrawn,
 )
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json
@@ -139,11 +140,7 @@ class Training:
         to be trained; else the job has it behind it (see EarlierLoops). Raises ConfigError inside of a loop, and behind
         one that an error has ended."""
         loops = self.loops
-        if self._several and not loops.passing and self.at.stage is not ScriptStage.AFTER_STEPS:
-            raise ConfigError(
-                "a training loop begins inside of another one, or behind one that has ended with an error: begin it "
-                "when the one before has returned"
-            )
+        self.check_between_loops()
         loops.check_kept()
         loops.number += 1
         if loops.number == 0:
@@ -162,6 +159,15 @@ class Training:
         if not loops.passing:
             self.begin_epoch(loops.number)
         return not loops.passing
+
+    def check_between_loops(self) -> None:
+        """Raise ConfigError inside of a training loop, and behind one that an error has ended."""
+        if self._several and not self.loops.passing and self.at.stage is not ScriptStage.AFTER_STEPS:
+            raise ConfigError(
+                "a training loop begins inside of another one, or behind one that has ended with an error: what that "
+                "left may differ between workers. Begin it when the one before has returned, and let an error end the "
+                "script"
+            )
 
     def begin_epoch(self, epoch: int) -> None:
         """Hand out an epoch."""
@@ -229,9 +235,9 @@ class Training:
         if self.examiner is not None:
             self.examiner.note(index, self.agreement.shards, caller())
         self.post(HandedOut(index, epoch))
-        self.scope.open(step)
+        again = self.scope.open(step)
         self.lead()
-        if not self.at.joining:
+        if not self.at.joining and not again:
             self.saves.before_step(index, examined=self.examiner is not None and self.examiner.at == index)
         self.newcomer.publish(self.agreement.data)
         seed_all(self.seed, index, "step")  # after the hooks: what they draw differs between workers
@@ -246,6 +252,11 @@ class Training:
             if self.examiner is not None:
                 self.examiner.applied(record)
             self.registered.check_strays(self.at.step - 1)
+
+    def withdraw_step(self) -> None:
+        """Take a step back whose first pass has not begun; the next one that is handed out has the same number."""
+        self.post(StepWithdrawn())
+        self.scope.withdraw()
 
     def close_record(self) -> None:
         """Send the record of the step that was left to the ledger and the sinks; nothing more can be logged for it.

@@ -1,4 +1,8 @@
-"""What Lightning cannot do in place; each error is printed."""
+"""What Lightning cannot do in place; each error is printed.
+
+`lightning_refused.py [KIND]`: what is seen in a step only."""
+
+import sys
 
 import lightning as L
 import torch
@@ -27,25 +31,52 @@ class Gathers(Module):
         return self.all_gather(self.layer(batch[0])).sum()
 
 
+class Validated(Module):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+class Nothing(Module):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([torch.zeros(1)])
 
 
-def train(module, data=None, **arguments):
-    data = data or TensorDataset(torch.zeros(8, 1))
-    L.Trainer(max_epochs=1, **QUIET, **arguments).fit(module, DataLoader(data))
+def loader(data=None, **options):
+    return DataLoader(data or TensorDataset(torch.zeros(8, 1)), **options)
 
+
+def train(module, data=None, **arguments):
+    L.Trainer(max_epochs=1, **QUIET, **arguments).fit(module, loader() if data is None else data, loader())
+
+
+IN_STEPS = {
+    "gathers": lambda: train(Gathers()),
+    "none": lambda: train(Nothing()),  # with several ranks Lightning refuses it by itself
+    "none batch": lambda: train(Module(), loader(collate_fn=lambda samples: None)),
+    "list": lambda: train(Module(), [loader()]),
+}
+"""Kind -> what is seen when a step is asked for, or computed. Behind it no fit() begins."""
 
 for what in (
-    lambda: train(Module(), strategy="fsdp"),
-    lambda: train(Module(), sync_batchnorm=True),
-    lambda: train(Module(automatic=False)),
-    lambda: train(Module(optimizers=2, automatic=False)),
-    lambda: train(Module(), Stream()),
-    lambda: train(Module(), callbacks=[L.pytorch.callbacks.GradientAccumulationScheduler({0: 2})]),
-    lambda: train(Gathers()),
-    lambda: Tuner(L.Trainer(**QUIET)).lr_find(Module(), DataLoader(TensorDataset(torch.zeros(8, 1)))),
+    (IN_STEPS[sys.argv[1]], lambda: train(Module()))
+    if len(sys.argv) > 1
+    else (
+        lambda: train(Module(), strategy="fsdp"),
+        lambda: train(Module(), sync_batchnorm=True),
+        lambda: train(Module(automatic=False)),
+        lambda: train(Module(optimizers=2, automatic=False)),
+        lambda: train(Module(), DataLoader(Stream())),
+        lambda: train(Module(), callbacks=[L.pytorch.callbacks.GradientAccumulationScheduler({0: 2})]),
+        lambda: Tuner(L.Trainer(**QUIET)).lr_find(Module(), loader()),
+        lambda: train(Validated(), val_check_interval={"seconds": 2}),
+        lambda: train(Validated(), val_check_interval=3, accumulate_grad_batches=2),
+        lambda: train(Validated(), val_check_interval=2, accumulate_grad_batches=3, check_val_every_n_epoch=None),
+    )
 ):
     try:
         what()

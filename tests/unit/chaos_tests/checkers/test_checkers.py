@@ -366,6 +366,17 @@ def test_a_worker_that_was_thawed_and_found_itself_fenced_is_fine() -> None:
     assert verdict("I13", history).answer is Truth.TRUE
 
 
+def test_an_operation_that_a_fenced_worker_had_reported_may_be_written_down_behind_it() -> None:
+    """The two lines come from two threads of the worker."""
+
+    def fenced(op: int) -> Truth:
+        told = event(5.4, "reported", B, 3, reduced=10)
+        late = event(5.6, "op_complete", B, 3, op=op)
+        return verdict("I4", with_events(good(), told, event(5.5, "fenced", B, 3), late)).answer
+
+    assert (fenced(9), fenced(10)) == (Truth.TRUE, Truth.FALSE)
+
+
 def test_a_generation_that_was_committed_and_could_not_be_announced_may_be_adopted() -> None:
     adopted = changed(without(good(), "committed"), "etcd_put", members=[A, B, C])
     assert verdict("I4", adopted).answer is Truth.UNKNOWN, "nothing at all was committed"

@@ -54,6 +54,7 @@ from elastic.protocol.loop_state import (
     StepLeft,
     StepsBegun,
     StepsOver,
+    StepWithdrawn,
     WentAstray,
 )
 from elastic.protocol.loop_state.state import ARCS, STANDINGS
@@ -286,6 +287,9 @@ class Driver:
         self.post(HandedOut(self.s.step, self.s.epoch))
         self.call()
         if self.over:
+            return
+        if self.random.random() < 0.1:
+            self.post(StepWithdrawn())
             return
         first = True
         while first or self.chance():

@@ -94,6 +94,11 @@ def test_steps_are_counted_and_kept_as_the_state_of_the_job(script: RankScript) 
     assert (other.current_step(), other.batches_committed()) == (2, 8)
 
 
+def test_a_sum_that_a_death_would_change_is_refused_with_what_to_write(script: RankScript) -> None:
+    with pytest.raises(NotCarried, match=r"leave the call out.*torch\.distributed\.all_reduce"):
+        Manager(None).allreduce(torch.zeros(2))
+
+
 class Says:
     """A manager that says whether a step counts."""
 
