@@ -121,6 +121,16 @@ class SegmentFile:
         self._map: mmap.mmap | None = None
         self._reserved = 0
 
+    @property
+    def memory(self) -> mmap.mmap:
+        """Of the file, once it has begun; another object when it has grown since."""
+        assert self._map is not None, "it has begun"
+        return self._map
+
+    def body(self, at: int, size: int) -> memoryview:
+        """A part of the body that was begun last."""
+        return memoryview(self.memory)[HEADER_BYTES + at : HEADER_BYTES + at + size]
+
     def begin(self, body: int) -> memoryview:
         """Make the header invalid. Returns the place for a body of so many bytes."""
         os.pwrite(self._file, bytes(HEADER_BYTES), 0)
@@ -130,7 +140,7 @@ class SegmentFile:
             # Without the reservation a process that writes to the map when memory is full gets SIGBUS.
             os.posix_fallocate(self._file, 0, needed)
             self._map, self._reserved = mmap.mmap(self._file, needed), needed
-        return memoryview(self._map)[HEADER_BYTES:needed]
+        return self.body(0, body)
 
     def finish(self, held: HeldSegment, body: memoryview, table: bytes, wanted: int | None = None) -> Header:
         """Write the table and the header: from now on the file holds this segment. wanted: the checksum of a copy.
