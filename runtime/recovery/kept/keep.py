@@ -380,8 +380,10 @@ class KeptScript:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
         assert self._place is not None and self._at is not None
         if self._in_parts(state):
-            return HeldSegment(self.step, self._place.round, 0, self._at.rank, self._at.world)
-        return HeldSegment(self.step, self._place.round, self._at.node, 0, 1)
+            group, part, parts = 0, self._at.rank, self._at.world
+        else:
+            group, part, parts = self._at.node, 0, 1
+        return HeldSegment(self.step, self._place.round, group, part, parts, self._options.copies)
 
 
 def shortage(body: int, directory: Path) -> str:

@@ -30,13 +30,13 @@ BUFFERS = 3
 ALIGNED = 64
 HEADER_BYTES = 128
 _MAGIC = b"elastic1"
-_HEADER = struct.Struct("<8s8QI")
+_HEADER = struct.Struct("<8s9QI")
 _OWN_SUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """step, run, generation, group, part, parts: as of HeldSegment. body, table: bytes. sum: of the bytes of both."""
+    """step, run, generation, group, part, parts, copies: as of HeldSegment. body, table: bytes. sum: of both."""
 
     step: int
     run: int
@@ -44,6 +44,7 @@ class Header:
     group: int
     part: int
     parts: int
+    copies: int
     body: int
     table: int
     sum: int
@@ -65,7 +66,8 @@ class Header:
 
     @property
     def held(self) -> HeldSegment:
-        return HeldSegment(self.step, RoundNumber(self.run, self.generation), self.group, self.part, self.parts)
+        number = RoundNumber(self.run, self.generation)
+        return HeldSegment(self.step, number, self.group, self.part, self.parts, self.copies)
 
 
 def read_header(path: Path) -> Header | None:
@@ -158,6 +160,7 @@ class SegmentFile:
             held.group,
             held.part,
             held.parts,
+            held.copies,
             body.nbytes,
             len(table),
             total,

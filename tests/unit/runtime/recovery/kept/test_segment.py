@@ -19,7 +19,7 @@ ROUND = RoundNumber(2, 7)
 
 
 def held(step: int) -> HeldSegment:
-    return HeldSegment(step, ROUND, 0, 3, 4)
+    return HeldSegment(step, ROUND, 0, 3, 4, 2)
 
 
 def content(step: int, size: int = 20_000) -> bytes:
@@ -41,7 +41,7 @@ def steps(directory: Path) -> dict[int, Path]:
             read = Segment(path, header)
             read.check()
             assert bytes(read.body) == content(header.step, header.body)
-            assert header.held == held(header.step)
+            assert header.held == held(header.step) and header.held.copies == 2
             found[header.step] = path
     return found
 
