@@ -65,6 +65,9 @@ def _sources(pieces: Sequence[Piece]) -> list[torch.Tensor]:
 EVERYTHING = WriteRule(lambda piece: True, lambda piece: piece.steady, samples=True)
 
 
+MORE = torch.ones(3)
+
+
 def nothing(script: Script) -> None:
     pass
 
@@ -137,17 +140,17 @@ def shared(script: Script) -> None:
 
 def a_hook(script: Script) -> None:
     def hook(module: nn.Module, found: dict[str, Any], prefix: str, metadata: object) -> None:
-        found[f"{prefix}more"] = torch.zeros(2)
+        found[f"{prefix}more"] = MORE
 
     script.model[2].register_state_dict_post_hook(hook)
 
 
 def a_hook_before(script: Script) -> None:
-    script.model[2].register_state_dict_pre_hook(lambda module, prefix, keep: module.register_buffer("more", torch.ones(1)))
+    script.model[2].register_state_dict_pre_hook(lambda module, prefix, keep: module.register_buffer("more", MORE))
 
 
 def a_state_of_its_own(script: Script) -> None:
-    script.model[2].state_dict = lambda destination, prefix, keep_vars: destination.update({prefix + "x": torch.ones(3)})
+    script.model[2].state_dict = lambda destination, prefix, keep_vars: destination.update({prefix + "x": MORE})
 
 
 def more_state(script: Script) -> None:

@@ -124,9 +124,9 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
     Segment(path, _header(path)).check()
 
 
-@pytest.mark.parametrize("at", range(80))
+@pytest.mark.parametrize("at", range(88))
 def test_a_flipped_bit_of_the_header_is_found(tmp_path: Path, at: int) -> None:
-    (tmp_path / "0.0.0").write_bytes(Header(5, 1, 2, 0, 3, 4, 100, 10, 77).pack())
+    (tmp_path / "0.0.0").write_bytes(Header(5, 1, 2, 0, 3, 4, 1, 100, 10, 77).pack())
     _flip(tmp_path / "0.0.0", at)
     with pytest.raises(CheckpointCorrupt, match="its header"):
         read_header(tmp_path / "0.0.0")
