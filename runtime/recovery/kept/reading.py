@@ -71,7 +71,7 @@ class _Watched:
         self._part, self._groups = part, groups
         self._facts, self._then = facts, facts()
         self._holders = holders
-        self._sharded = any(map(is_distributed, holders))
+        self._sharded = [is_distributed(one) for one in holders]
         self._places = _places([piece.tensor for piece in part.pieces])
 
     def again(self, first: int) -> ObjectState | None:
@@ -91,7 +91,7 @@ class _Watched:
         then, were = self._then
         if equal != were or len(same) != len(then) or not all(map(operator.is_, same, then)):
             return False
-        return _places([_shard(one) for one in self._holders] if self._sharded else self._holders) == self._places
+        return _places(list(map(_shard, self._holders, self._sharded))) == self._places
 
 
 class _Groups:
@@ -101,23 +101,24 @@ class _Groups:
         self._one = one
         self._state, self._state_text = plain["state"], text_of(plain["state"])
         self._numbers = [group["params"] for group in plain["param_groups"]]
-        self._text = text_of(plain["param_groups"])
+        self._options = ""
+        """As they were last, without the numbers of parameters."""
 
     def now(self, part: ObjectState) -> ObjectState | None:
-        """None: a tensor is among the options."""
-        groups = [
-            {**{key: value for key, value in group.items() if key != "params"}, "params": numbers}
-            for group, numbers in zip(self._one.param_groups, self._numbers, strict=True)
-        ]
+        """None: a tensor is among the options, or their names are no words."""
+        every = self._one.param_groups
+        options = [{key: value for key, value in group.items() if key != "params"} for group in every]
         tensors: list[NamedTensor] = []
-        plain = encode(groups, f"{part.name}.param_groups", tensors)
-        if tensors:
+        groups: Any = encode(options, f"{part.name}.param_groups", tensors)
+        if tensors or any(name.startswith("__") for group in groups for name in group):
             return None
-        if (text := text_of(plain)) == self._text:
+        if (text := text_of(groups)) == self._options:
             return part
-        self._text = text
-        whole = f'{{"state":{self._state_text},"param_groups":{text}}}'
-        return replace(part, plain={"state": self._state, "param_groups": plain}, text=whole)
+        self._options = text
+        for group, numbers in zip(groups, self._numbers, strict=True):
+            group["params"] = numbers
+        whole = f'{{"state":{self._state_text},"param_groups":{text_of(groups)}}}'
+        return replace(part, plain={"state": self._state, "param_groups": groups}, text=whole)
 
 
 def _watched(one: Any, part: ObjectState) -> _Watched | None:
@@ -141,7 +142,8 @@ def _watched(one: Any, part: ObjectState) -> _Watched | None:
 
 def _are_tensors(holders: Sequence[object], part: ObjectState) -> bool:
     """Whether they are as many as the pieces, and of the kinds whose bytes are where they say."""
-    return len(holders) == len(part.pieces) and all(type(_shard(one)) in (torch.Tensor, nn.Parameter) for one in holders)
+    kinds = (torch.Tensor, nn.Parameter)
+    return len(holders) == len(part.pieces) and all(type(_shard(one, is_distributed(one))) in kinds for one in holders)
 
 
 def _is_plain(one: nn.Module) -> bool:
@@ -207,9 +209,9 @@ def _of_optimizer(one: torch.optim.Optimizer) -> Facts:
     return same, equal
 
 
-def _shard(one: Any) -> torch.Tensor:
+def _shard(one: Any, sharded: bool) -> Any:
     """What this process has of it."""
-    return one._local_tensor if is_distributed(one) else one
+    return one._local_tensor if sharded else one
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> list[object]:
