@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import fully_shard
 
 import elastic
@@ -78,7 +79,7 @@ class Training:
         torch.manual_seed(0)
         self.model: nn.Module = nn.Sequential(*(nn.Linear(width, width) for _ in range(tensors // 2)))
         if fsdp:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
             fully_shard(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
         self.batch = torch.randn(16, width)

@@ -181,7 +181,8 @@ class StepCopy:
         self._thread.join()
 
     def _write(self, one: CopyList) -> None:
-        copy_all(one.into(self._segment.file), one.tensors)
+        if one.tensors:
+            copy_all(one.into(self._segment.file), one.tensors)
 
     def _run(self) -> None:
         header: Header | None = None
@@ -217,10 +218,10 @@ def _versions(one: CopyList) -> list[int]:
     return [source._version for source in one.sources]
 
 
-def copy_all(into: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+def copy_all(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     """Copy each tensor into its place. Those of the CPU in one call, for which Python's lock is not needed."""
     with torch.no_grad():
-        if tensors and all(one.is_cpu for one in tensors):
+        if into and all(one.is_cpu for one in tensors):
             torch._foreach_copy_(into, tensors)
         else:
             for place, tensor in zip(into, tensors, strict=True):

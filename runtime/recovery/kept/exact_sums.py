@@ -247,8 +247,8 @@ def _check_all_of_fsdp(name: str, one: Any, modules: Sequence[Any]) -> None:
     for path, parameter in one.named_parameters() if isinstance(one, torch.nn.Module) else ():
         if hasattr(parameter, "device_mesh") and id(parameter) not in summed:
             raise ConfigError(
-                f"elastic.keep: {name}.{path} is sharded without fully_shard(), as by tensor parallelism, whose sums are "
-                "of floats; leave units out"
+                f"elastic.keep: {name}.{path} is sharded without fully_shard(), as by tensor parallelism, whose sums "
+                "are of floats; leave units out"
             )
 
 
@@ -264,8 +264,8 @@ def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:
             parallel = mesh.ndim == 2 and not parameter.placements[0].is_replicate()
             raise ConfigError(
                 f"elastic.keep: {name} is sharded over {mesh}{', as with tensor parallelism' if parallel else ''}, and "
-                f"units= needs fully_shard() over all {world} ranks in one dimension, or in two, of which the first one "
-                "has replicas and the second one 2 shards at least; leave units out"
+                f"units= needs fully_shard() over all {world} ranks in one dimension, or in two, of which the first "
+                "one has replicas and the second one 2 shards at least; leave units out"
             )
 
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from elastic.errors import NotCarried
 from runtime.recovery.kept import reading
-from runtime.recovery.kept.content import CurrentState, Piece, state_of
+from runtime.recovery.kept.content import CurrentState, Piece, object_state, state_of
 from runtime.recovery.kept.copying import BodyLayout, WriteRule, table
 from runtime.recovery.kept.reading import StateReader
 
@@ -50,7 +50,17 @@ class Script:
 def told(state: CurrentState) -> list[Any]:
     """All that is kept of it, and where its tensors are."""
     pieces = [
-        (p.path, p.tensor.data_ptr(), p.tensor.stride(), p.tensor.dtype, p.shape, p.box, p.distributed, p.sharded, p.steady)
+        (
+            p.path,
+            p.tensor.data_ptr(),
+            p.tensor.stride(),
+            p.tensor.dtype,
+            p.shape,
+            p.box,
+            p.distributed,
+            p.sharded,
+            p.steady,
+        )
         for p in state.pieces
     ]
     placed = BodyLayout(EVERYTHING).place(state)
@@ -230,7 +240,7 @@ def test_what_has_not_changed_is_not_made_anew(monkeypatch: pytest.MonkeyPatch, 
     first = reader.read()
     placed = layout.place(first)
     asked: list[str] = []
-    anew = reading.object_state
+    anew = object_state
 
     def seen(name: str, *more: Any) -> Any:
         asked.append(name)
