@@ -60,7 +60,7 @@ class _Shard:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ObjectState:
+class StateOfObject:
     """The state of one object. plain: as encoding.py writes it, with the numbers of tensors in the place of tensors;
     text: the same as JSON. pieces: these tensors, numbered from `first` on."""
 
@@ -76,7 +76,7 @@ class ObjectState:
 class CurrentState:
     """parts: of each object, in the order in which elastic.keep was given them."""
 
-    parts: tuple[ObjectState, ...]
+    parts: tuple[StateOfObject, ...]
 
     @property
     def plain(self) -> dict[str, Json]:
@@ -120,14 +120,14 @@ def _bare(one: object) -> object:
 
 def state_of(objects: Mapping[str, Any]) -> CurrentState:
     """The state of these objects now. Raises NotCarried, naming a value that cannot be kept."""
-    parts: list[ObjectState] = []
+    parts: list[StateOfObject] = []
     for name, one in objects.items():
         parts.append(object_state(name, one, sum(len(part.pieces) for part in parts)))
     return CurrentState(tuple(parts))
 
 
 @torch.no_grad()
-def object_state(name: str, one: Any, first: int) -> ObjectState:
+def object_state(name: str, one: Any, first: int) -> StateOfObject:
     """The state of one object now. first: the number of its first tensor. Raises NotCarried."""
     tensors: list[NamedTensor] = [("", _NONE)] * first
     shards: dict[str, _Shard] = {}
@@ -136,7 +136,7 @@ def object_state(name: str, one: Any, first: int) -> ObjectState:
     if isinstance(one, nn.Module):
         steady = {f"{name}.{key}" for key, _ in one.named_parameters(remove_duplicate=False)}
     pieces = tuple(_piece(path, tensor, shards, path in steady) for path, tensor in tensors[first:])
-    return ObjectState(name, first, plain, text_of(plain), pieces, any(piece.sharded for piece in pieces))
+    return StateOfObject(name, first, plain, text_of(plain), pieces, any(piece.sharded for piece in pieces))
 
 
 _NONE = torch.empty(0)

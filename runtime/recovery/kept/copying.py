@@ -17,7 +17,7 @@ import torch
 
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment
-from runtime.recovery.kept.content import CurrentState, Ends, ObjectState, Piece, sample
+from runtime.recovery.kept.content import CurrentState, Ends, StateOfObject, Piece, sample
 from runtime.recovery.kept.remote import SegmentMirror
 from runtime.recovery.kept.segment import Header, SegmentFile, aligned
 from runtime.recovery.state.encoding import dtype_name
@@ -127,7 +127,7 @@ def size_of(parts: Sequence[PlacedPart]) -> int:
     return parts[-1].end if parts else 0
 
 
-def table(parts: Sequence[ObjectState], placed: Sequence[PlacedPart], *, plain: bool) -> bytes:
+def table(parts: Sequence[StateOfObject], placed: Sequence[PlacedPart], *, plain: bool) -> bytes:
     """What the table of a segment says, as JSON: of each tensor path, dtype and whole shape, offset and shape of the
     box, its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with plain values."""
     values = ",".join(f"{json.dumps(part.name)}:{part.text}" for part in parts) if plain else ""

@@ -18,7 +18,7 @@ from torch import nn
 from runtime import torch_names
 from runtime.recovery.kept.content import (
     CurrentState,
-    ObjectState,
+    StateOfObject,
     is_distributed,
     object_state,
     parameters_of,
@@ -42,7 +42,7 @@ class StateReader:
 
     def read(self) -> CurrentState:
         """As state_of(). An object with the same tensors as before has the same tuple of pieces. Raises NotCarried."""
-        parts: list[ObjectState] = []
+        parts: list[StateOfObject] = []
         first = 0
         for name, one in self._objects.items():
             watched = self._watched.pop(name, None)
@@ -62,7 +62,7 @@ class _Watched:
 
     def __init__(
         self,
-        part: ObjectState,
+        part: StateOfObject,
         holders: Sequence[torch.Tensor],
         facts: Callable[[], Facts],
         groups: _Groups | None = None,
@@ -74,7 +74,7 @@ class _Watched:
         self._sharded = [is_distributed(one) for one in holders]
         self._places = _places([piece.tensor for piece in part.pieces])
 
-    def again(self, first: int) -> ObjectState | None:
+    def again(self, first: int) -> StateOfObject | None:
         """The state now; None: it has to be made anew. first: the number of its first tensor."""
         if first != self._part.first or not self.is_same():
             return None
@@ -104,7 +104,7 @@ class _Groups:
         self._options = ""
         """As they were last, without the numbers of parameters."""
 
-    def now(self, part: ObjectState) -> ObjectState | None:
+    def now(self, part: StateOfObject) -> StateOfObject | None:
         """None: a tensor is among the options, or their names are no words."""
         every = self._one.param_groups
         options = [{key: value for key, value in group.items() if key != "params"} for group in every]
@@ -121,7 +121,7 @@ class _Groups:
         return replace(part, plain={"state": self._state, "param_groups": groups}, text=whole)
 
 
-def _watched(one: Any, part: ObjectState) -> _Watched | None:
+def _watched(one: Any, part: StateOfObject) -> _Watched | None:
     """None: its state_dict() may be whatever it likes to be."""
     if isinstance(one, nn.Module):
         modules = list(one.modules())
@@ -140,7 +140,7 @@ def _watched(one: Any, part: ObjectState) -> _Watched | None:
     return watched if watched is not None and watched.is_same() else None
 
 
-def _are_tensors(holders: Sequence[object], part: ObjectState) -> bool:
+def _are_tensors(holders: Sequence[object], part: StateOfObject) -> bool:
     """Whether they are as many as the pieces, and of the kinds whose bytes are where they say."""
     kinds = (torch.Tensor, nn.Parameter)
     return len(holders) == len(part.pieces) and all(type(_shard(one, is_distributed(one))) in kinds for one in holders)
