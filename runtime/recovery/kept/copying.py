@@ -17,7 +17,7 @@ import torch
 
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment
-from runtime.recovery.kept.content import CurrentState, Ends, StateOfObject, Piece, sample
+from runtime.recovery.kept.content import CurrentState, Ends, Piece, StateOfObject, sample
 from runtime.recovery.kept.remote import SegmentMirror
 from runtime.recovery.kept.segment import Header, SegmentFile, aligned
 from runtime.recovery.state.encoding import dtype_name
