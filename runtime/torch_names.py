@@ -48,7 +48,14 @@ OF_RANKS: Mapping[str, str] = {
 }
 """The same with --ranks."""
 
+OF_KEPT: Mapping[str, str] = {
+    "torch.nn.Module._save_to_state_dict": "elastic.keep",
+    "torch._foreach_copy_": "elastic.keep",
+}
+"""The same where a script calls elastic.keep."""
+
 OF_SHARDS: Mapping[str, str] = {
+    "torch.distributed.tensor.DTensor._local_tensor": "elastic.keep with sharded tensors",
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "elastic.keep with sharded tensors",
     "torch.nn.utils.clip_grad._get_total_norm": "elastic.keep with units=",
 }

@@ -42,20 +42,31 @@ def kill_behind(job: Job, step: int, workers: int) -> None:
     job.until("a step with all workers", lambda: len(job.members()) == workers and kept(job) > first)
 
 
-@pytest.mark.parametrize("kind", ["hf_classification", "hf_language_model", "hf_early_stopping", "hf_sft"])
-def test_kills_and_joins_leave_no_trace(kind: str, tmp_path: Path) -> None:
-    quiet, output = tmp_path / "quiet", tmp_path / "output"
+def trained(kind: str, home: Path) -> tuple[Path, Path]:
+    """Where a quiet torchrun has written, and a job of three workers with two kills and joins."""
+    quiet, output = home / "quiet", home / "output"
     under_torchrun(kind, quiet)
     words = ("--workers", "3", "--restart", "--ranks", str(RANKS), str(SCRIPTS / f"{kind}.py"), str(output))
-    with Job(tmp_path, *words, environment=OFFLINE) as job:
+    with Job(home, *words, environment=OFFLINE) as job:
         job.pace(0.5)
         for step in (3, 14):
             kill_behind(job, step, workers=3)
         job.pace(0.0)
         assert job.wait() == 0, job.story()
     assert files(output) == files(quiet)
+    assert log_of(output) == log_of(quiet)
+    return quiet, output
+
+
+@pytest.mark.parametrize("kind", ["hf_classification", "hf_language_model", "hf_early_stopping", "hf_sft"])
+def test_kills_and_joins_leave_no_trace(kind: str, tmp_path: Path) -> None:
+    quiet, output = trained(kind, tmp_path)
     weights = list(quiet.rglob("*.safetensors"))
     assert weights
     for one in weights:
         assert (output / one.relative_to(quiet)).read_bytes() == one.read_bytes(), one
-    assert log_of(output) == log_of(quiet)
+
+
+def test_nor_do_they_where_trainer_shards_by_fsdp2(tmp_path: Path) -> None:
+    quiet, output = trained("hf_fsdp", tmp_path)
+    assert (output / "digest").read_text() == (quiet / "digest").read_text()

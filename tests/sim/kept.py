@@ -64,10 +64,10 @@ class Memories:
         return tuple(sorted(one for one in held if one.part % workers == mine))
 
     def copy(self, worker: str, parts: Sequence[ThinPart]) -> list[HeldSegment]:
-        """What this worker copies of what one machine alone has, while it is there."""
+        """What this worker copies of what too few machines have, while it is there."""
         found = []
         for part in parts:
-            if part.to == worker and part.held in self._held.get(node_of(part.at), ()):
+            if worker in part.to and part.held in self._held.get(node_of(part.at), ()):
                 self._reached.add("copied")
                 self.put(node_of(worker), part.held)
                 found.append(part.held)

@@ -53,7 +53,9 @@ def install(trainers: Any) -> None:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         place = KeptPlace.from_environment(os.environ)
-        own_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled  # with a way of its own to load what it shards
+        fsdp = getattr(self.accelerator.state, "fsdp_plugin", None)
+        # Another engine has a way of its own to load what it shards, and its shards are no DTensors.
+        own_engine = self.is_deepspeed_enabled or (fsdp is not None and fsdp.fsdp_version != 2)
         by_itself = is_kept() and KeptTrainer.first is None
         if place is not None and place.own and not own_engine and not by_itself:
             KeptTrainer(self, place)

@@ -104,7 +104,7 @@ class ScriptReport:
     held: tuple[HeldSegment, ...] | None = None
     """The segments that the worker has found (runtime/recovery/kept); None: it has not looked in this round."""
     copied: bool = False
-    """Whether the worker has tried to copy what other machines alone have."""
+    """Whether the worker has tried to copy what too few machines have."""
     kept: int = -1
     """The newest step that its script has kept in this round; -1: none."""
     memory: bool = True
@@ -160,7 +160,7 @@ class AwaitNodes:
 
 @dataclass(frozen=True, slots=True)
 class CopyThin:
-    """Copy parts that one machine alone has, each to another one, before any script starts."""
+    """Copy parts that too few machines have, each to others, before any script starts."""
 
     parts: tuple[ThinPart, ...]
 
@@ -279,7 +279,7 @@ def _begin(
     thin = () if source is None else tuple(thin_parts(held, source, members))
     if thin and not all(report.copied for report in waiting.values()):
         return CopyThin(thin)
-    return StartScript(store, source, held, thin)
+    return StartScript(store, source, held, tuple(part for part in thin if part.machines == 1))
 
 
 SETTLED, SETTLED_ALONE = 3, 2

@@ -259,10 +259,10 @@ class Supervisor:
         return [place.rank for place in mine]
 
     def _copy_thin(self, parts: tuple[ThinPart, ...]) -> None:
-        """Copy what another machine alone has, if this worker is to."""
+        """Copy what too few machines have, if this worker is to."""
         seal = TlsContexts(self._told.certs)
         for part in parts:
-            if part.to == self._session.worker_id:
+            if self._session.worker_id in part.to:
                 try:
                     pull(self._session.dial(), part.at, seal, part.held, self._settings.memory)
                     self._at.held = (*(self._at.held or ()), part.held)

@@ -9,6 +9,7 @@ boxes.py       where a shard lies in its tensor, and what it shares with another
 choice.py      which step the next round goes on from. Pure
 segment.py     one segment: its file, how it is written so that a kill leaves no half of it, and how it is checked
 content.py     the objects of a script as tensors and plain values
+reading.py     the same again and again, without making anew what has not changed
 comparison.py  what of them all processes have alike
 loading.py     these objects filled from the segments of a step, for any world
 place.py       what a worker tells its script, and where segments lie
@@ -17,5 +18,6 @@ remote.py      segments on other machines: mirrored, read, and copied
 agreed_end.py  the step behind which all scripts of a round end as planned
 ddp_order.py   in which order DDP sums, for a process that goes on from a later step
 exact_sums.py  gradients of sharded models with the same bits in any world
+copying.py     one step on its way into memory
 keep.py        elastic.keep, and the object that it returns
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from elastic.protocol.worker_id import node_of
@@ -36,14 +36,16 @@ class HeldSegment:
     group: int
     part: int
     parts: int
+    copies: int = field(default=1, compare=False)
+    """On so many other machines each part of the step is to be, as elastic.keep() was told."""
 
     def to_json(self) -> list[int]:
-        return [self.step, *self.round, self.group, self.part, self.parts]
+        return [self.step, *self.round, self.group, self.part, self.parts, self.copies]
 
     @classmethod
     def from_json(cls, said: Any) -> Self:
-        step, run, generation, group, part, parts = map(int, said)
-        return cls(step, RoundNumber(run, generation), group, part, parts)
+        step, run, generation, group, part, parts, copies = map(int, said)
+        return cls(step, RoundNumber(run, generation), group, part, parts, copies)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,12 +83,13 @@ class KnownStep:
 
 @dataclass(frozen=True, slots=True)
 class ThinPart:
-    """A part of a step that one machine alone has. held: the part. at: a worker of that machine. to: the worker of
-    another one that copies it."""
+    """A part of a step that too few machines have. held: the part. at: a worker of one of them. to: the workers of
+    others that copy it. machines: how many have it."""
 
     held: HeldSegment
     at: str
-    to: str
+    to: tuple[str, ...]
+    machines: int = 1
 
 
 def holders(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep) -> dict[HeldSegment, list[str]]:
@@ -100,28 +103,29 @@ def holders(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep) -> dict
 
 
 def thin_parts(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep, members: Sequence[str]) -> list[ThinPart]:
-    """What is lost with one machine, and who is to copy it: a worker of the next machine, in the order of ranks.
+    """What is lost with fewer machines than the script wants, and who is to copy it: a worker of each of the next
+    machines, in the order of ranks, until as many have it as want it or are there.
 
     held: by worker id. members: in rank order. A state without shards is on each machine that has kept it.
     """
     nodes = list(dict.fromkeys(map(node_of, members)))
-    if len(nodes) < 2:
-        return []
     alike = {
         node_of(w)
         for w, every in held.items()
         for h in every
         if (h.step, h.round, h.parts) == (source.step, source.round, 1)
     }
-    if len(alike) > 1:
-        return []
     found = []
     for part, workers in sorted(holders(held, source).items()):
-        homes = set(map(node_of, workers))
-        if len(homes) == 1:
-            node = nodes[(nodes.index(next(iter(homes))) + 1) % len(nodes)]
+        homes = alike | set(map(node_of, workers))
+        first = nodes.index(node_of(workers[0]))
+        others = [node for node in nodes[first:] + nodes[:first] if node not in homes]
+        to = []
+        for node in others[: max(0, 1 + part.copies - len(homes))]:
             there = [worker for worker in members if node_of(worker) == node]
-            found.append(ThinPart(part, workers[0], there[part.part % len(there)]))
+            to.append(there[part.part % len(there)])
+        if to:
+            found.append(ThinPart(part, workers[0], tuple(to), len(homes)))
     return found
 
 

@@ -12,7 +12,7 @@ import json
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,7 @@ from elastic.errors import ConfigError, NotCarried
 from runtime import torch_names
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.boxes import Box
-from runtime.recovery.kept.segment import aligned
-from runtime.recovery.state.encoding import NamedTensor, dtype_name, encode
+from runtime.recovery.state.encoding import NamedTensor, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,59 +59,36 @@ class _Shard:
     sharded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPiece:
-    """A piece that is written into a body, from byte `at` on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class StateOfObject:
+    """The state of one object. plain: as encoding.py writes it, with the numbers of tensors in the place of tensors;
+    text: the same as JSON. pieces: these tensors, numbered from `first` on."""
 
-    piece: Piece
-    at: int
+    name: str
+    first: int
+    plain: Json
+    text: str
+    pieces: tuple[Piece, ...]
+    is_sharded: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentState:
-    """plain: name of an object -> its state as encoding.py writes it, with pieces for tensors."""
+    """parts: of each object, in the order in which elastic.keep was given them."""
 
-    plain: dict[str, Json]
-    pieces: tuple[Piece, ...]
+    parts: tuple[StateOfObject, ...]
+
+    @property
+    def plain(self) -> dict[str, Json]:
+        return {part.name: part.plain for part in self.parts}
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(piece for part in self.parts for piece in part.pieces)
 
     @property
     def is_sharded(self) -> bool:
-        return any(piece.sharded for piece in self.pieces)
-
-    def placed(self, writes: Callable[[Piece], bool]) -> tuple[list[PlacedPiece], int]:
-        """The pieces that this process writes, and the size of their body."""
-        found, at = [], 0
-        for piece in self.pieces:
-            if writes(piece):
-                found.append(PlacedPiece(piece, at))
-                at = aligned(at + piece.bytes)
-        return found, at
-
-    def table(self, placed: Sequence[PlacedPiece], *, plain: bool, sample: int = 0) -> bytes:
-        """What the table of the segment says, as JSON: of each tensor path, dtype and whole shape, offset and shape of
-        the box, its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with plain
-        values. sample: see `sample` below."""
-        at = {entry.piece.path: entry.at for entry in placed}
-        tensors = ",".join(
-            _entry(
-                piece.path,
-                dtype_name(piece.tensor),
-                piece.shape,
-                piece.box,
-                at.get(piece.path, -1),
-                piece.distributed,
-                piece.tensor.device.type,
-            )
-            for piece in self.pieces
-        )
-        values = json.dumps(self.plain if plain else {}, separators=(",", ":"))
-        return f'{{"plain":{values},"tensors":[{tensors}],"sample":{sample}}}'.encode()
-
-
-@functools.lru_cache(maxsize=100_000)
-def _entry(path: str, dtype: str, shape: tuple[int, ...], box: Box, at: int, distributed: bool, device: str) -> str:
-    """The same in each step."""
-    return json.dumps([path, dtype, shape, box.offset, box.shape, at, distributed, device], separators=(",", ":"))
+        return any(part.is_sharded for part in self.parts)
 
 
 def named(objects: Sequence[object], others: Mapping[str, object]) -> dict[str, Any]:
@@ -142,22 +118,32 @@ def _bare(one: object) -> object:
     return one
 
 
-@torch.no_grad()
 def state_of(objects: Mapping[str, Any]) -> CurrentState:
     """The state of these objects now. Raises NotCarried, naming a value that cannot be kept."""
-    plain: dict[str, Json] = {}
-    tensors: list[NamedTensor] = []
-    shards: dict[str, _Shard] = {}
-    steady: set[str] = set()
+    parts: list[StateOfObject] = []
     for name, one in objects.items():
-        before = len(tensors)
-        plain[name] = encode(_with_shards(one.state_dict(), name, shards), name, tensors)
-        paths = {path for path, _ in tensors[before:]}
-        if isinstance(one, torch.optim.Optimizer):
-            steady |= paths
-        elif isinstance(one, nn.Module):
-            steady |= paths & {f"{name}.{key}" for key, _ in one.named_parameters(remove_duplicate=False)}
-    return CurrentState(plain, tuple(_piece(path, tensor, shards, path in steady) for path, tensor in tensors))
+        parts.append(object_state(name, one, sum(len(part.pieces) for part in parts)))
+    return CurrentState(tuple(parts))
+
+
+@torch.no_grad()
+def object_state(name: str, one: Any, first: int) -> StateOfObject:
+    """The state of one object now. first: the number of its first tensor. Raises NotCarried."""
+    tensors: list[NamedTensor] = [("", _NONE)] * first
+    shards: dict[str, _Shard] = {}
+    plain = encode(_with_shards(one.state_dict(), name, shards), name, tensors)
+    steady = {path for path, _ in tensors[first:]} if isinstance(one, torch.optim.Optimizer) else set()
+    if isinstance(one, nn.Module):
+        steady = {f"{name}.{key}" for key, _ in one.named_parameters(remove_duplicate=False)}
+    pieces = tuple(_piece(path, tensor, shards, path in steady) for path, tensor in tensors[first:])
+    return StateOfObject(name, first, plain, text_of(plain), pieces, any(piece.sharded for piece in pieces))
+
+
+_NONE = torch.empty(0)
+
+
+def text_of(plain: Json) -> str:
+    return json.dumps(plain, separators=(",", ":"))
 
 
 def parameters_of(one: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -169,26 +155,38 @@ SAMPLED = 4
 SAMPLED_BYTES = 16
 
 
+class Ends:
+    """A few elements of each of these tensors, at both ends: where they are, to be read in each step."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self.addresses: list[int] = []
+        self.sizes: list[int] = []
+        """Of contiguous tensors on the CPU, whose bytes are read where they are: a microsecond for each."""
+        self.others: list[torch.Tensor] = []
+        for piece in pieces:
+            tensor = piece.tensor
+            if tensor.is_cpu and tensor.is_contiguous():
+                if size := piece.bytes:
+                    begin, part = tensor.data_ptr(), min(size, SAMPLED_BYTES)
+                    self.addresses += [begin + size - part, begin]
+                    self.sizes += [part, part]
+            elif tensor.numel():
+                self.others.append(tensor.detach())
+
+
 @torch.no_grad()
-def sample(pieces: Iterable[Piece]) -> int:
-    """A checksum of a few elements of each of these tensors, at both ends. It tells processes apart whose weights have
-    gone different ways: a step changes nearly all elements. It takes a microsecond for each tensor on the CPU, whose
-    bytes are read where they are. Each device is waited for once."""
+def sample(every: Iterable[Ends]) -> int:
+    """A checksum of these elements. It tells processes apart whose weights have gone different ways: a step changes
+    nearly all elements. Each device is waited for once."""
     found: dict[torch.device, list[torch.Tensor]] = {}
     total = 0
-    for piece in pieces:
-        tensor = piece.tensor
-        if tensor.is_cpu and tensor.is_contiguous():
-            if size := piece.bytes:
-                begin, part = tensor.data_ptr(), min(size, SAMPLED_BYTES)
-                total = zlib.crc32(ctypes.string_at(begin + size - part, part), total)
-                total = zlib.crc32(ctypes.string_at(begin, part), total)
-        elif tensor.numel():
-            tensor = tensor.detach()
+    for ends in every:
+        total = zlib.crc32(b"".join(map(ctypes.string_at, ends.addresses, ends.sizes)), total)
+        for tensor in ends.others:
             first, last = ((end,) * (tensor.dim() - 1) for end in (0, -1))
-            ends = (tensor[first][:SAMPLED], tensor[last][-SAMPLED:]) if tensor.dim() else (tensor.reshape(1),)
+            both = (tensor[first][:SAMPLED], tensor[last][-SAMPLED:]) if tensor.dim() else (tensor.reshape(1),)
             of_device = found.setdefault(tensor.device, [])
-            of_device += [(torch.view_as_real(end) if end.is_complex() else end).double().reshape(-1) for end in ends]
+            of_device += [(torch.view_as_real(end) if end.is_complex() else end).double().reshape(-1) for end in both]
     return zlib.crc32(b"".join(torch.cat(ends).cpu().numpy().tobytes() for ends in found.values()), total)
 
 

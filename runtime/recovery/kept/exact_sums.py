@@ -204,7 +204,8 @@ def _placed(objects: dict[str, Any], units: int, turn: UnitTurn, world: int) -> 
     from torch.distributed.fsdp import FSDPModule
 
     for name, one in objects.items():
-        modules = one.named_modules() if isinstance(one, torch.nn.Module) else ()
+        modules = list(one.named_modules()) if isinstance(one, torch.nn.Module) else []
+        _check_all_of_fsdp(name, one, [found for _, found in modules if isinstance(found, FSDPModule)])
         for path, found in modules:
             if isinstance(found, FSDPModule):
                 module: Any = found  # also a Module, and it takes whatever is called like torch's own
@@ -240,6 +241,17 @@ def _refuse_norm_of_floats() -> None:
     clip_grad._get_total_norm = norm
 
 
+def _check_all_of_fsdp(name: str, one: Any, modules: Sequence[Any]) -> None:
+    """Raise ConfigError for a parameter that is sharded by something else."""
+    summed = {id(parameter) for module in modules for parameter in module.parameters()}
+    for path, parameter in one.named_parameters() if isinstance(one, torch.nn.Module) else ():
+        if hasattr(parameter, "device_mesh") and id(parameter) not in summed:
+            raise ConfigError(
+                f"elastic.keep: {name}.{path} is sharded without fully_shard(), as by tensor parallelism, whose sums "
+                "are of floats; leave units out"
+            )
+
+
 def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:
     """Raise ConfigError where units would not be dealt to all ranks that sum."""
     parameters: list[Any] = list(module.parameters())
@@ -249,10 +261,11 @@ def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:
             continue
         has_replicas = mesh.ndim == 2 and parameter.placements[0].is_replicate()
         if not has_replicas or mesh.size() != world or (mesh.size(1) == 1 and world > 1):
+            parallel = mesh.ndim == 2 and not parameter.placements[0].is_replicate()
             raise ConfigError(
-                f"elastic.keep: {name} is sharded over {mesh}, and units= needs fully_shard() over all {world} ranks "
-                "in one dimension, or in two, of which the first one has replicas and the second one 2 shards at "
-                "least; leave units out"
+                f"elastic.keep: {name} is sharded over {mesh}{', as with tensor parallelism' if parallel else ''}, and "
+                f"units= needs fully_shard() over all {world} ranks in one dimension, or in two, of which the first "
+                "one has replicas and the second one 2 shards at least; leave units out"
             )
 
 

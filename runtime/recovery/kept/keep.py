@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +23,18 @@ from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, KeptStep
 from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state
-from runtime.recovery.kept.content import CurrentState, Piece, PlacedPiece, named, sample, state_of
+from runtime.recovery.kept.content import CurrentState, Piece, named
+from runtime.recovery.kept.copying import BodyLayout, NewSegment, StepCopy, WriteRule, size_of, table
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load
 from runtime.recovery.kept.look import segments_of
 from runtime.recovery.kept.place import OFF, THIN, KeptPlace
+from runtime.recovery.kept.reading import StateReader
 from runtime.recovery.kept.remote import OtherMachines, RemoteSegment, SegmentMirror
-from runtime.recovery.kept.segment import BUFFERS, Header, Segment, SegmentFile, SegmentWriter
+from runtime.recovery.kept.segment import BUFFERS, Segment, SegmentWriter
 from runtime.recovery.state.available_memory import available_bytes
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
-from runtime.script_end import TorchThread
 
 ROUNDS = 2
 """Those of two rounds are in memory at once: the new round has none that is whole until its first step is kept."""
@@ -177,6 +177,7 @@ class KeptScript:
         """place: None: nothing is kept. exact: None: steps have no units. others: None: all is on this machine."""
         self.step = place.source.step if place is not None and place.source is not None else 0
         self._objects = objects
+        self._reader = StateReader(objects)
         self._exact = exact
         self._others = others
         self._mirrors: list[SegmentMirror] = []
@@ -192,7 +193,8 @@ class KeptScript:
         NAME.state.NUMBER for each parameter with such a path, of whose state tensors may appear in a later step."""
         self._writer: SegmentWriter | None = None
         """None: nothing is kept yet, or another process keeps the same."""
-        self._copy: _Copy | None = None
+        self._layout = BodyLayout(WriteRule(lambda piece: False, lambda piece: False, samples=False))
+        self._copy: StepCopy | None = None
         self._at_once = False
         """Whether everything is copied in done(), because the script changes weights while they are copied."""
         if place is not None and self._at is not None:
@@ -234,7 +236,7 @@ class KeptScript:
         state: it would not come to what they do together. Raises NotCarried, then in all of them."""
         state, refused = None, ""
         try:
-            state = state_of(self._objects) if self._place is not None else None
+            state = self._reader.read() if self._place is not None else None
         except NotCarried as error:
             if self._begun:
                 raise
@@ -322,7 +324,8 @@ class KeptScript:
                 one.close()
         shared = self._others is not None and self._in_parts(state)
         mirrors = self._others.mirrors[: self._options.copies] if self._others is not None and shared else ()
-        bodies = gathered([self._at.node, self._written(state)[1]])
+        self._layout = BodyLayout(self._rule(state))
+        bodies = gathered([self._at.node, size_of(self._layout.place(state))])
         machine = sum(body for node, body in bodies if node == self._at.node)
         for other in gathered(shortage((1 + len(mirrors)) * machine, directory)):
             if other:
@@ -350,21 +353,21 @@ class KeptScript:
         assert self._at is not None
         return (self._at.rank if self._in_parts(state) else self._at.local_rank) == 0
 
-    def _written(self, state: CurrentState) -> tuple[list[PlacedPiece], int]:
-        """The pieces that this process keeps, and the size of their body."""
+    def _rule(self, state: CurrentState) -> WriteRule:
         assert self._place is not None
         first, own = self._is_first(state), self._place.own
-        return state.placed(lambda piece: piece.sharded or first or (own and not self._is_alike(piece)))
+
+        def writes(piece: Piece) -> bool:
+            return piece.sharded or first or (own and not self._is_alike(piece))
+
+        return WriteRule(writes, self._is_alike, samples=own)
 
     def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
         assert self._place is not None and self._at is not None
-        placed, size = self._written(state)
-        alike = sample(filter(self._is_alike, state.pieces)) if self._place.own else 0
-        plain = self._place.own or self._is_first(state)
-        table = state.table(placed, plain=plain, sample=alike)
-        buffer = writer.oldest()
-        segment = _Segment(buffer, buffer.begin(size), self._held(state), table)
-        self._copy = _Copy(segment, placed, tuple(self._mirrors), at_once=self._at_once)
+        placed = self._layout.place(state)
+        said = table(state.parts, placed, plain=self._place.own or self._is_first(state))
+        segment = NewSegment(writer.oldest(), self._held(state), placed, said)
+        self._copy = StepCopy(segment, tuple(self._mirrors), at_once=self._at_once)
 
     def _is_alike(self, piece: Piece) -> bool:
         """Whether all processes have this tensor alike, as far as the first step of the round could tell. The sample
@@ -377,86 +380,10 @@ class KeptScript:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
         assert self._place is not None and self._at is not None
         if self._in_parts(state):
-            return HeldSegment(self.step, self._place.round, 0, self._at.rank, self._at.world)
-        return HeldSegment(self.step, self._place.round, self._at.node, 0, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """One that is being written."""
-
-    file: SegmentFile
-    body: memoryview
-    held: HeldSegment
-    table: bytes
-
-
-class _Copy:
-    """One step on its way into memory, here and on other machines."""
-
-    def __init__(
-        self, segment: _Segment, placed: Sequence[PlacedPiece], mirrors: Sequence[SegmentMirror], *, at_once: bool
-    ) -> None:
-        self.step = segment.held.step
-        self.error: OSError | None = None
-        self.torn = ""
-        """The path of a tensor that was changed while it was copied; the step is not kept then."""
-        self.unsent: list[tuple[SegmentMirror, str]] = []
-        """Mirrors that do not have it, and why."""
-        self.seen = False
-        """Whether the script knows of its end here."""
-        self._segment, self._mirrors = segment, mirrors
-        self._later: list[tuple[PlacedPiece, int]] = []
-        """With the version of the tensor, which tells whether it is changed."""
-        now = []
-        for one in placed:
-            if one.piece.steady and one.piece.tensor.device.type == "cpu" and not at_once:
-                self._later.append((one, one.piece.source._version))
-            else:
-                now.append(one)
-        _write(segment.body, now)
-        self._here = threading.Event()
-        self._thread = TorchThread(target=self._run, name="keep")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Until it is in the memory of this machine, or cannot be."""
-        self._here.wait()
-
-    def join(self) -> None:
-        """Until it is on the other machines, too, or cannot be."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        header: Header | None = None
-        segment = self._segment
-        try:
-            _write(segment.body, [one for one, _ in self._later])
-            changed = (one.piece.path for one, version in self._later if one.piece.source._version != version)
-            self.torn = next(changed, "")
-            if not self.torn:
-                header = segment.file.finish(segment.held, segment.body, segment.table)
-        except OSError as error:
-            self.error = error
-        finally:
-            self._here.set()
-        if header is None:
-            return
-        for mirror in self._mirrors:
-            try:
-                mirror.send(segment.file.name, header, segment.body, segment.table)
-            except CopyFailed as error:
-                self.unsent.append((mirror, str(error)))
-
-
-def _write(body: memoryview, placed: Sequence[PlacedPiece]) -> None:
-    """Copy the pieces into their places."""
-    with torch.no_grad():
-        for one in placed:
-            if size := one.piece.bytes:
-                tensor = one.piece.tensor
-                into = torch.frombuffer(body[one.at : one.at + size], dtype=torch.uint8)
-                into.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            group, part, parts = 0, self._at.rank, self._at.world
+        else:
+            group, part, parts = self._at.node, 0, 1
+        return HeldSegment(self.step, self._place.round, group, part, parts, self._options.copies)
 
 
 def shortage(body: int, directory: Path) -> str:

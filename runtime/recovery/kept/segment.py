@@ -30,13 +30,13 @@ BUFFERS = 3
 ALIGNED = 64
 HEADER_BYTES = 128
 _MAGIC = b"elastic1"
-_HEADER = struct.Struct("<8s8QI")
+_HEADER = struct.Struct("<8s9QI")
 _OWN_SUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """step, run, generation, group, part, parts: as of HeldSegment. body, table: bytes. sum: of the bytes of both."""
+    """step, run, generation, group, part, parts, copies: as of HeldSegment. body, table: bytes. sum: of both."""
 
     step: int
     run: int
@@ -44,6 +44,7 @@ class Header:
     group: int
     part: int
     parts: int
+    copies: int
     body: int
     table: int
     sum: int
@@ -65,7 +66,8 @@ class Header:
 
     @property
     def held(self) -> HeldSegment:
-        return HeldSegment(self.step, RoundNumber(self.run, self.generation), self.group, self.part, self.parts)
+        number = RoundNumber(self.run, self.generation)
+        return HeldSegment(self.step, number, self.group, self.part, self.parts, self.copies)
 
 
 def read_header(path: Path) -> Header | None:
@@ -121,6 +123,16 @@ class SegmentFile:
         self._map: mmap.mmap | None = None
         self._reserved = 0
 
+    @property
+    def memory(self) -> mmap.mmap:
+        """Of the file, once it has begun; another object when it has grown since."""
+        assert self._map is not None, "it has begun"
+        return self._map
+
+    def body(self, at: int, size: int) -> memoryview:
+        """A part of the body that was begun last."""
+        return memoryview(self.memory)[HEADER_BYTES + at : HEADER_BYTES + at + size]
+
     def begin(self, body: int) -> memoryview:
         """Make the header invalid. Returns the place for a body of so many bytes."""
         os.pwrite(self._file, bytes(HEADER_BYTES), 0)
@@ -130,7 +142,7 @@ class SegmentFile:
             # Without the reservation a process that writes to the map when memory is full gets SIGBUS.
             os.posix_fallocate(self._file, 0, needed)
             self._map, self._reserved = mmap.mmap(self._file, needed), needed
-        return memoryview(self._map)[HEADER_BYTES:needed]
+        return self.body(0, body)
 
     def finish(self, held: HeldSegment, body: memoryview, table: bytes, wanted: int | None = None) -> Header:
         """Write the table and the header: from now on the file holds this segment. wanted: the checksum of a copy.
@@ -148,6 +160,7 @@ class SegmentFile:
             held.group,
             held.part,
             held.parts,
+            held.copies,
             body.nbytes,
             len(table),
             total,

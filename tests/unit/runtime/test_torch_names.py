@@ -31,6 +31,11 @@ OF_OBJECTS: dict[str, Callable[[], object]] = {
     "_buffers": lambda: nn.Module()._buffers,
     "_modules": lambda: nn.Module()._modules,
     "_non_persistent_buffers_set": lambda: nn.Module()._non_persistent_buffers_set,
+    "_optimizer_state_dict_post_hooks": lambda: _optimizer()._optimizer_state_dict_post_hooks,
+    "_optimizer_state_dict_pre_hooks": lambda: _optimizer()._optimizer_state_dict_pre_hooks,
+    "_parameters": lambda: nn.Module()._parameters,
+    "_state_dict_hooks": lambda: nn.Module()._state_dict_hooks,
+    "_state_dict_pre_hooks": lambda: nn.Module()._state_dict_pre_hooks,
     "_num_yielded": lambda: iter(DataLoader(TensorDataset(torch.ones(2))))._num_yielded,
     "_orig_mod": lambda: cast(Any, torch.compile(nn.Linear(1, 1), backend="eager"))._orig_mod,
     "_saved_other": lambda: _node("_saved_other"),
@@ -53,13 +58,17 @@ NOT_OF_TORCH = {
 state_dict()."""
 
 
+def _optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1)])
+
+
 def _node(name: str) -> object:
     doubled = torch.ones(1, requires_grad=True) * torch.ones(1, requires_grad=True)
     return getattr(doubled.grad_fn, name)
 
 
 def listed() -> set[str]:
-    scripts = (torch_names.OF_RANKS, torch_names.OF_SHARDS, torch_names.OF_KEPT_RANKS)
+    scripts = (torch_names.OF_RANKS, torch_names.OF_KEPT, torch_names.OF_SHARDS, torch_names.OF_KEPT_RANKS)
     tables = (torch_names.OF_WORKERS, *scripts, torch_names.OF_NCCL)
     return {name for table in tables for name in table}
 

@@ -83,9 +83,9 @@ WHOLE = ((part(8, 0), part(7, 0)), (part(8, 1), part(7, 1)), (part(7, 2),))
 
 SEVENTH = KeptStep(7, RoundNumber(0, 3), 0)
 THIN = (
-    ThinPart(part(7, 0), "a.0.0", "b.0.3"),
-    ThinPart(part(7, 1), "a.1.0", "b.0.3"),
-    ThinPart(part(7, 2), "b.0.3", "a.0.0"),
+    ThinPart(part(7, 0), "a.0.0", ("b.0.3",)),
+    ThinPart(part(7, 1), "a.1.0", ("b.0.3",)),
+    ThinPart(part(7, 2), "b.0.3", ("a.0.0",)),
 )
 TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(7, 0)))
 """Each part is on both nodes."""

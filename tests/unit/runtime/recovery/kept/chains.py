@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from runtime.recovery.kept import keep, segment
+from runtime.recovery.kept import copying, segment
 from runtime.recovery.kept.choice import RoundNumber, newest_whole
 from runtime.recovery.kept.loading import SavedTensor
 from runtime.recovery.kept.look import KeptHere
@@ -42,14 +42,15 @@ class Deaths:
         self._wrap(SegmentFile, "finish", "kept", behind=True)
         self._wrap(Header, "pack", "header")
         self._wrap(segment, "checksum", "checksum")
-        write = keep._write
+        copy_all = copying.copy_all
 
-        def half(body: memoryview, placed: list[Any]) -> None:
-            write(body, placed[: len(placed) // 2])
+        def half(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+            middle = len(tensors) // 2
+            copy_all(into[:middle], tensors[:middle])
             self.at("half")
-            write(body, placed[len(placed) // 2 :])
+            copy_all(into[middle:], tensors[middle:])
 
-        vars(keep)["_write"] = half
+        vars(copying)["copy_all"] = half
 
     def at(self, point: str) -> None:
         self._left[point] = self._left.get(point, 0) - 1

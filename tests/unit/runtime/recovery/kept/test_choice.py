@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -77,9 +78,9 @@ def test_a_part_that_one_machine_alone_has_goes_to_the_next_one() -> None:
     source = KeptStep(4, FIRST, 0)
     found = thin_parts(held, source, (*A, *B, *C))
     assert [(thin.held.part, thin.at, thin.to) for thin in found] == [
-        (0, "a.0.0", "b.0.0"),
-        (1, "b.0.0", "c.1.0"),
-        (2, "c.0.1", "a.0.0"),
+        (0, "a.0.0", ("b.0.0",)),
+        (1, "b.0.0", ("c.1.0",)),
+        (2, "c.0.1", ("a.0.0",)),
     ]
     held["b.0.0"].append(HeldSegment(4, FIRST, 0, 0, 3))
     assert [thin.held.part for thin in thin_parts(held, source, (*A, *B, *C))] == [1, 2]
@@ -92,9 +93,36 @@ def test_a_state_without_shards_is_thin_if_one_machine_has_it() -> None:
     held = {"a.0.0": [HeldSegment(4, FIRST, 0, 0, 1)], "b.0.0": [HeldSegment(3, FIRST, 1, 0, 1)], "c.0.1": []}
     source = KeptStep(4, FIRST, 0)
     (thin,) = thin_parts(held, source, tuple(held))
-    assert (thin.held, thin.at, thin.to) == (HeldSegment(4, FIRST, 0, 0, 1), "a.0.0", "b.0.0")
+    assert (thin.held, thin.at, thin.to) == (HeldSegment(4, FIRST, 0, 0, 1), "a.0.0", ("b.0.0",))
     held["c.0.1"] = [HeldSegment(4, FIRST, 2, 0, 1)]
     assert thin_parts(held, source, tuple(held)) == []
+
+
+D = ("d.0.0",)
+
+
+def test_with_two_copies_a_part_is_on_three_machines_before_scripts_start() -> None:
+    held = {worker: [replace(one, copies=2) for one in found] for worker, found in homes(4, 3, A, B, C).items()}
+    held["b.0.0"].append(HeldSegment(4, FIRST, 0, 0, 3, copies=2))
+    source, every = KeptStep(4, FIRST, 0), (*A, *B, *C, *D)
+    found = thin_parts({**held, "d.0.0": []}, source, every)
+    assert [(thin.held.part, thin.to, thin.machines) for thin in found] == [
+        (0, ("c.0.1",), 2),
+        (1, ("c.1.0", "d.0.0"), 1),
+        (2, ("d.0.0", "a.0.0"), 1),
+    ]
+    for thin in found:
+        for worker in thin.to:
+            held.setdefault(worker, []).append(thin.held)
+    assert thin_parts(held, source, every) == []
+    two = thin_parts({worker: held[worker] for worker in (*A, *B)}, source, (*A, *B))
+    assert [(thin.held.part, thin.to) for thin in two] == [(1, ("a.1.2",)), (2, ("b.0.0",))], "there is no third one"
+
+
+def test_with_two_copies_a_state_without_shards_is_on_three_machines() -> None:
+    held = {"a.0.0": [HeldSegment(4, FIRST, 0, 0, 1, 2)], "b.0.0": [HeldSegment(4, FIRST, 1, 0, 1, 2)], "c.0.1": []}
+    (thin,) = thin_parts(held, KeptStep(4, FIRST, 1), tuple(held))
+    assert (thin.at, thin.to, thin.machines) == ("b.0.0", ("c.0.1",), 2)
 
 
 @given(st.lists(st.sampled_from([*A, *B, *C]), min_size=1, max_size=5, unique=True))
@@ -114,6 +142,7 @@ def test_what_is_lost_is_named_by_step_and_parts() -> None:
 def test_what_is_said_survives_the_wire() -> None:
     for one in (HeldSegment(4, AGAIN, 1, 2, 3), KeptStep(4, AGAIN, 1)):
         assert type(one).from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert HeldSegment.from_json(HeldSegment(4, AGAIN, 1, 2, 3, copies=2).to_json()).copies == 2
 
 
 def test_the_directory_of_a_round_has_its_name() -> None:

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import elastic
 from elastic.errors import ConfigError, UsageError
@@ -232,9 +234,23 @@ def muon() -> KeptScript:
     return elastic.keep(model, torch.optim.Muon(weights), units=3)
 
 
+def parallel(*, shard: bool) -> KeptScript:
+    """Tensor parallelism, with shards of FSDP2 and without."""
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("shards", "parallel"))
+    model: Any = Two()
+    if shard:
+        parallelize_module(model.first, mesh["parallel"], ColwiseParallel())
+    else:
+        parallelize_module(model, mesh["parallel"], {"first": ColwiseParallel()})
+    fully_shard(model if shard else model.second, mesh=mesh["shards"])
+    return elastic.keep(model, units=3)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (lambda: parallel(shard=True), r"model is sharded over .*, as with tensor parallelism"),
+        (lambda: parallel(shard=False), r"model.first.weight is sharded without fully_shard\(\), as by tensor"),
         (lambda: elastic.keep(Two(), units=3), r"none of the objects has a module with fully_shard\(\)"),
         (lambda: script(0), r"units=0 must be an integer from 1 to 4096"),
         (fused, r"optimizer has fused=True"),

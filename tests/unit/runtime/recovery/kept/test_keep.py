@@ -25,12 +25,13 @@ from torch.distributed.tensor import DTensor
 
 import elastic
 from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState
-from runtime.recovery.kept import comparison
+from runtime.recovery.kept import comparison, copying
 from runtime.recovery.kept import keep as keeping
 from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
 from runtime.recovery.kept.content import named, state_of
+from runtime.recovery.kept.copying import StepCopy
 from runtime.recovery.kept.keep import KeptScript, shortage
 from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
@@ -216,13 +217,13 @@ def test_a_step_that_is_not_kept_does_not_wait_for_the_mirror(job: Job, monkeypa
     script = Script(shard=True)
     kept = elastic.keep(script.model, script.optimizer, script.schedule, every=3, loader=script.loader)
     joined: list[int] = []
-    join = keeping._Copy.join
+    join = StepCopy.join
 
-    def seen(copy: keeping._Copy) -> None:
+    def seen(copy: StepCopy) -> None:
         join(copy)
         joined.append(copy.step)
 
-    monkeypatch.setattr(keeping._Copy, "join", seen)
+    monkeypatch.setattr(StepCopy, "join", seen)
     for _ in range(6):
         script.step(kept)
     assert joined == [1, 3], "each behind a later step that is kept"
@@ -413,20 +414,20 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
     kept = elastic.keep(script.model)  # without the optimizer, whose step would wait
     kept.done()
     kept.wait()
-    write = keeping._write
+    copy_all = copying.copy_all
 
-    def changing(body: memoryview, placed: Any) -> None:
-        write(body, placed)
-        if any(one.piece.steady for one in placed):
+    def changing(into: Any, tensors: Any) -> None:
+        copy_all(into, tensors)
+        if threading.current_thread() is not threading.main_thread():
             with torch.no_grad():
                 script.model.up.weight.add_(1.0)
 
-    monkeypatch.setattr(keeping, "_write", changing)
+    monkeypatch.setattr(copying, "copy_all", changing)
     kept.done()
     kept.wait()
     assert sorted(job.files(FIRST)) == [1]
     assert "model.up.weight was changed while it was copied" in capfd.readouterr().err
-    monkeypatch.setattr(keeping, "_write", write)
+    monkeypatch.setattr(copying, "copy_all", copy_all)
     kept.done()
     with torch.no_grad():
         script.model.up.weight.add_(1.0)
@@ -439,13 +440,13 @@ def test_the_step_of_the_optimizer_waits_for_the_copy(job: Job, monkeypatch: pyt
     script = Script(shard=True)
     kept = script.keep()
     waited: list[str] = []
-    wait = keeping._Copy.wait
+    wait = StepCopy.wait
 
-    def seen(copy: keeping._Copy) -> None:
+    def seen(copy: StepCopy) -> None:
         wait(copy)
         waited.append("waited")
 
-    monkeypatch.setattr(keeping._Copy, "wait", seen)
+    monkeypatch.setattr(StepCopy, "wait", seen)
     script.step(kept)
     assert waited == []
     script.optimizer.step()

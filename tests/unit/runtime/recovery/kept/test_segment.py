@@ -19,7 +19,7 @@ ROUND = RoundNumber(2, 7)
 
 
 def held(step: int) -> HeldSegment:
-    return HeldSegment(step, ROUND, 0, 3, 4)
+    return HeldSegment(step, ROUND, 0, 3, 4, 2)
 
 
 def content(step: int, size: int = 20_000) -> bytes:
@@ -41,7 +41,7 @@ def steps(directory: Path) -> dict[int, Path]:
             read = Segment(path, header)
             read.check()
             assert bytes(read.body) == content(header.step, header.body)
-            assert header.held == held(header.step)
+            assert header.held == held(header.step) and header.held.copies == 2
             found[header.step] = path
     return found
 
@@ -124,9 +124,9 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
     Segment(path, _header(path)).check()
 
 
-@pytest.mark.parametrize("at", range(80))
+@pytest.mark.parametrize("at", range(88))
 def test_a_flipped_bit_of_the_header_is_found(tmp_path: Path, at: int) -> None:
-    (tmp_path / "0.0.0").write_bytes(Header(5, 1, 2, 0, 3, 4, 100, 10, 77).pack())
+    (tmp_path / "0.0.0").write_bytes(Header(5, 1, 2, 0, 3, 4, 1, 100, 10, 77).pack())
     _flip(tmp_path / "0.0.0", at)
     with pytest.raises(CheckpointCorrupt, match="its header"):
         read_header(tmp_path / "0.0.0")

@@ -1,0 +1,228 @@
+"""One step on its way into memory: where each tensor goes, and the thread that copies it there and to other machines.
+
+A thread that copied tensors one by one would take Python's lock for each of them, and the script would wait for it. So
+all are copied in one call, which does without the lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.recovery.kept.boxes import Box
+from runtime.recovery.kept.choice import HeldSegment
+from runtime.recovery.kept.content import CurrentState, Ends, Piece, StateOfObject, sample
+from runtime.recovery.kept.remote import SegmentMirror
+from runtime.recovery.kept.segment import Header, SegmentFile, aligned
+from runtime.recovery.state.encoding import dtype_name
+from runtime.recovery.transfer.connection import CopyFailed
+from runtime.script_end import TorchThread
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece that is written into a body, from byte `at` on."""
+
+    piece: Piece
+    at: int
+
+
+class PlacedPart:
+    """The pieces of one object: those that this process writes, and where. Bytes `begin` to `end` of the body."""
+
+    def __init__(self, pieces: tuple[Piece, ...], begin: int, rule: WriteRule) -> None:
+        self.pieces, self.begin = pieces, begin
+        placed, at = [], begin
+        entries = []
+        for piece in pieces:
+            writes = rule.writes(piece)
+            entries.append(_entry_of(piece, at if writes else -1))
+            if writes:
+                placed.append(PlacedPiece(piece, at))
+                at = aligned(at + piece.bytes)
+        self.end = at
+        self.entries = ",".join(entries)
+        """What the table says of all pieces."""
+        self.ends = Ends(filter(rule.is_alike, pieces)) if rule.samples else Ends(())
+        filled = [one for one in placed if one.piece.bytes]
+        self.steady = CopyList([one for one in filled if one.piece.steady and one.piece.tensor.is_cpu])
+        """What a thread may copy while the script goes on."""
+        self.others = CopyList([one for one in filled if not (one.piece.steady and one.piece.tensor.is_cpu)])
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRule:
+    """What this process writes, the same in each step of a round. is_alike: whether all processes have a piece alike.
+    samples: whether the table says a checksum of these."""
+
+    writes: Callable[[Piece], bool]
+    is_alike: Callable[[Piece], bool]
+    samples: bool
+
+
+class CopyList:
+    """Pieces that are copied together."""
+
+    def __init__(self, placed: Sequence[PlacedPiece]) -> None:
+        self._placed = placed
+        self.paths = [one.piece.path for one in placed]
+        self.tensors = [one.piece.tensor for one in placed]
+        self.sources = [one.piece.source for one in placed]
+        self._into: dict[str, tuple[mmap.mmap, list[torch.Tensor]]] = {}
+        """File -> its memory, and the places there."""
+
+    def into(self, file: SegmentFile) -> list[torch.Tensor]:
+        """The places of the tensors in a file that has room for them."""
+        memory, found = self._into.get(file.name, (None, []))
+        if memory is not file.memory:
+            found = [_place(file, one) for one in self._placed]
+            self._into[file.name] = file.memory, found
+        return found
+
+
+def _place(file: SegmentFile, placed: PlacedPiece) -> torch.Tensor:
+    tensor = placed.piece.tensor
+    place = torch.frombuffer(file.body(placed.at, tensor.nbytes), dtype=torch.uint8)
+    return place.view(tensor.dtype).view(tensor.shape)
+
+
+def _entry_of(piece: Piece, at: int) -> str:
+    kind = piece.tensor.device.type
+    return _entry(piece.path, dtype_name(piece.tensor), piece.shape, piece.box, at, piece.distributed, kind)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _entry(path: str, dtype: str, shape: tuple[int, ...], box: Box, at: int, distributed: bool, device: str) -> str:
+    """The same in most steps."""
+    return json.dumps([path, dtype, shape, box.offset, box.shape, at, distributed, device], separators=(",", ":"))
+
+
+class BodyLayout:
+    """Where the pieces of a state lie in the body of a segment. What has not changed is not placed anew."""
+
+    def __init__(self, rule: WriteRule) -> None:
+        self._rule = rule
+        self._parts: dict[str, PlacedPart] = {}
+
+    def place(self, state: CurrentState) -> list[PlacedPart]:
+        """For each object."""
+        found: list[PlacedPart] = []
+        for part in state.parts:
+            begin = found[-1].end if found else 0
+            placed = self._parts.get(part.name)
+            if placed is None or placed.pieces is not part.pieces or placed.begin != begin:
+                placed = self._parts[part.name] = PlacedPart(part.pieces, begin, self._rule)
+            found.append(placed)
+        return found
+
+
+def size_of(parts: Sequence[PlacedPart]) -> int:
+    """Bytes of the body."""
+    return parts[-1].end if parts else 0
+
+
+def table(parts: Sequence[StateOfObject], placed: Sequence[PlacedPart], *, plain: bool) -> bytes:
+    """What the table of a segment says, as JSON: of each tensor path, dtype and whole shape, offset and shape of the
+    box, its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with plain values."""
+    values = ",".join(f"{json.dumps(part.name)}:{part.text}" for part in parts) if plain else ""
+    tensors = ",".join(part.entries for part in placed if part.entries)
+    total = sample(part.ends for part in placed)
+    return f'{{"plain":{{{values}}},"tensors":[{tensors}],"sample":{total}}}'.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class NewSegment:
+    """One that is written. parts: what its body has; table: the rest."""
+
+    file: SegmentFile
+    held: HeldSegment
+    parts: Sequence[PlacedPart]
+    table: bytes
+
+
+class StepCopy:
+    """One step on its way into memory, here and on other machines."""
+
+    def __init__(self, segment: NewSegment, mirrors: Sequence[SegmentMirror], *, at_once: bool) -> None:
+        """at_once: nothing is left for the thread but the checksum and other machines. Raises OSError."""
+        self.step = segment.held.step
+        self.error: OSError | None = None
+        self.torn = ""
+        """The path of a tensor that was changed while it was copied; the step is not kept then."""
+        self.unsent: list[tuple[SegmentMirror, str]] = []
+        """Mirrors that do not have it, and why."""
+        self.seen = False
+        """Whether the script knows of its end here."""
+        self._segment, self._mirrors = segment, mirrors
+        self._size = size_of(segment.parts)
+        segment.file.begin(self._size)
+        for part in segment.parts:
+            self._write(part.others)
+        self._later = [] if at_once else [part.steady for part in segment.parts if part.steady.tensors]
+        for part in segment.parts if at_once else ():
+            self._write(part.steady)
+        self._versions = [_versions(one) for one in self._later]
+        self._here = threading.Event()
+        self._thread = TorchThread(target=self._run, name="keep")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is in the memory of this machine, or cannot be."""
+        self._here.wait()
+
+    def join(self) -> None:
+        """Until it is on the other machines, too, or cannot be."""
+        self._thread.join()
+
+    def _write(self, one: CopyList) -> None:
+        if one.tensors:
+            copy_all(one.into(self._segment.file), one.tensors)
+
+    def _run(self) -> None:
+        header: Header | None = None
+        segment = self._segment
+        body = segment.file.body(0, self._size)
+        try:
+            for one in self._later:
+                self._write(one)
+            self.torn = self._changed()
+            if not self.torn:
+                header = segment.file.finish(segment.held, body, segment.table)
+        except OSError as error:
+            self.error = error
+        finally:
+            self._here.set()
+        if header is None:
+            return
+        for mirror in self._mirrors:
+            try:
+                mirror.send(segment.file.name, header, body, segment.table)
+            except CopyFailed as error:
+                self.unsent.append((mirror, str(error)))
+
+    def _changed(self) -> str:
+        """The path of a tensor that is no more as it was when the copy began; "": all are."""
+        for one, then in zip(self._later, self._versions, strict=True):
+            if (now := _versions(one)) != then:
+                return next(path for path, *both in zip(one.paths, now, then, strict=True) if both[0] != both[1])
+        return ""
+
+
+def _versions(one: CopyList) -> list[int]:
+    return [source._version for source in one.sources]
+
+
+def copy_all(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    """Copy each tensor into its place. Those of the CPU in one call, for which Python's lock is not needed."""
+    with torch.no_grad():
+        if into and all(one.is_cpu for one in tensors):
+            torch._foreach_copy_(into, tensors)
+        else:
+            for place, tensor in zip(into, tensors, strict=True):
+                place.copy_(tensor)
