@@ -5,8 +5,8 @@ project's DiLoCo with a quorum, and torchft's DiLoCo.
                                 [--peer DIR] [--runs 1] [--further] [--small] [--json FILE]
 
 Three nodes train behind cables of 10 Mbit/s with 20 ms, undisturbed and then under a storm: at drawn moments the worker
-of a drawn node is killed, the same ones for each launcher. This project's job then trains to its end, and is compared
-with jobs of as many rounds that nothing happens to. Exit code 1 if the storm has stopped it, if another worker was
+of a drawn node is killed, the same ones for each launcher. The loss of this project's job is compared with those of
+jobs of as many rounds that nothing happens to. Exit code 1 if the storm has stopped it, if another worker was
 given up than those that were killed, if its loss came back to that of fresh weights, or if its workers differ.
 """
 
@@ -24,14 +24,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from chaos_tests.cluster import Network, Roughness
 from chaos_tests.support.processes import exit_on_sigterm, kill_if_there
-from tests.bench import contenders, launchers, outer_work, report, stamps
+from tests.bench import contenders, launchers, outer_work, report, stamps, turnstile
 from tests.bench.launchers import NODES, OURS, TORCHFT, Launcher
 from tests.bench.node_deaths import Driver
-from tests.bench.outer_work import End
+from tests.bench.outer_work import Mark
 from tests.bench.recovery import say
 from tests.bench.report import Row, target
 from tests.bench.stamps import Stamp
@@ -70,12 +70,12 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one run. legs: launcher -> QUIET or STORM -> what was left. end: of this project's job behind the storm, None:
-    it was not measured. quiet: of jobs of as many rounds, by seed, the first one the storm's."""
+    """Of one run. legs: launcher -> QUIET or STORM -> what was left. stormy: of this project's job, by rounds; empty: it
+    was not measured. quiet: the same of jobs that nothing happened to, each with another seed."""
 
     legs: dict[str, dict[str, Leg]]
-    end: End | None
-    quiet: list[End]
+    stormy: list[Mark]
+    quiet: list[list[Mark]]
 
 
 Started: TypeAlias = Callable[[Path, Network, Mapping[str, str]], AbstractContextManager[Launcher]]
@@ -172,22 +172,21 @@ def torchft(peer: Path) -> Started:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """seconds: of the storm with so many faults. rounds: of this project's job. seeds: how many quiet jobs."""
+    """seconds: of the storm with so many faults. quiet_s: before it. seeds: how many quiet jobs."""
 
     seconds: float
     faults: int
     quiet_s: float
     seeds: int
-    rounds: int
 
 
-def measure(home: Path, launcher: str, started: Started, plan: Plan) -> tuple[dict[str, Leg], End | None]:
-    """Both legs, and with this project the end of the job. Raises AssertionError where a storm has harmed it,
+def measure(home: Path, launcher: str, started: Started, plan: Plan) -> tuple[dict[str, Leg], list[Mark]]:
+    """Both legs, and with this project what the job has come to. Raises AssertionError where a storm has harmed it,
     RuntimeError if a job ends, TimeoutError if it comes to a stand."""
     home.mkdir()
     pace = home / "pace"
     pace.write_text(str(PACE_S))
-    environment = {"BENCH_PACE": str(pace), "BENCH_SEED": "1", "BENCH_ROUNDS": str(plan.rounds)}
+    environment = {"BENCH_PACE": str(pace), "BENCH_SEED": "1", "BENCH_ROUNDS": str(turnstile.OPEN)}
     with Network() as network:
         for node in NODES:
             network.add(node)
@@ -200,31 +199,26 @@ def measure(home: Path, launcher: str, started: Started, plan: Plan) -> tuple[di
             planned = moments(plan.faults, plan.seconds, random.Random(49))
             storm, killed = leg(driver, job, planned, plan.seconds)
             say(f"{launcher}, {STORM}: {storm}")
-            end = None
+            marks = list[Mark]()
             if isinstance(job, launchers.Elastic):
-                set_pace(pace, 0.0)
-                end = finish(job, plan.rounds)
+                driver.until("all workers have noted what they have", lambda: all_noted(driver, job))
+                marks = agreed(outer_work.marks(job.directory))
                 unharmed(job, killed)
-    return {QUIET: quiet, STORM: storm}, end
+    return {QUIET: quiet, STORM: storm}, marks
 
 
-def set_pace(pace: Path, seconds: float) -> None:
-    temporary = pace.with_suffix(".tmp")
-    temporary.write_text(str(seconds))
-    temporary.rename(pace)
+def all_noted(driver: Driver, job: launchers.Elastic) -> bool:
+    """Whether all workers of three nodes have noted a state that is newer than their youngest."""
+    youngest = max(of[0].step for of in driver.told().values() if of)
+    noted = outer_work.marks(job.directory)
+    return any(rounds > youngest and len(of) == len(NODES) for rounds, of in noted.items())
 
 
-def finish(job: launchers.Elastic, rounds: int) -> End:
-    """What the job has come to. Raises AssertionError if its workers differ, or it has failed."""
-    deadline_s = time.monotonic() + END_S
-    while not (over := [line for line in job.cluster.journal() if line["event"] == "job_over"]):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"the job does not end within {END_S:g} s")
-        time.sleep(1.0)  # files of other processes: there is nothing to wait on
-    assert over[0]["exit_code"] == 0, over[0]["because"]
-    ends = outer_work.ends(job.directory)
-    assert ends and set(ends) == {ends[0]} and ends[0].rounds == rounds, f"workers came to different ends: {ends}"
-    return ends[0]
+def agreed(marks: Mapping[int, Sequence[Mark]]) -> list[Mark]:
+    """One after each number of rounds. Raises AssertionError if workers differ."""
+    for rounds, of in marks.items():
+        assert len(set(of)) == 1, f"after {rounds} rounds workers have different states: {of}"
+    return [of[0] for of in marks.values()]
 
 
 def unharmed(job: launchers.Elastic, killed: set[str]) -> None:
@@ -238,14 +232,21 @@ def unharmed(job: launchers.Elastic, killed: set[str]) -> None:
     assert back is None, f"round {back} has a loss as of fresh weights"
 
 
-def undisturbed(home: Path, seed: int, rounds: int) -> End:
-    """A job of as many rounds on this machine, as fast as it can."""
+def undisturbed(home: Path, seed: int, rounds: int) -> list[Mark]:
+    """What a job of as many rounds on this machine has come to, as fast as it can. Raises AssertionError if it fails,
+    TimeoutError if it does not end."""
     home.mkdir()
     pace = home / "pace"
     pace.write_text("0")
     environment = {"BENCH_PACE": str(pace), "BENCH_SEED": str(seed), "BENCH_ROUNDS": str(rounds)}
     with launchers.elastic(home / "job", None, "train_outer.py", environment) as job:
-        return finish(job, rounds)
+        deadline_s = time.monotonic() + END_S
+        while not (over := [line for line in job.cluster.journal() if line["event"] == "job_over"]):
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"the job does not end within {END_S:g} s")
+            time.sleep(1.0)  # files of other processes: there is nothing to wait on
+        assert over[0]["exit_code"] == 0, over[0]["because"]
+        return agreed(outer_work.marks(job.directory))
 
 
 def rows_of(runs: Sequence[Found]) -> list[Row]:
@@ -256,8 +257,8 @@ def rows_of(runs: Sequence[Found]) -> list[Row]:
             of = [run.legs[name] for run in runs if name in run.legs]
             rows.append(row_of(name, which, of))
     for run in runs:
-        if run.end is not None and run.quiet:
-            rows.append(loss_row(run.end, run.quiet))
+        if run.stormy and run.quiet:
+            rows.append(loss_row(run.stormy, run.quiet))
     return rows
 
 
@@ -276,13 +277,16 @@ def row_of(name: str, which: str, runs: Sequence[Mapping[str, Leg]]) -> Row:
     return Row(f"{which}, {name}: samples/s", f"{rates[len(rates) // 2]:.1f}", ", ".join(words))
 
 
-def loss_row(end: End, quiet: Sequence[End]) -> Row:
-    losses = [one.loss for one in quiet]
+def loss_row(stormy: Sequence[Mark], quiet: Sequence[Sequence[Mark]]) -> Row:
+    """After the last rounds that all of them have made."""
+    by_rounds = [{mark.rounds: mark.loss for mark in of} for of in (stormy, *quiet)]
+    rounds = max(set(by_rounds[0]).intersection(*by_rounds[1:]))
+    loss, *losses = (of[rounds] for of in by_rounds)
     return Row(
-        f"held-out loss after {end.rounds} rounds, {OURS}",
-        f"{end.loss:.4f}",
-        f"{span(losses, '.4f')} in {len(quiet)} quiet jobs with other seeds",
-        target(end.loss <= max(losses), "not above all quiet jobs"),
+        f"held-out loss after {rounds} rounds, {OURS}",
+        f"{loss:.4f}",
+        f"{span(losses, '.4f')} in {len(quiet)} quiet jobs with a seed each",
+        target(loss <= max(losses), "not above all quiet jobs"),
     )
 
 
@@ -324,26 +328,26 @@ class Records:
         return cls(held["about"], held["command"], [found_of(run) for run in held["runs"]])
 
 
-def found_of(run: Mapping[str, dict[str, dict[str, object]]]) -> Found:
+def found_of(run: Mapping[str, Any]) -> Found:
     """As it is written."""
-    legs = {name: {which: Leg(**one) for which, one in of.items()} for name, of in run["legs"].items()}  # type: ignore[arg-type]
-    return Found(legs, None if run["end"] is None else End(**run["end"]), [End(**one) for one in run["quiet"]])  # type: ignore[arg-type]
+    legs = {name: {which: Leg(**one) for which, one in of.items()} for name, of in run["legs"].items()}
+    stormy, *quiet = ([Mark(**one) for one in of] for of in (run["stormy"], *run["quiet"]))
+    return Found(legs, stormy, quiet)
 
 
 def measured(home: Path, names: Sequence[str], peer: Path | None, plan: Plan) -> Found:
     """One run."""
-    legs, end = dict[str, dict[str, Leg]](), None
+    legs, stormy = dict[str, dict[str, Leg]](), list[Mark]()
     for name in names:
-        if name == TORCHFT and peer is None:
-            continue
-        started = elastic if peer is None or name == OURS else torchft(peer)
-        legs[name], ended = measure(home / name, name, started, plan)
-        end = ended or end
+        if name == OURS:
+            legs[name], stormy = measure(home / name, name, elastic, plan)
+        elif peer is not None:
+            legs[name], _ = measure(home / name, name, torchft(peer), plan)
     quiet = []
-    for seed in range(1, plan.seeds + 1) if end is not None else ():
-        quiet.append(undisturbed(home / f"seed-{seed}", seed, plan.rounds))
-        say(f"quiet, seed {seed}: {quiet[-1]}; behind the storm: {end}")
-    return Found(legs, end, quiet)
+    for seed in range(1, plan.seeds + 1) if stormy else ():
+        quiet.append(undisturbed(home / f"seed-{seed}", seed, stormy[-1].rounds))
+        say(f"quiet, seed {seed}: {quiet[-1][-1]}; behind the storm: {stormy[-1]}")
+    return Found(legs, stormy, quiet)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -351,11 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.small:
         report.around_section(DOCUMENT, MARKERS)
     exit_on_sigterm()
-    seconds, quiet_s = options.minutes * 60, options.quiet_minutes * 60
-    round_s = PACE_S * outer_work.INNER_STEPS
-    # None of the legs can have more rounds than this, and a leg begins when all have made some together.
-    rounds = int((seconds + quiet_s + WAIT_S) / round_s)
-    plan = Plan(seconds, options.faults, quiet_s, options.seeds, rounds)
+    plan = Plan(options.minutes * 60, options.faults, options.quiet_minutes * 60, options.seeds)
     records = Records.read(options.json) if options.further else Records({}, "", [])
     command = f"python -m tests.bench.outer --minutes {options.minutes:g} --faults {options.faults}"
     for _ in range(options.runs):

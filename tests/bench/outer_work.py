@@ -26,7 +26,9 @@ SEQUENCES = 4
 CONTEXT, DIM, LAYERS, HEADS = 64, 64, 2, 4
 INNER_LR, OUTER_LR, MOMENTUM, CLIP = 1e-3, 0.7, 0.9, 1.0
 HELD_OUT = 512
-"""Windows of the text that the end is judged by."""
+"""Windows of the text that a model is judged by."""
+MARK_ROUNDS = 25
+"""After so many rounds each it is."""
 
 
 def build() -> tuple[GPT, torch.optim.Optimizer, torch.optim.Optimizer]:
@@ -72,19 +74,23 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """Of a job, as one worker saw it. loss: held-out, of the outer parameters."""
+class Mark:
+    """Of a job after so many rounds, as one worker saw it. loss: held-out, of the outer parameters."""
 
     rounds: int
     loss: float
     digest: str
 
     def write(self, worker_id: str) -> None:
-        path = Path(os.environ["BENCH_STAMPS"]) / f"{worker_id}.end"
+        path = Path(os.environ["BENCH_STAMPS"]) / f"{worker_id}-{self.rounds}.mark"
         path.with_suffix(".tmp").write_text(json.dumps(asdict(self)))
         path.with_suffix(".tmp").rename(path)
 
 
-def ends(directory: Path) -> list[End]:
-    """Of all workers that came to the end."""
-    return [End(**json.loads(path.read_text())) for path in sorted(directory.glob("*.end"))]
+def marks(directory: Path) -> dict[int, list[Mark]]:
+    """After how many rounds -> one of each worker that wrote it down, in order."""
+    found: dict[int, list[Mark]] = {}
+    for path in directory.glob("*.mark"):
+        mark = Mark(**json.loads(path.read_text()))
+        found.setdefault(mark.rounds, []).append(mark)
+    return dict(sorted(found.items()))

@@ -24,8 +24,7 @@ computed = Shards(Path(os.environ["BENCH_STAMPS"]), job.worker_id)
 pace = work.Pace()
 gate = turnstile.enter(job.worker_id)
 
-rounds = int(os.environ["BENCH_ROUNDS"])
-for step in job.steps(train, total=rounds, outer=outer):
+for step in job.steps(train, total=int(os.environ["BENCH_ROUNDS"]), outer=outer):
     for x, y in step:
         pace.begin()
         loss = work.backward(model, x, y)
@@ -36,7 +35,7 @@ for step in job.steps(train, total=rounds, outer=outer):
         step.log(loss=loss)
     counted = int(step.metrics["elastic.inner_steps"])
     stamps.write(step.index, counted, job.generation, job.world_size, step.metrics["loss"])
-    if step.index + 1 == rounds:
+    if (step.index + 1) % work.MARK_ROUNDS == 0:
         held = job.evaluate(lambda x, y: {"loss": work.loss_of(model, x, y)}, held_out)
-        work.End(rounds, held["loss"], job.digest()).write(job.worker_id)
+        work.Mark(step.index + 1, held["loss"], job.digest()).write(job.worker_id)
 gate.close()

@@ -60,7 +60,7 @@ computed = Shards(Path(os.environ["BENCH_STAMPS"]), name)
 pace = work.Pace()
 gate = turnstile.enter(name)
 
-with DiLoCo(manager, [model], inner, outer, sync_every=work.INNER_STEPS):
+with DiLoCo(manager, [model], inner, outer, sync_every=work.INNER_STEPS, use_bucketization=True):
     while True:
         before, healed, total = manager.current_step(), False, 0.0
         for number in range(work.INNER_STEPS):
