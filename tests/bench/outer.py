@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -81,9 +80,7 @@ class Found:
 Started: TypeAlias = Callable[[Path, Network, Mapping[str, str]], AbstractContextManager[Launcher]]
 
 
-def judge(
-    told: Mapping[str, Sequence[Stamp]], computed: int, begun_ns: int, ended_ns: int, *, own_parts: bool
-) -> Leg:
+def judge(told: Mapping[str, Sequence[Stamp]], computed: int, begun_ns: int, ended_ns: int, *, own_parts: bool) -> Leg:
     """What was achieved in that time. computed: inner steps that all workers have made in it. own_parts: `began` of a
     stamp counts the inner steps of its process; otherwise those of all, and each process has a stamp of each round."""
     first: dict[int, Stamp] = {}
@@ -119,7 +116,9 @@ def fell_back(told: Mapping[str, Sequence[Stamp]]) -> int | None:
     return None
 
 
-def leg(driver: Driver, launcher: Launcher, planned: Sequence[tuple[float, str]], seconds: float) -> tuple[Leg, set[str]]:
+def leg(
+    driver: Driver, launcher: Launcher, planned: Sequence[tuple[float, str]], seconds: float
+) -> tuple[Leg, set[str]]:
     """All train together, and then these workers are killed; and who these were. One that is not there at its moment is
     killed when it is. Raises RuntimeError if a job ends."""
     driver.steady()
@@ -268,7 +267,11 @@ def row_of(name: str, which: str, runs: Sequence[Mapping[str, Leg]]) -> Row:
     rates = sorted(one.rate for one in of)
     words = [
         f"{span((one.rate for one in of), '.1f')} ({len(of)} times)",
-        *([f"{span((run[which].rate / run[QUIET].rate for run in runs), '.2f')} of undisturbed"] if which != QUIET else []),
+        *(
+            [f"{span((run[which].rate / run[QUIET].rate for run in runs), '.2f')} of undisturbed"]
+            if which != QUIET
+            else []
+        ),
         f"{span(one.faults for one in of)} killed",
         f"{span(one.rounds for one in of)} rounds in {of[0].seconds:.0f} s",
         f"{span(one.dropped for one in of)} samples dropped",
