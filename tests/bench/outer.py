@@ -18,7 +18,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from chaos_tests.cluster import Network, Roughness
 from chaos_tests.support.processes import exit_on_sigterm, kill_if_there
-from tests.bench import contenders, launchers, outer_work, report, stamps, turnstile
+from tests.bench import contenders, launchers, outer_work, report, stamps
 from tests.bench.launchers import NODES, OURS, TORCHFT, Launcher
 from tests.bench.node_deaths import Driver
 from tests.bench.outer_work import Mark
@@ -44,7 +44,9 @@ QUIET, STORM = "undisturbed", "storm"
 CABLE_KBIT_S, CABLE = 10_000, Roughness(delay_s=0.02)
 PACE_S = 0.1
 """Of an inner step: as long as one that computes more would take."""
-WAIT_S, END_S, POLL_S = 180.0, 3600.0, 0.05
+QUORUM = 2
+QUIET_S, POLL_S = 7200.0, 0.05
+"""For a job that nothing happens to."""
 LEARNT_ROUNDS = 50
 """After so many rounds a loss is far below that of fresh weights."""
 
@@ -69,8 +71,8 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one run. legs: launcher -> QUIET or STORM -> what was left. stormy: of this project's job, by rounds; empty: it
-    was not measured. quiet: the same of jobs that nothing happened to, each with another seed."""
+    """Of one run. legs: launcher -> QUIET or STORM -> what was left. stormy: of this project's job, by rounds; empty:
+    it was not measured. quiet: the same of jobs that nothing happened to, each with another seed."""
 
     legs: dict[str, dict[str, Leg]]
     stormy: list[Mark]
@@ -129,7 +131,7 @@ def leg(
             launcher.revive()
             time.sleep(POLL_S)
         if node:
-            name, pid = next(iter(await_workers(driver, launcher, node).items()))
+            name, pid = await_worker(driver, launcher, node, killed)
             kill_if_there(pid)
             killed.add(name)
             say(f"{launcher.name}: {name} is killed after {at_s:.0f} s")
@@ -140,17 +142,18 @@ def leg(
     return replace(found, faults=len(killed)), killed
 
 
-def await_workers(driver: Driver, launcher: Launcher, node: str) -> dict[str, int]:
-    """The pids of the node's workers, once it has one."""
+def await_worker(driver: Driver, launcher: Launcher, node: str, killed: Container[str]) -> tuple[str, int]:
+    """The node's worker, once it has one that was not killed: its name and pid."""
     found: dict[str, int] = {}
 
     def there() -> bool:
         launcher.revive()
-        found.update(driver.workers_below(launcher.root(node)))
+        here = driver.workers_below(launcher.root(node))
+        found.update({name: pid for name, pid in here.items() if name not in killed})
         return bool(found)
 
     driver.until(f"a worker of {node}", there)
-    return found
+    return found.popitem()
 
 
 def made(directory: Path) -> int:
@@ -185,7 +188,7 @@ def measure(home: Path, launcher: str, started: Started, plan: Plan) -> tuple[di
     home.mkdir()
     pace = home / "pace"
     pace.write_text(str(PACE_S))
-    environment = {"BENCH_PACE": str(pace), "BENCH_SEED": "1", "BENCH_ROUNDS": str(turnstile.OPEN)}
+    environment = {"BENCH_PACE": str(pace), "BENCH_SEED": "1", "BENCH_QUORUM": str(QUORUM)}
     with Network() as network:
         for node in NODES:
             network.add(node)
@@ -232,20 +235,15 @@ def unharmed(job: launchers.Elastic, killed: set[str]) -> None:
 
 
 def undisturbed(home: Path, seed: int, rounds: int) -> list[Mark]:
-    """What a job of as many rounds on this machine has come to, as fast as it can. Raises AssertionError if it fails,
-    TimeoutError if it does not end."""
+    """What a job of as many rounds comes to, without a quorum and a fault: so one worker has the bits of three."""
     home.mkdir()
     pace = home / "pace"
     pace.write_text("0")
-    environment = {"BENCH_PACE": str(pace), "BENCH_SEED": str(seed), "BENCH_ROUNDS": str(rounds)}
-    with launchers.elastic(home / "job", None, "train_outer.py", environment) as job:
-        deadline_s = time.monotonic() + END_S
-        while not (over := [line for line in job.cluster.journal() if line["event"] == "job_over"]):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"the job does not end within {END_S:g} s")
-            time.sleep(1.0)  # files of other processes: there is nothing to wait on
-        assert over[0]["exit_code"] == 0, over[0]["because"]
-        return agreed(outer_work.marks(job.directory))
+    environment = {"BENCH_PACE": str(pace), "BENCH_SEED": str(seed), "BENCH_QUORUM": "0"}
+    command = [sys.executable, str(contenders.SCRIPTS / "train_outer.py")]
+    with contenders.Contender(f"seed {seed}", home / "job", [command], environment) as job:
+        job.until(f"{rounds} rounds", lambda: rounds in outer_work.marks(job.directory / "stamps"), QUIET_S)
+        return agreed(outer_work.marks(job.directory / "stamps"))
 
 
 def rows_of(runs: Sequence[Found]) -> list[Row]:
@@ -299,8 +297,8 @@ def notes() -> list[str]:
         "Every job trains the same GPT of 0.14 million float32 parameters on three nodes with a worker each: network "
         f"namespaces of this machine behind cables of {CABLE_KBIT_S / 1000:g} Mbit/s with "
         f"{CABLE.delay_s * 1000:g} ms in each direction. Replicas make {step} inner steps of "
-        f"{outer_work.SEQUENCES} sequences each, and then an outer step. An inner step is made to take {PACE_S:g} s, so "
-        "that the cores of one machine do.",
+        f"{outer_work.SEQUENCES} sequences each, and then an outer step. An inner step is made to take "
+        f"{PACE_S:g} s, so that the cores of one machine do.",
         "Whose worker is killed when was drawn once, and is the same for all. Whoever is killed is started again at "
         "once: by this project's agent, and torchft's by the bench, without a wait. The lighthouse of torchft is "
         "behind no cable, and nobody kills it; so are etcd and the rendezvous here.",

@@ -1,6 +1,6 @@
 """The measured training with rare communication as this project's users write it: DiLoCo with a quorum, plus stamps.
 
-BENCH_ROUNDS: how many rounds there are. In a stamp `began` says how many inner steps of all replicas are in the round.
+BENCH_QUORUM: how many replicas a round waits for; 0: for all, without a quorum. In a stamp `began` says how many inner steps of all replicas are in the round.
 """
 
 import os
@@ -11,11 +11,13 @@ from tests.bench import outer_work as work
 from tests.bench import turnstile
 from tests.bench.stamps import Shards, Stamps
 
-QUORUM, GRACE_S = 2, 1.0
+QUORUM, GRACE_S = int(os.environ["BENCH_QUORUM"]), 1.0
 
 job = elastic.join(seed=int(os.environ["BENCH_SEED"]))
 model, inner, outer_optimizer = work.build()
-outer = elastic.DiLoCo(model, inner, outer_optimizer, every=work.INNER_STEPS).with_quorum(QUORUM, GRACE_S)
+outer = elastic.DiLoCo(model, inner, outer_optimizer, every=work.INNER_STEPS)
+if QUORUM:
+    outer.with_quorum(QUORUM, GRACE_S)
 text, held_out = work.texts()
 train = job.loader(text, work.SEQUENCES * work.REPLICAS, shards=work.REPLICAS, shuffle=True)
 job.register(model=model, optimizer=inner, outer=outer)
@@ -24,7 +26,7 @@ computed = Shards(Path(os.environ["BENCH_STAMPS"]), job.worker_id)
 pace = work.Pace()
 gate = turnstile.enter(job.worker_id)
 
-for step in job.steps(train, total=int(os.environ["BENCH_ROUNDS"]), outer=outer):
+for step in job.steps(train, total=turnstile.OPEN, outer=outer):
     for x, y in step:
         pace.begin()
         loss = work.backward(model, x, y)
@@ -33,7 +35,7 @@ for step in job.steps(train, total=int(os.environ["BENCH_ROUNDS"]), outer=outer)
         inner.zero_grad()
         computed.write(step.index, step.inner_index)
         step.log(loss=loss)
-    counted = int(step.metrics["elastic.inner_steps"])
+    counted = int(step.metrics.get("elastic.inner_steps", work.REPLICAS * work.INNER_STEPS))
     stamps.write(step.index, counted, job.generation, job.world_size, step.metrics["loss"])
     if (step.index + 1) % work.MARK_ROUNDS == 0:
         held = job.evaluate(lambda x, y: {"loss": work.loss_of(model, x, y)}, held_out)
