@@ -1,6 +1,7 @@
-"""The measured training with rare communication as this project's users write it: DiLoCo with a quorum, plus stamps.
+"""The measured training with rare communication as this project's users write it: DiLoCo, plus stamps.
 
-BENCH_QUORUM: how many replicas a round waits for; 0: for all, without a quorum. In a stamp `began` says how many inner steps of all replicas are in the round.
+BENCH_QUORUM: how many replicas a round waits for; 0: for all, without a quorum. In a stamp `began` says how many inner
+steps of all replicas are in the round.
 """
 
 import os
