@@ -23,7 +23,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit unit-frontends unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-horovod bench-observation bench-nodes bench-storms bench-kept bench-net bench-fixed bench-scale clean
+.PHONY: help setup etcd test unit unit-frontends unit-runtime unit-others sim sim-short live test-exact fuzz test-live test-engines test-frameworks test-browser test-slurm test-k8s test-gpu test-gpu-fake test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-tiny bench-goodput bench-ranks bench-frameworks bench-horovod bench-observation bench-nodes bench-storms bench-outer bench-kept bench-net bench-fixed bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -212,6 +212,9 @@ bench-nodes: setup build/torchft ## measure what a node costs that dies, falls s
 
 bench-storms: setup build/torchft ## measure what is left of a training under traces of spot markets, beside torchft and torchrun
 	$(PY) -m tests.bench.storms --runs 3 --peer build/torchft
+
+bench-outer: setup build/torchft ## measure DiLoCo with 64 workers killed in 45 minutes behind cables of 10 Mbit/s (network namespaces, root), beside torchft: 2 hours
+	$(PY) -m tests.bench.outer --peer build/torchft
 
 bench-kept: setup ## measure what is left of a training with FSDP2 while processes die: elastic.keep beside torchrun with checkpoints
 	$(PY) -m tests.bench.kept

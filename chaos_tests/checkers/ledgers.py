@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from chaos_tests.checkers.history import History, HistoryStep, Line, Run, every_kind_came, injected
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
@@ -119,15 +120,27 @@ def exactly_once(history: History) -> CheckerVerdict:
 
 
 def _updates_lost(run: Run) -> CheckerVerdict:
-    """A worker that does not wait has one update in flight; what others have acknowledged is lost with two of them."""
+    """A worker that does not wait has one update in flight. What others have acknowledged is lost with two of them, or
+    with one if who has left takes its place again."""
+    back = _taken_back(run)
     gone = {event.worker for event in run.of("member_lost", "worker_lost", "expelled")}
     lost = sum(local_phase.told_of(step.line).get("lost_updates", 0.0) for step in run.steps)
     for event in run.of("pieces_fell_back"):
-        if len(gone) < 2:
+        if len(gone) < (1 if event.worker in back else 2):
             return broken(f"pieces fell back, and {len(gone)} workers were lost", event.at)
     if lost > len(gone) and not list(run.of("pieces_fell_back")):
         return broken(f"{lost:g} updates were lost with {len(gone)} workers", run.steps[-1].at)
     return holds(f"{lost:g} updates were lost with {len(gone)} workers, and their inner steps made again")
+
+
+def _taken_back(run: Run) -> set[str]:
+    """Workers that were no members any more, as they had left as planned, and are members again: all that were to go on
+    without them have died."""
+    left, back = set[str](), set[str]()
+    for before, after in pairwise(sorted(run.of("committed"), key=lambda event: event.generation)):
+        left |= set(before.line["members"]).difference(after.line["members"])
+        back |= left.intersection(after.line["members"])
+    return back
 
 
 def _miscounted(history: History) -> Iterator[CheckerVerdict]:

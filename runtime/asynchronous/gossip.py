@@ -23,7 +23,8 @@ from runtime.asynchronous.gossip_schedule import partner
 from runtime.asynchronous.local_training import LocalTraining, Sums
 from runtime.asynchronous.member_calls import MemberCalls, received
 from runtime.asynchronous.phase_notes import PhaseSummary
-from runtime.data.loader import check_seed
+from runtime.asynchronous.update_rules import SlowMomentum
+from runtime.data.loader import check_number, check_seed
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.session import Session
 
@@ -93,11 +94,22 @@ class Gossip(LocalTraining):
     with its own. The result depends on the times of the run, so it is not exact.
     """
 
-    def __init__(self, model: nn.Module, inner_optimizer: torch.optim.Optimizer, *, every: int, seed: int = 0) -> None:
-        """model: all of it that is trained. inner_optimizer: steps in the body of the inner loop. every: H. seed: of
-        the schedule. Raises ConfigError, NotCarried."""
+    def __init__(
+        self,
+        model: nn.Module,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        every: int,
+        momentum: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        """model: all of it that is trained. inner_optimizer: steps in the body of the inner loop. every: H. momentum:
+        of a worker over its units, 0 to below 1; see SlowMomentum. It is each worker's own, as is the inner optimizer's
+        state. seed: of the schedule. Raises ConfigError, NotCarried."""
         super().__init__(model, inner_optimizer, every)
         check_seed(seed)
+        check_number("momentum", momentum, "from 0 (none) to less than 1", lambda one: 0.0 <= one < 1.0)
+        self._slow = SlowMomentum(momentum)
         self._seed = seed
         self._mixture = Mixture()
         self._own: torch.Tensor | None = None
@@ -118,15 +130,26 @@ class Gossip(LocalTraining):
     def put_back(self, own: torch.Tensor | None) -> None:
         if own is not None:
             self.flat.write(own)
+            self._slow.pulled(own.clone())
+        else:
+            self._slow.begin(self.start.clone())
         self._mixture.show(self.flat.read())
 
     def between_steps(self) -> None:
-        self.flat.write(self._mixture.show(self.flat.read()))
+        own = self.flat.read()
+        self._slow.trained(own.clone())
+        self._go_to(own)
+
+    def _go_to(self, own: torch.Tensor) -> None:
+        """And to where others pull it from there."""
+        self.flat.write(self._mixture.show(own))
+        self._slow.pulled(own)
 
     def exchange(self, number: int) -> None:
         if not finite(self.flat.read()):
             self.begin_anew()
             self.flat.write(self._mixture.show(self.start.clone()))
+            self._slow.begin(self.flat.read())
             self._count({SKIPPED: 1.0, UPDATES: 1.0, DROPPED: 1.0})
             return
         members = self._session.place().members
@@ -135,6 +158,9 @@ class Gossip(LocalTraining):
         theirs = self._ask(other, number, members) if other is not None else None
         self._count({SKIPPED: float(theirs is None), UPDATES: 1.0})
         self.between_steps()
+        further = self._slow.step()
+        if len(members) > 1:  # one worker alone trains as without gossip
+            self._go_to(self.flat.read() + further)
 
     def _ask(self, other: str, number: int, members: Sequence[str]) -> torch.Tensor | None:
         """The parameters of the other worker; None: it is gone, or its phase is over."""

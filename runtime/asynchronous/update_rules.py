@@ -1,6 +1,6 @@
-"""What an update does to a piece: delayed Nesterov momentum, and what a late update counts.
+"""What an update does to a piece: delayed Nesterov momentum, and what a late update counts; slow momentum of a worker.
 
-Both are element by element, so the pieces of a model may be changed one by one, in any order of pieces.
+The first two are element by element, so the pieces of a model may be changed one by one, in any order of pieces.
 """
 
 from __future__ import annotations
@@ -55,6 +55,42 @@ class DelayedNesterov:
             piece.momentum.mul_(self.momentum).add_(piece.pending, alpha=1 / self.delay)
             piece.values.sub_(piece.momentum, alpha=self.lr * self.momentum)
             piece.pending.zero_()
+
+
+class SlowMomentum:
+    """Momentum of one worker over its units, after the idea of SlowMo without an exact average (Wang, Tantia, Ballas,
+    Rabbat, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", 2020). In the long run a
+    worker moves 1 / (1 - momentum) times as far as its inner steps do.
+
+    Here it has only what its own inner steps have moved. With what others have pulled it to as well, as in SlowMo,
+    workers that average in pairs by a changing schedule get further and further apart with a momentum of 0.9.
+    Values are float32, 1-D, and not changed by anybody later.
+    """
+
+    def __init__(self, momentum: float) -> None:
+        """momentum: from 0, which is none, to less than 1."""
+        self._momentum = momentum
+        self._at = self._progress = self._moved = torch.zeros(0)
+
+    def begin(self, values: torch.Tensor) -> None:
+        """A unit begins here, without a momentum."""
+        self._at, self._progress, self._moved = values, torch.zeros_like(values), torch.zeros_like(values)
+
+    def trained(self, values: torch.Tensor) -> None:
+        """Inner steps have led here."""
+        self._progress += values - self._at
+        self._at = values
+
+    def pulled(self, values: torch.Tensor) -> None:
+        """Others have led here."""
+        self._at = values
+
+    def step(self) -> torch.Tensor:
+        """The unit is over. Returns by how much the worker goes on."""
+        further = self._moved * self._momentum
+        self._moved = further + self._progress
+        self._progress = torch.zeros_like(further)
+        return further
 
 
 @dataclass(frozen=True, slots=True)

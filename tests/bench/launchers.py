@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from chaos_tests.cluster import Cluster, Network
@@ -22,6 +23,7 @@ NODES = ("a", "b", "c")
 MORTAL = ("b", "c")
 """Torchrun keeps what all nodes agree on in a process of the first one."""
 OURS, TORCHRUN, TORCHFT = "elastic-ring", "torchrun", "torchft"
+LIGHTHOUSE = "lighthouse"
 IDLE_S = 0.5
 FORK_SERVER = "runtime.forkserver.server"
 TICK_MS, JOIN_MS, SILENT_MS = 100, 1000, 1000
@@ -114,8 +116,13 @@ class Elastic:
 
 
 @contextmanager
-def elastic(home: Path, network: Network | None, script: str = "train_elastic.py") -> Iterator[Elastic]:
-    """script: in scripts/."""
+def elastic(
+    home: Path,
+    network: Network | None,
+    script: str = "train_elastic.py",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Elastic]:
+    """script: in scripts/, with this environment."""
     directory = home / "stamps"
     directory.mkdir(parents=True)
     with ExitStack() as stack:
@@ -131,7 +138,12 @@ def elastic(home: Path, network: Network | None, script: str = "train_elastic.py
             checkpoint_dir=str(home / "checkpoints"),
             checkpoint_every="off",
             snapshot_every="off",
-            env={"BENCH_GATE": str(gate.path), "BENCH_STAMPS": str(directory), "OMP_NUM_THREADS": "1"},
+            env={
+                "BENCH_GATE": str(gate.path),
+                "BENCH_STAMPS": str(directory),
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
         )
         yield Elastic(home, gate, cluster, job)
 
@@ -171,6 +183,10 @@ class Commands(ABC):
     @abstractmethod
     def start(self, node: str) -> None: ...
 
+    def _within(self, node: str) -> tuple[str, ...]:
+        """Put before a command of that node."""
+        return ()
+
     def revive(self) -> int:
         ended = [node for node in NODES if node in self._commands and self._commands[node].process.poll() is not None]
         for node in ended:
@@ -184,7 +200,7 @@ class Commands(ABC):
 
     def _run(self, node: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         output = self._home / f"{node}-{time.monotonic_ns()}.out"
-        self._commands[node] = Command(words, output, environment=environment, cwd=self._home)
+        self._commands[node] = Command([*self._within(node), *words], output, environment=environment, cwd=self._home)
 
 
 class Torchrun(Commands):
@@ -232,31 +248,54 @@ class Torchft(Commands):
 
     name = TORCHFT
 
-    def __init__(self, home: Path, gate: Gate, peer: Path) -> None:
+    def __init__(
+        self,
+        home: Path,
+        gate: Gate,
+        peer: Path,
+        network: Network | None,
+        script: str,
+        environment: Mapping[str, str],
+    ) -> None:
         super().__init__(home, gate)
+        self._network, self._script = network, script
+        where = network.add(LIGHTHOUSE) if network is not None else "127.0.0.1"
         self._environment = {
             "PYTHONPATH": os.pathsep.join(map(str, (contenders.ROOT, peer))),
             "OMP_NUM_THREADS": "1",
             "BENCH_GATE": str(gate.path),
             "BENCH_STAMPS": str(self.directory),
             "BENCH_NODES": ",".join(NODES),
-            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}",
+            "TORCHFT_LIGHTHOUSE": f"http://{where}:{self._port}",
+            **({"GLOO_SOCKET_IFNAME": "eth0"} if network is not None else {}),
+            **environment,
         }
         waits = (f"--quorum_tick_ms={TICK_MS}", f"--join_timeout_ms={JOIN_MS}", f"--heartbeat_timeout_ms={SILENT_MS}")
-        lighthouse = (str(peer / "bin" / "torchft_lighthouse"), "--min_replicas=1", f"--bind=127.0.0.1:{self._port}")
-        self._run("the lighthouse", [sys.executable, *lighthouse, *waits], self._environment)
+        lighthouse = (str(peer / "bin" / "torchft_lighthouse"), "--min_replicas=1", f"--bind={where}:{self._port}")
+        self._run(LIGHTHOUSE, [sys.executable, *lighthouse, *waits], self._environment)
 
     def start(self, node: str) -> None:
-        program = str(contenders.SCRIPTS / "train_torchft.py")
-        self._run(node, [sys.executable, program], {**self._environment, "BENCH_NODE": node})
+        where = self._network.add(node) if self._network is not None else "127.0.0.1"
+        environment = {**self._environment, "BENCH_NODE": node, "BENCH_ADDRESS": where}
+        self._run(node, [sys.executable, str(contenders.SCRIPTS / self._script)], environment)
+
+    def _within(self, node: str) -> tuple[str, ...]:
+        return self._network.within(node) if self._network is not None else ()
 
 
 @contextmanager
-def torchft(home: Path, peer: Path) -> Iterator[Torchft]:
+def torchft(
+    home: Path,
+    peer: Path,
+    network: Network | None = None,
+    script: str = "train_torchft.py",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Torchft]:
+    """script: in scripts/, with this environment."""
     (home / "stamps").mkdir(parents=True)
     with closing(Gate(home / "gate")) as gate:
         gate.allow(OPEN)
-        with closing(Torchft(home, gate, peer)) as job:
+        with closing(Torchft(home, gate, peer, network, script, environment)) as job:
             for node in NODES:
                 job.start(node)
             yield job

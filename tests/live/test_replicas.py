@@ -70,3 +70,19 @@ def test_a_round_sends_the_bytes_of_the_formula(
     planned = len(said[0]["summed"]) * summed_bytes(4 * parameters // fragments, 4 * row * parameters, rows)
     assert summed == pytest.approx(planned, rel=0.01)
     assert max(sent) == pytest.approx(sent_bytes(summed, 4, workers), rel=0.01)
+
+
+@pytest.mark.parametrize(("compression", "width"), [("bf16", 2.0), ("int8", 256 / 252)])
+def test_rounded_differences_take_their_share_of_the_bytes_and_rows_take_all(
+    compression: str, width: float, tmp_path: Path
+) -> None:
+    """width: bytes of an element."""
+    words = ("--workers", "2", "--compression", compression, "--quiet", str(SCRIPTS / "counted_rounds.py"))
+    with Job(tmp_path, *words, "4", "2", "own") as job:
+        assert job.wait() == 0, job.story()
+        said = [json.loads(path.read_bytes()) for path in job.gates.glob("*.json")]
+        sent = [count for _, count in read(job.gates).values()]
+    (parameters,) = {one["parameters"] for one in said}
+    rounds = len(said[0]["summed"])
+    planned = rounds * summed_bytes(width * parameters / 2, 4 * 3 * parameters, 4)
+    assert max(sent) == pytest.approx(sent_bytes(planned, 4, 2), rel=0.01)

@@ -286,6 +286,19 @@ def test_a_loss_is_no_violation_of_a_drain_while_something_else_happens() -> Non
     assert verdict("I11", with_events(good(), *drained("drain-node"), other, over)).answer is Truth.TRUE
 
 
+def test_pieces_fall_back_with_one_death_where_who_had_left_is_taken_back() -> None:
+    def fallen(worker: str, *lists: list[str]) -> History:
+        records = [event(5 + at / 10, "committed", generation=4 + at, members=ids) for at, ids in enumerate(lists)]
+        pieces = event(6, "pieces_fell_back", worker, 3 + len(lists), pieces=[1])
+        return phases(with_events(good(), *records, pieces), 0.0)
+
+    assert len({one.worker for one in good().faulty.of("member_lost", "worker_lost", "expelled")}) == 1
+    left, taken_back = [B], [A]  # A leaves as planned, B dies before the others have begun without A
+    assert verdict("I8", fallen(A, [A, B], left, taken_back)).answer is Truth.TRUE
+    assert verdict("I8", fallen(A, [A, B], [A])).answer is Truth.FALSE, "A has never left"
+    assert verdict("I8", fallen(B, [A, B], left, [A, B])).answer is Truth.FALSE, "B goes back, and has never left"
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_a_violation_is_found_by_its_invariant(what: str) -> None:
     number, spoil = BAD[what]

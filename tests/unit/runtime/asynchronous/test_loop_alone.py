@@ -139,6 +139,9 @@ def test_what_a_script_must_not_do() -> None:
             asynchronous(job, data, outer=outer, total=2, phase_s=phase_s)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="seed"):
         Gossip(model.float(), optimizer, every=1, seed="a")  # type: ignore[arg-type]
+    for momentum in (1.0, -0.1, "0.5"):
+        with pytest.raises(ConfigError, match="momentum"):
+            Gossip(model.float(), optimizer, every=1, momentum=momentum)  # type: ignore[arg-type]
 
 
 def test_each_kind_has_a_loop_of_its_own() -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from runtime.asynchronous.update_rules import DelayedNesterov, PieceState, StalenessBound
+from runtime.asynchronous.update_rules import DelayedNesterov, PieceState, SlowMomentum, StalenessBound
 
 
 def piece(elements: int = 7) -> PieceState:
@@ -90,3 +90,48 @@ def test_an_update_beyond_the_bound_is_dropped_or_scaled(
     late: str, staleness: int, age_s: float, weight: float
 ) -> None:
     assert StalenessBound(4, 10.0, late).weight(staleness, age_s) == weight  # type: ignore[arg-type]
+
+
+def test_slow_momentum_goes_on_by_what_former_units_have_moved() -> None:
+    slow, values = SlowMomentum(0.5), torch.tensor([1.0, -1.0])
+    slow.begin(values)
+    for further in (0.0, 0.5, 0.75, 0.875):
+        slow.trained(values + 0.5)
+        slow.trained(values + 1)
+        slow.pulled(values - 7)  # by another worker
+        assert torch.equal(slow.step(), torch.full([2], further)), "half of what it went in the unit before"
+        values = values - 7 + further
+        slow.pulled(values)
+    slow.begin(values)
+    slow.trained(values + 1)
+    assert not slow.step().any(), "of former units nothing is left"
+
+
+def test_without_slow_momentum_a_worker_stays_where_its_unit_has_led() -> None:
+    slow, values = SlowMomentum(0.0), torch.tensor([1.0])
+    slow.begin(values)
+    for _ in range(3):
+        slow.trained(values := values + 2)
+        assert not slow.step().any()
+
+
+def test_slow_momentum_in_pairs_leaves_all_together() -> None:
+    """Workers whose inner steps lead to different places go 10 times as far with a momentum of 0.9, and get no further
+    from each other than that."""
+    drawn, generator = Random(3), torch.Generator().manual_seed(3)
+    own, slow = torch.zeros(6, 4), [SlowMomentum(0.9) for _ in range(6)]
+    for worker in slow:
+        worker.begin(torch.zeros(4))
+    units = 2000
+    for _ in range(units):
+        trained = own + 1 + torch.randn(6, 4, generator=generator)
+        order = drawn.sample(range(6), 6)
+        own = trained.clone()
+        for one, other in zip(order[::2], order[1::2], strict=True):
+            own[one] = own[other] = (trained[one] + trained[other]) / 2
+        for at, worker in enumerate(slow):
+            worker.trained(trained[at].clone())
+            own[at] += worker.step()
+            worker.pulled(own[at].clone())
+    assert own.mean().item() == pytest.approx(10 * units, rel=0.05)
+    assert own.std(0).max() < 60
