@@ -61,12 +61,26 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
         return digest(job)
 
 
+def living(job: Job, killed: set[str]) -> list[str]:
+    """Members by rank, but for those that were killed."""
+    members = [str(member["worker_id"]) for member in job.status()["members"]]
+    return [worker for worker in members if worker not in killed]
+
+
 def test_two_deaths_cost_no_step_of_a_job_with_many_tensors(tmp_path: Path, wanted: str) -> None:
+    """Each death is of the worker with rank 0, behind a step that has been held up until both workers are there."""
     with Job(tmp_path, *words(2, 0.3)) as job:
-        for step in (3, 12):
-            job.await_steps(step)
-            job.send(str(job.status()["members"][0]["worker_id"]))
-            job.until("full world", lambda: len(job.status()["members"]) == 2)
+        gates = ("3", "12", str(STEPS - 1))
+        for gate in gates:
+            job.shut(gate)
+        killed = set[str]()
+        for gate in gates:
+            job.until("full world", lambda: len(living(job, killed)) == 2)
+            job.open(gate)
+            if gate != gates[-1]:
+                victim = living(job, killed)[0]
+                job.send(victim)
+                killed.add(victim)
         assert job.wait() == 0, job.output
         numbers = [line["step"] for line in job.steps()]
         assert numbers == list(range(len(numbers)))

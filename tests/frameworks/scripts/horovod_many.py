@@ -1,12 +1,21 @@
 """An elastic script for Horovod, but for its import: 300 tensors, rounded gradients, and momentum, which a run lacks
 that begins anew. All ranks train the same batches, so two ranks have the mean that one has, bit for bit."""
 
+import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 
 import elastic.horovod.torch as hvd
+
+GATES = Path(os.environ["LIVE_GATES"])
+
+
+def stands(step):
+    """Whether this step is held up, alike on all ranks."""
+    return hvd.broadcast_object((GATES / str(step)).exists(), root_rank=0)
 
 
 def main(steps, pause_s):
@@ -25,6 +34,9 @@ def main(steps, pause_s):
         hvd.broadcast_optimizer_state(state.optimizer, root_rank=0)
         print(f"begins at step {state.step} of {hvd.size()}", flush=True)
         while state.step < steps:
+            while stands(state.step):
+                time.sleep(0.1)
+                state.commit()  # workers come
             optimizer.zero_grad()
             scale = 1.0 + state.step % 5
             torch.stack([weight.sub(scale).square().sum() for weight in model]).sum().backward()
