@@ -53,9 +53,9 @@ LEARNT_ROUNDS = 50
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """rounds: outer steps, without those of a training that began anew until it was as far as before. samples: sequences
-    whose inner steps are in them. dropped: of the others that were computed. stop_s: the longest time without any outer
-    step. faults: workers that were killed."""
+    """rounds: outer steps, without those of a training that began anew until it was as far as before. samples:
+    sequences whose inner steps are in them. dropped: of the others that were computed. stop_s: the longest time
+    without any outer step. faults: workers that were killed."""
 
     seconds: float
     rounds: int
