@@ -53,8 +53,9 @@ LEARNT_ROUNDS = 50
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """rounds: outer steps. samples: sequences whose inner steps are in them. dropped: of the others that were computed.
-    stop_s: the longest time without an outer step. faults: workers that were killed."""
+    """rounds: outer steps, without those of a training that began anew until it was as far as before. samples:
+    sequences whose inner steps are in them. dropped: of the others that were computed. stop_s: the longest time
+    without any outer step. faults: workers that were killed."""
 
     seconds: float
     rounds: int
@@ -92,7 +93,8 @@ def judge(told: Mapping[str, Sequence[Stamp]], computed: int, begun_ns: int, end
     rounds = {stamp.step for stamp in within}
     counting = [stamp for of in told.values() for stamp in of if stamp.step in rounds] if own_parts else within
     counted = sum(stamp.began for stamp in counting)
-    times = [begun_ns, *(stamp.t_ns for stamp in within), ended_ns]
+    stamped = sorted(stamp.t_ns for of in told.values() for stamp in of if begun_ns < stamp.t_ns <= ended_ns)
+    times = [begun_ns, *stamped, ended_ns]
     return Leg(
         seconds=(ended_ns - begun_ns) / 1e9,
         rounds=len(within),
@@ -304,7 +306,7 @@ def notes() -> list[str]:
         "behind no cable, and nobody kills it; so are etcd and the rendezvous here.",
         "Samples are those of inner steps that are in an outer step; dropped are all others that were computed: of the "
         "dead, of rounds that were given up, and of a torchft process that starts, and trains fresh weights until its "
-        "first synchronisation.",
+        "first synchronisation. Rounds that are made again, because fresh weights became the state, do not count.",
         "elastic-ring: `.with_quorum(2, grace_s=1)`. torchft: the nightly 2026.10.26, `local_sgd.DiLoCo`, "
         f"min_replica_size=1, {launchers.SILENT_MS / 1000:g} s for a heartbeat, {launchers.JOIN_MS / 1000:g} s for "
         "stragglers. The inner and the outer optimizer are the same: AdamW, and SGD 0.7 with Nesterov momentum 0.9.",
