@@ -13,7 +13,7 @@ from elastic.protocol.membership.planned_changes import plan_change, settle, tak
 from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
 from elastic.protocol.membership.ring_reports import end_rebuilding
 from elastic.protocol.membership.roster import ARCS, Stage, WorkerView
-from elastic.protocol.membership.verdicts import refuse_excluded
+from elastic.protocol.membership.verdicts import refuse_if_excluded
 from elastic.protocol.messages import Announce, Close, Kill, Kind, Member, Plan, Publish, Quiesce, RingState
 
 
@@ -68,8 +68,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     if seen.stage is Stage.REFUSED:
         do.append(Tell((word.worker_id,), Kill(g.term, word.worker_id)))  # the first order may have been lost
         return
-    if listed is None and word.node in g.failures.excluded:
-        refuse_excluded(g, word.worker_id, do)
+    if refuse_if_excluded(g, word.worker_id, do):
         return
     if listed is None and (other := transitions.with_its_home(g, seen)):
         turn_out(g, word.worker_id, f"{other} has got its RANK from another leader", now_s, do)
