@@ -35,7 +35,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
         if (older := by_home.get(member.home)) is not None:  # it had to leave when the other one got its number
             g.drains[older.worker_id] = Leaver(f"{member.worker_id} has its RANK", math.inf, demoted=True)
         by_home[member.home] = member
-    g.planned_s = now_s
+    g.planned_s = g.elected_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
 
 

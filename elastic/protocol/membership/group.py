@@ -64,6 +64,8 @@ class Group:
     seed: str
     """Unguessable; tokens of generations are derived from it."""
     term: int = 0
+    elected_s: float = -math.inf
+    """When this leader took over a job that had begun."""
     state: State = State.FORMING
     because: str = "waiting for workers"
     since_s: float = 0.0
