@@ -352,7 +352,7 @@ EXCLUDED = _OF_LOOPS | {
         "only suspects are looked at, and they are watched",
         "elastic/protocol/test_failure_detector.py::test_only_watched_processes_are_judged",
     ),
-    "protocol/membership/state_machine.py _apply: not if worker in g.workers": _STRANGER,
+    "protocol/membership/state_machine.py _asks_to_be_admitted: if worker not in g.workers": _STRANGER,
     "protocol/membership/planned_changes.py _neighbours: if worker not in g.workers": _STRANGER,
     "protocol/membership/closing.py finished: if worker not in g.workers or not g.lists(worker)": _STRANGER,
     "protocol/membership/formation.py announced: if g.lost and word.invited": Excluded(
@@ -362,7 +362,7 @@ EXCLUDED = _OF_LOOPS | {
     "protocol/membership/formation.py announced: if seen.stage is Stage.REFUSED": Excluded(
         _NOT_LOST, "elastic/protocol/test_membership.py::test_scenario"
     ),
-    "protocol/membership/state_machine.py _apply: not if not g.workers[worker].entered": Excluded(
+    "protocol/membership/state_machine.py _asks_to_be_admitted: not if not g.workers[worker].entered": Excluded(
         "a member asks for nothing",
         "elastic/protocol/test_ignored.py::test_a_member_that_asks_to_be_admitted_stays_a_member",
     ),

@@ -77,14 +77,8 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             compare(g, now_s, do)
             judge_progress(g, event, now_s, do)
             planned_changes.shed(g, now_s, do)
-        case messages.Ready(worker, _, outdated):
-            if worker in g.workers:
-                if not g.workers[worker].entered:  # from a member this word is out of date
-                    transitions.heard_to_be(g, worker, Stage.READY)
-                g.given_up.pop(worker, None)
-                refuse_if_excluded(g, worker, do)
-                wait_for_slow(g, worker, outdated, do)
-                planned_changes.plan_change(g, now_s, do)
+        case messages.Ready():
+            _asks_to_be_admitted(g, event, now_s, do)
         case messages.DrainWish():
             planned_changes.wished_to_drain(g, event, now_s, do)
         case messages.DrainOver():
@@ -121,6 +115,18 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             planned_changes.stop_in_order(g, now_s, do)
         case events.GroupTick():
             ticked(g, now_s, do)
+
+
+def _asks_to_be_admitted(g: Group, word: messages.Ready, now_s: float, do: list[events.Action]) -> None:
+    worker = word.worker_id
+    if worker not in g.workers:
+        return
+    if not g.workers[worker].entered:  # from a member this word is out of date
+        transitions.heard_to_be(g, worker, Stage.READY)
+    g.given_up.pop(worker, None)
+    refuse_if_excluded(g, worker, do)
+    wait_for_slow(g, worker, word.outdated, do)
+    planned_changes.plan_change(g, now_s, do)
 
 
 def _died(g: Group, word: messages.WorkerDead, now_s: float, do: list[events.Action]) -> None:
