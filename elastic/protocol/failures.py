@@ -118,6 +118,11 @@ class Failures:
         """Whether the failure of this worker is among the newest."""
         return any(known.worker_id == worker for known in self.history)
 
+    @property
+    def in_vain(self) -> tuple[WorkerFailure, ...]:
+        """The newest failures, if no operation has been completed since."""
+        return tuple(known for known in self.history if known.done == self.furthest)
+
     def and_got_to(self, reduced: int, steps: int) -> Failures:
         """Note how far a member is: operations that are complete (0: not known), and applied steps of the job."""
         behind = 0 < reduced < self.furthest and steps > self.steps

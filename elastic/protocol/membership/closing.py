@@ -38,13 +38,21 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
     g.slots_given_up[slot] = word.because
     do.append(Note("slot_given_up", {"slot": slot, "because": word.because}))
     stop_waiting(g, slot, now_s, do)
-    here = {*(g.running.ids if g.running is not None else ()), *g.coming}
-    below = len(here) < g.spec.min_workers  # also with newcomers on their way
     alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and seen.stage is not Stage.REFUSED]
-    if not alive or (below and g.state in (State.FORMING, State.PAUSED)):
+    if not alive or _is_hopeless(g, now_s):
         become_closed(g, word.exit_code, word.because, now_s, do)
     elif g.state is State.FORMING and g.lost:
         revive(g, now_s, do)  # the job may have waited for this slot only
+
+
+def _is_hopeless(g: Group, now_s: float) -> bool:
+    """Whether a slot that is given up leaves too few workers, also with newcomers on their way. A job that has begun
+    may have done without the slot for long: agents say it again when they come back."""
+    here = {*(g.running.ids if g.running is not None else ()), *g.coming}
+    if g.state is State.PAUSED:
+        found = now_s >= g.elected_s + g.timing.fence_grace_s  # by the agents; until then nobody knows who starts
+        return found and len(here) + sum(g.starting.values()) < g.spec.min_workers
+    return g.state is State.FORMING and not g.lost and len(here) < g.spec.min_workers
 
 
 def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:

@@ -13,7 +13,7 @@ from elastic.protocol.membership.planned_changes import plan_change, settle, tak
 from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
 from elastic.protocol.membership.ring_reports import end_rebuilding
 from elastic.protocol.membership.roster import ARCS, Stage, WorkerView
-from elastic.protocol.membership.verdicts import refuse_excluded
+from elastic.protocol.membership.verdicts import refuse_if_excluded
 from elastic.protocol.messages import Announce, Close, Kill, Kind, Member, Plan, Publish, Quiesce, RingState
 
 
@@ -35,7 +35,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
         if (older := by_home.get(member.home)) is not None:  # it had to leave when the other one got its number
             g.drains[older.worker_id] = Leaver(f"{member.worker_id} has its RANK", math.inf, demoted=True)
         by_home[member.home] = member
-    g.planned_s = now_s
+    g.planned_s = g.elected_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
 
 
@@ -68,8 +68,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     if seen.stage is Stage.REFUSED:
         do.append(Tell((word.worker_id,), Kill(g.term, word.worker_id)))  # the first order may have been lost
         return
-    if listed is None and word.node in g.failures.excluded:
-        refuse_excluded(g, word.worker_id, do)
+    if refuse_if_excluded(g, word.worker_id, do):
         return
     if listed is None and (other := transitions.with_its_home(g, seen)):
         turn_out(g, word.worker_id, f"{other} has got its RANK from another leader", now_s, do)

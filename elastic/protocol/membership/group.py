@@ -64,6 +64,8 @@ class Group:
     seed: str
     """Unguessable; tokens of generations are derived from it."""
     term: int = 0
+    elected_s: float = -math.inf
+    """When this leader took over a job that had begun."""
     state: State = State.FORMING
     because: str = "waiting for workers"
     since_s: float = 0.0
@@ -93,8 +95,6 @@ class Group:
     """Slot -> number of its newcomers in a row that died while ready, most likely because their epoch was over."""
     awaited: str = ""
     """The slot for whose next newcomer the ring waits in the step that it begins; "": none."""
-    awaited_s: float = 0.0
-    """When the ring began to wait for the slot `awaited`."""
     in_vain: set[str] = field(default_factory=set)
     """Slots whose newcomer could not copy the state while the ring stood still for it."""
     stuck: set[str] = field(default_factory=set)
@@ -175,6 +175,11 @@ class Group:
         return next((record for record in reversed(self.chain) if not record.early), None)
 
     @property
+    def coming_next(self) -> Generation | None:
+        """The list that the job aims at once what is being written is durable."""
+        return self.committing if self.committing and not self.committing.early else self.aim
+
+    @property
     def began(self) -> str:
         """The snapshot or checkpoint from which the job last began, or "": its first step."""
         return self.top.entry if self.top is not None and self.top.entry else self.resumed
@@ -247,9 +252,8 @@ class Group:
     @property
     def places(self) -> int:
         """For how many more newcomers the world has a place, once the job has begun."""
-        assert self.aim is not None
-        coming_next = self.committing if self.committing and not self.committing.early else self.aim
-        settled = set(coming_next.ids) - {*self.dead, *self.given_up, *self.drains}
+        assert self.coming_next is not None
+        settled = set(self.coming_next.ids) - {*self.dead, *self.given_up, *self.drains}
         return max(0, self.wanted_workers - len(settled | self.coming))
 
     @property
@@ -260,11 +264,14 @@ class Group:
 
     @property
     def awaited_until_s(self) -> float:
-        """Until when the ring waits for `awaited`: progress_s until a generation lists it; then, while its copy gets
-        on, half of the time for which a paused job waits for replacements."""
-        timing = self.spec.timing
+        """Until when the ring waits for `awaited`, since it stands still for it: progress_s until a generation lists
+        it; then, while its copy gets on, half of the time for which a paused job waits for replacements. Infinite while
+        training goes on, or cannot go on without newcomers."""
+        timing, running = self.spec.timing, self.running
+        if self.state is not State.PAUSED or running is None or len(running.ids) < self.spec.min_workers:
+            return math.inf
         listed = self.awaited in {slot_of(worker) for worker in (self.aim.ids if self.aim else ())}
-        return self.awaited_s + (max(timing.progress_s, timing.pause_limit_s / 2) if listed else timing.progress_s)
+        return self.since_s + (max(timing.progress_s, timing.pause_limit_s / 2) if listed else timing.progress_s)
 
     @property
     def setting_up(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.partitions import is_absence, not_found_yet
-from elastic.protocol.membership.planned_changes import close_if_all_left, plan_change
+from elastic.protocol.membership.planned_changes import close_if_all_left, holds, plan_change
 from elastic.protocol.membership.restore import go_back, kept_badly, kept_to_go_back_to
 from elastic.protocol.membership.roster import Stage, slot_of
 from elastic.protocol.membership.transitions import NextGeneration, become_closed, become_quiescing, commit
@@ -147,7 +147,8 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
                 because = f"{len(members)} of at least {g.spec.min_workers} workers are left, and none is replaced"
                 become_closed(g, 3, because, now_s, do)
                 return
-            commit(g, NextGeneration(Kind.LOSS, members, plan, g.because, hold=short), do)
+            hold = holds(g, {member.worker_id for member in members})
+            commit(g, NextGeneration(Kind.LOSS, members, plan, g.because, hold=hold), do)
 
 
 def wait_for_others(g: Group, now_s: float) -> None:

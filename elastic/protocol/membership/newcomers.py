@@ -32,7 +32,7 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
         move_on(g, worker, Stage.REFUSED)
 
 
-def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[Action]) -> None:
+def wait_for_slow(g: Group, worker: str, outdated: int, do: list[Action]) -> None:
     """Let the ring wait for a newcomer after OUTDATED signs that members train faster than it copies and catches up.
     The next generation holds a step without the newcomer, which then copies straight from a member or takes over the
     results that it has not got yet; the generation after that has it again."""
@@ -41,7 +41,9 @@ def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[A
         return
     if worker in running.ids or worker not in g.coming or worker in g.turned_away:
         return
-    g.awaited, g.awaited_s = slot, now_s
+    if (coming_next := g.coming_next) is None or coming_next.member(worker) is None:
+        return  # it has lost its place, so nobody would come
+    g.awaited = slot
     g.turned_away.add(worker)
     do.append(Note("newcomer_awaited", {"worker_id": worker, "outdated": outdated}))
 
@@ -53,7 +55,7 @@ def stop_in_vain(g: Group, now_s: float, do: list[Action]) -> None:
     for worker in late:
         g.turned_away.add(worker)
         g.in_vain.add(slot)
-        waited_s = round(now_s - g.awaited_s, 1)
+        waited_s = round(now_s - g.since_s, 1)
         do.append(Note("newcomer_in_vain", {"worker_id": worker, "slot": slot, "seconds": waited_s}))
     stop_waiting(g, slot, now_s, do)
 

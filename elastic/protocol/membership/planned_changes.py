@@ -41,7 +41,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or aim is None or running is None:
         return
     asking = g.workers.at(Stage.READY)
-    if running is aim is g.top and not g.drains and not asking and _holds(g, aim.ids) == aim.hold:
+    if running is aim is g.top and not g.drains and not asking and holds(g, aim.ids) == aim.hold:
         return  # nearly always, and told without a look at everybody
     lost = {*g.dead, *g.given_up, *g.turned_away}
     present = set(running.ids)
@@ -75,7 +75,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
         because = _because(g, [], [worker for worker in running.ids if worker not in listed])
         commit_planned(g, early, f"{because}, and does not wait for who joins", do, early=True)
         return
-    if aim is g.top and listed == set(aim.ids) and _holds(g, listed) == aim.hold:
+    if aim is g.top and listed == set(aim.ids) and holds(g, listed) == aim.hold:
         return
     joined = [m.worker_id for m in members if aim.member(m.worker_id) is None]
     gone = [worker for worker in aim.ids if worker not in listed]
@@ -144,7 +144,10 @@ def stop_in_order(g: Group, now_s: float, do: list[Action]) -> None:
 
 def drain_is_over(g: Group, word: messages.DrainOver, now_s: float, do: list[Action]) -> None:
     for worker in _neighbours(g, word.worker_id):
-        if not transitions.with_its_home(g, g.workers[worker]):  # else one of the two has to go
+        seen = g.workers[worker]
+        if (because := g.failures.excluded.get(seen.member.node)) is not None and worker in g.drains:
+            g.drains[worker] = Leaver(because, math.inf)
+        elif not transitions.with_its_home(g, seen):  # else one of the two has to go
             g.drains.pop(worker, None)
     plan_change(g, now_s, do)
 
@@ -172,13 +175,13 @@ def commit_planned(
     ids = [m.worker_id for m in ordered]
     given = paces_of(ids, g.top) if paces is None else tuple(paces[worker] for worker in ids)
     newcomers = tuple(m.worker_id for m in ordered if g.running.member(m.worker_id) is None)
-    hold = _holds(g, {m.worker_id for m in ordered})
+    hold = holds(g, {m.worker_id for m in ordered})
     plan = messages.Plan(newcomers=newcomers, paces=given)
     wanted = transitions.NextGeneration(messages.Kind.PLANNED, ordered, plan, because, hold=hold, early=early)
     transitions.commit(g, wanted, do)
 
 
-def _holds(g: Group, listed: Collection[str]) -> bool:
+def holds(g: Group, listed: Collection[str]) -> bool:
     """Whether a step waits for newcomers before it is reduced: below quorum, or for an awaited newcomer."""
     return len(listed) < g.spec.min_workers or (bool(g.awaited) and g.awaited not in map(slot_of, listed))
 
@@ -211,7 +214,7 @@ def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
         if g.awaited not in {slot_of(other) for other in g.coming}:
             g.awaited = slot_of(worker)  # the newcomer that the ring waited for is gone
     elif missed >= MISSES and g.state is State.RUNNING and slot_of(worker) not in g.in_vain:
-        g.awaited, g.awaited_s = slot_of(worker), now_s
+        g.awaited = slot_of(worker)
         do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
         plan_change(g, now_s, do)
 
@@ -289,7 +292,9 @@ def take_effect(g: Group, before: messages.Generation | None, now_s: float, do: 
     if any(worker in g.dead or worker in g.given_up for worker in record.ids):
         transitions.become_quiescing(g, "a member was lost while its generation took effect", now_s, do)
         return
-    g.turned_away = set()
+    # Without whoever is awaited until a step waits: the step after this one may not yet.
+    waits = record.hold or not g.awaited
+    g.turned_away = set() if waits else {worker for worker in g.turned_away if slot_of(worker) == g.awaited}
     release_newcomers(g, do)
     plan_change(g, now_s, do)
 

@@ -22,7 +22,7 @@ from elastic.protocol.membership.restore import checkpointed, unreadable
 from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
 from elastic.protocol.membership.roster import Stage
 from elastic.protocol.membership.stragglers import compare, take_back_demotions
-from elastic.protocol.membership.verdicts import ended
+from elastic.protocol.membership.verdicts import ended, refuse_if_excluded
 
 
 def advance(g: Group, arrived: Iterable[events.Event], now_s: float) -> tuple[events.Action, ...]:
@@ -50,7 +50,8 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             wait_for_others(g, now_s)
             g.silent_nodes.pop(node, None)
             g.attended_s[node] = now_s
-            g.slots[node] = slots or g.slots.get(node, 0)
+            if node not in g.failures.excluded:
+                g.slots[node] = slots or g.slots.get(node, 0)
             if slots:  # a stream begins: the agent says again which slots are given up, and a new agent tries them all
                 given_up = g.slots_given_up.items()
                 g.slots_given_up = {slot: why for slot, why in given_up if slot.rpartition(".")[0] != node}
@@ -76,13 +77,8 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             compare(g, now_s, do)
             judge_progress(g, event, now_s, do)
             planned_changes.shed(g, now_s, do)
-        case messages.Ready(worker, _, outdated):
-            if worker in g.workers:
-                if not g.workers[worker].entered:  # from a member this word is out of date
-                    transitions.heard_to_be(g, worker, Stage.READY)
-                g.given_up.pop(worker, None)
-                wait_for_slow(g, worker, outdated, now_s, do)
-                planned_changes.plan_change(g, now_s, do)
+        case messages.Ready():
+            _asks_to_be_admitted(g, event, now_s, do)
         case messages.DrainWish():
             planned_changes.wished_to_drain(g, event, now_s, do)
         case messages.DrainOver():
@@ -119,6 +115,18 @@ def _apply(g: Group, event: events.Event, now_s: float, do: list[events.Action])
             planned_changes.stop_in_order(g, now_s, do)
         case events.GroupTick():
             ticked(g, now_s, do)
+
+
+def _asks_to_be_admitted(g: Group, word: messages.Ready, now_s: float, do: list[events.Action]) -> None:
+    worker = word.worker_id
+    if worker not in g.workers:
+        return
+    if not g.workers[worker].entered:  # from a member this word is out of date
+        transitions.heard_to_be(g, worker, Stage.READY)
+    g.given_up.pop(worker, None)
+    refuse_if_excluded(g, worker, do)
+    wait_for_slow(g, worker, word.outdated, do)
+    planned_changes.plan_change(g, now_s, do)
 
 
 def _died(g: Group, word: messages.WorkerDead, now_s: float, do: list[events.Action]) -> None:

@@ -79,7 +79,7 @@ def become_closing(g: Group, now_s: float, do: list[Action]) -> None:
 
 def become_closed(g: Group, exit_code: int, because: str, now_s: float, do: list[Action]) -> None:
     """End the job. If workers have ended in one shard again and again, that is told first."""
-    cause = last_shard(g.failures.history) if exit_code in (ExitCode.SCRIPT_FAILED, ExitCode.STATE_LOST) else None
+    cause = last_shard(g.failures.in_vain) if exit_code in (ExitCode.SCRIPT_FAILED, ExitCode.STATE_LOST) else None
     if cause is not None:
         do.append(Note("verdict", {"ruling": str(cause.ruling), "because": cause.because}))
         because = f"{cause.because}; {because}" if because != cause.because else because

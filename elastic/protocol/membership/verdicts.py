@@ -45,25 +45,32 @@ def ended(g: Group, word: messages.WorkerDead, now_s: float, do: list[Action]) -
 
 
 def exclude(g: Group, node: str, because: str, now_s: float, do: list[Action]) -> None:
-    """Go on without this node: its newcomers are refused, its members leave between two steps."""
+    """Go on without this node: its newcomers are refused, its members leave between two steps, and so do newcomers that
+    a generation lists, as they may be members already."""
     g.failures = replace(g.failures, excluded={**g.failures.excluded, node: because})
     g.slots.pop(node, None)
     do.append(Note("node_excluded", {"node": node, "because": because}))
-    for worker in sorted(worker for worker, seen in g.workers.items() if seen.member.node == node):
-        seen = g.workers[worker]
-        if worker not in g.dead and not g.lists(worker) and seen.stage in NEWCOMERS:
-            refuse_excluded(g, worker, do)
-        elif worker not in {*g.dead, *g.given_up} and seen.stage is Stage.MEMBER:
-            g.drains[worker] = Leaver(because, math.inf)
+    here = sorted(worker for worker, seen in g.workers.items() if seen.member.node == node)
+    for worker in here:
+        if worker in g.dead or refuse_if_excluded(g, worker, do):
+            continue
+        if worker not in g.given_up and g.workers[worker].stage in (Stage.MEMBER, *NEWCOMERS):
+            notice = g.drains.get(worker)  # the node may have to go for another reason, too
+            g.drains[worker] = Leaver(because, notice.last_call_s if notice is not None else math.inf)
     plan_change(g, now_s, do)
 
 
-def refuse_excluded(g: Group, worker: str, do: list[Action]) -> None:
-    """Refuse a newcomer of a node that is excluded, so that its agent starts no other one in its slot."""
-    because = g.failures.excluded[g.workers[worker].member.node]
+def refuse_if_excluded(g: Group, worker: str, do: list[Action]) -> bool:
+    """Refuse a newcomer of a node that is excluded, unless a generation lists it, so that its agent starts no other one
+    in its slot. Whether it is refused."""
+    seen = g.workers[worker]
+    because = g.failures.excluded.get(seen.member.node)
+    if because is None or g.lists(worker) or seen.entered or seen.stage is Stage.REFUSED:
+        return False
     do.append(Note("refused", {"worker_id": worker, "because": because}))
     heard_to_be(g, worker, Stage.REFUSED)
     do.append(Tell((worker,), Close(g.term, f"refused: {because}", 1)))
+    return True
 
 
 def _failure(g: Group, worker: str, kind: FailureKind, because: str, where: str) -> WorkerFailure | None:
