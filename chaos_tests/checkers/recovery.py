@@ -160,7 +160,8 @@ def liveness(history: History) -> CheckerVerdict:
     seen = list(run.of("steps_seen"))
     if len(seen) < 2:
         return unknown("nobody noted when steps were applied")
-    gaps = [(idle_s(run, before.t_ns, after.t_ns), after) for before, after in pairwise(seen)]
+    stalls = lasting_stalls(run)
+    gaps = [(idle_s(stalls, before.t_ns, after.t_ns), after) for before, after in pairwise(seen)]
     longest_s, after = max(gaps, key=lambda gap: gap[0])
     if longest_s > history.limits.step_s:
         return broken(f"no step for {longest_s:.1f} s while no fault stopped everybody", after.at)
@@ -177,14 +178,18 @@ def bad_end(run: Run) -> CheckerVerdict | None:
     return None
 
 
-def idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
-    """The part of that time that no lasting fault explains."""
-    lasting = [
+def lasting_stalls(run: Run) -> list[tuple[int, int]]:
+    """From when to when each lasting fault was there that explains that no step is applied, in ns."""
+    return [
         (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns))
         for fault in injected(run.events)
         if (not fault.lethal or fault.noted_s is not None) and fault.row.stalls
     ]
-    return (end_ns - begin_ns - _covered_ns(lasting, begin_ns, end_ns)) / 1e9
+
+
+def idle_s(stalls: list[tuple[int, int]], begin_ns: int, end_ns: int) -> float:
+    """The part of that time that no stall explains."""
+    return (end_ns - begin_ns - _covered_ns(stalls, begin_ns, end_ns)) / 1e9
 
 
 def survivors(history: History) -> CheckerVerdict:

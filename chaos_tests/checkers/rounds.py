@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
 from chaos_tests.checkers.history import Event, History, Run, injected
-from chaos_tests.checkers.recovery import bad_end, idle_s
+from chaos_tests.checkers.recovery import bad_end, idle_s, lasting_stalls
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
 from elastic.protocol.worker_id import node_of
 
@@ -102,10 +102,10 @@ def liveness(history: History) -> CheckerVerdict:
     begun = list(_complete(run))
     if not begun:
         return unknown("no round was complete")
-    longest_s, at = 0.0, ""
+    longest_s, at, stalls = 0.0, "", lasting_stalls(run)
     for before, after in pairwise(begun):
         over = _first_end(run, before, after)
-        gap_s = idle_s(run, over.t_ns, after.t_ns)
+        gap_s = idle_s(stalls, over.t_ns, after.t_ns)
         longest_s, at = max((longest_s, at), (gap_s, after.at))
     if longest_s > history.limits.step_s:
         return broken(f"no round for {longest_s:.1f} s while no fault stopped everybody", at)
