@@ -132,11 +132,11 @@ def _late_effects(run: Run) -> Iterator[CheckerVerdict]:
         elif event.name in EFFECTS:
             report = reports.get(event.worker)
             in_report = report is not None and event.name == "op_complete" and event.generation == report.generation
-            more = report is not None and in_report and int(event.line["op"]) >= int(report.line["reduced"])
-            # The script's thread may write down an operation just behind the report that has counted it.
-            if event.worker in gone and (more or not in_report):
+            ahead = int(event.line["op"]) - int(report.line["reduced"]) if report is not None and in_report else None
+            # The script's thread may write down the last operation just behind the report that has counted it.
+            if event.worker in gone and ahead != -1:
                 yield broken(f"{event.worker}: {event.name} after it was fenced", gone[event.worker].at, event.at)
-            if more and report is not None:
+            if report is not None and ahead is not None and ahead >= 0:
                 yield broken(f"{event.worker}: an operation more than it had reported", report.at, event.at)
 
 

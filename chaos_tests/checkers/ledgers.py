@@ -139,7 +139,8 @@ def _taken_back(run: Run) -> set[str]:
     left, back = set[str](), set[str]()
     for before, after in pairwise(sorted(run.of("committed"), key=lambda event: event.generation)):
         left |= set(before.line["members"]).difference(after.line["members"])
-        back |= left.intersection(after.line["members"])
+        if not set(before.line["members"]).intersection(after.line["members"]):  # else a plan that was given up
+            back |= left.intersection(after.line["members"])
     return back
 
 

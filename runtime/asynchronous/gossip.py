@@ -158,9 +158,10 @@ class Gossip(LocalTraining):
         theirs = self._ask(other, number, members) if other is not None else None
         self._count({SKIPPED: float(theirs is None), UPDATES: 1.0})
         self.between_steps()
-        further = self._slow.step()
-        if len(members) > 1:  # one worker alone trains as without gossip
-            self._go_to(self.flat.read() + further)
+        if len(members) > 1:
+            self._go_to(self.flat.read() + self._slow.step())
+        else:  # one worker alone trains as without gossip, and collects no momentum
+            self._slow.begin(self.flat.read())
 
     def _ask(self, other: str, number: int, members: Sequence[str]) -> torch.Tensor | None:
         """The parameters of the other worker; None: it is gone, or its phase is over."""

@@ -60,6 +60,10 @@ class CallReplies:
         """Note the reply to an early call."""
         self.early[key] = [step, deepcopy(value)]
 
+    def forget_early(self, step: int) -> None:
+        """The step is handed out once more, and what is called then is called anew."""
+        self.early = {key: said for key, said in self.early.items() if said[0] != step}
+
     def remember(self, name: str, value: Json) -> None:
         """Note a small value for the whole job, if there are not too many."""
         if name in self.shared or len(self.shared) < SHARED_MAX:

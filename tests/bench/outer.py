@@ -18,7 +18,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -91,7 +91,8 @@ def judge(told: Mapping[str, Sequence[Stamp]], computed: int, begun_ns: int, end
         first.setdefault(stamp.step, stamp)
     within = [stamp for stamp in first.values() if begun_ns < stamp.t_ns <= ended_ns]
     rounds = {stamp.step for stamp in within}
-    counting = [stamp for of in told.values() for stamp in of if stamp.step in rounds] if own_parts else within
+    counting = [stamp for of in told.values() for stamp in _not_again(of, first)] if own_parts else within
+    counting = [stamp for stamp in counting if stamp.step in rounds]
     counted = sum(stamp.began for stamp in counting)
     stamped = sorted(stamp.t_ns for of in told.values() for stamp in of if begun_ns < stamp.t_ns <= ended_ns)
     times = [begun_ns, *stamped, ended_ns]
@@ -102,6 +103,16 @@ def judge(told: Mapping[str, Sequence[Stamp]], computed: int, begun_ns: int, end
         dropped=max(0, computed - counted) * outer_work.SEQUENCES,
         stop_s=max((later - earlier) / 1e9 for earlier, later in pairwise(times)),
     )
+
+
+def _not_again(of: Sequence[Stamp], first: Mapping[int, Stamp]) -> Iterator[Stamp]:
+    """The stamps of a process, without those of rounds that it makes again: from a round on that comes behind the next
+    one, as others made it, until a round that nobody has made before."""
+    again = False
+    for stamp in of:
+        again = stamp is not first[stamp.step] and (again or stamp.t_ns > first.get(stamp.step + 1, stamp).t_ns)
+        if not again:
+            yield stamp
 
 
 def moments(faults: int, seconds: float, dice: random.Random) -> list[tuple[float, str]]:

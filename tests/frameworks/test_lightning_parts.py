@@ -42,6 +42,8 @@ class Module(nn.Module):
         self.logged: list[tuple[str, float]] = []
         self.told = False
         self.last, self.best, self.none = float("inf"), 0.0, None
+        self._least, self.index, self.flag, self.example = float("inf"), None, None, None
+        self.least = torch.tensor(float("inf"))
 
     def log(self, name: str, value: Any, **options: Any) -> None:
         number = float(value.compute() if isinstance(value, Sum) else value)
@@ -141,6 +143,8 @@ def sets(rank: int, module: Any, loop: Any) -> None:
     graph = torch.tensor(float(rank), requires_grad=True)
     module.last, module.best, module.none = graph * 1.0, graph * 2.0, float(rank)
     module.new, module.count = graph * 3.0, rank
+    module._least, module._calls, module.index, module.flag = rank + 1.0, rank, 7, rank == 1
+    module.least.copy_(torch.minimum(module.least, torch.tensor(rank + 1.0)))
 
 
 def test_attributes_that_are_set_have_the_mean_of_the_ranks_on_every_worker() -> None:
@@ -152,6 +156,16 @@ def test_attributes_that_are_set_have_the_mean_of_the_ranks_on_every_worker() ->
     assert (float(module.last), float(module.best), module.none) == (1.0, 2.0, 1.0)
     assert (float(module.new), module.count) == (3.0, 1.0)
     assert not any(value.requires_grad for value in (module.last, module.best, module.new))
+    assert (module._least, module._calls, float(module.least)) == (2.0, 1, 2.0)
+    assert [(type(value), value) for value in (module.index, module.flag)] == [(int, 7), (bool, True)]
+
+
+def test_what_is_no_number_stays_where_there_was_nothing() -> None:
+    def example(rank: int, module: Any, loop: Any) -> None:
+        if module.example is None:
+            module.example = {"x": rank}
+
+    assert step(example)[0].example == {"x": 0}
 
 
 def test_an_evaluation_leaves_what_its_last_part_has_set() -> None:

@@ -153,5 +153,5 @@ class Paths:
         reach("a newcomer joined")
         if waited_s > 1.0:
             reach("a spare joined")
-        if leader and leader.group.awaited == worker.me.rpartition(".")[0]:
+        if leader and leader.group.awaited.slot == worker.me.rpartition(".")[0]:
             reach(f"a newcomer joined a ring that waited for {'its copy' if outdated >= OUTDATED else 'it'}")

@@ -39,6 +39,7 @@ def test_rounds_that_are_made_again_do_not_count() -> None:
     told = {"a": [stamp(1, 0, 20), stamp(2, 1, 20)], "b": [stamp(3, 0, 20), stamp(4, 1, 20), stamp(5, 2, 20)]}
     leg = judge(told, 100, 0, 6 * S, own_parts=False)
     assert (leg.rounds, leg.samples, leg.dropped, leg.stop_s) == (3, 60 * EACH, 40 * EACH, 1.0)
+    assert judge(told, 100, 0, 6 * S, own_parts=True) == leg
 
 
 def test_faults_are_spread_over_the_time_and_the_same_for_the_same_dice() -> None:

@@ -48,7 +48,8 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
 def _is_hopeless(g: Group, now_s: float) -> bool:
     """Whether a slot that is given up leaves too few workers, also with newcomers on their way. A job that has begun
     may have done without the slot for long: agents say it again when they come back."""
-    here = {*(g.running.ids if g.running is not None else ()), *g.coming}
+    arrived = g.newcomers - {*g.dead, *g.given_up, *g.drains}
+    here = {*(g.running.ids if g.running is not None else ()), *arrived}
     if g.state is State.PAUSED:
         found = now_s >= g.elected_s + g.timing.fence_grace_s  # by the agents; until then nobody knows who starts
         return found and len(here) + sum(g.starting.values()) < g.spec.min_workers

@@ -56,6 +56,14 @@ class Unreached(NamedTuple):
     until_s: float
 
 
+class AwaitedSlot(NamedTuple):
+    """slot: for whose next newcomer the ring waits in the step that it begins; "": none. since_s: when the ring began
+    to wait for it; infinite before."""
+
+    slot: str = ""
+    since_s: float = math.inf
+
+
 @dataclass(slots=True)
 class Group:
     """The state of a job's membership, owned by one loop. `advance` changes it."""
@@ -93,8 +101,7 @@ class Group:
     """Slot whose newcomers could not be connected to the members, since one of them last became a member."""
     missed: dict[str, int] = field(default_factory=dict)
     """Slot -> number of its newcomers in a row that died while ready, most likely because their epoch was over."""
-    awaited: str = ""
-    """The slot for whose next newcomer the ring waits in the step that it begins; "": none."""
+    awaited: AwaitedSlot = field(default_factory=AwaitedSlot)
     in_vain: set[str] = field(default_factory=set)
     """Slots whose newcomer could not copy the state while the ring stood still for it."""
     stuck: set[str] = field(default_factory=set)
@@ -264,14 +271,22 @@ class Group:
 
     @property
     def awaited_until_s(self) -> float:
-        """Until when the ring waits for `awaited`, since it stands still for it: progress_s until a generation lists
-        it; then, while its copy gets on, half of the time for which a paused job waits for replacements. Infinite while
-        training goes on, or cannot go on without newcomers."""
-        timing, running = self.spec.timing, self.running
-        if self.state is not State.PAUSED or running is None or len(running.ids) < self.spec.min_workers:
+        """Until when the ring waits for `awaited`: progress_s until a generation lists it; then, while its copy gets
+        on, half of the time for which a paused job waits for replacements. Infinite while training goes on, or cannot
+        go on without newcomers."""
+        timing = self.spec.timing
+        if self.state is not State.PAUSED or self.below_quorum:
             return math.inf
-        listed = self.awaited in {slot_of(worker) for worker in (self.aim.ids if self.aim else ())}
-        return self.since_s + (max(timing.progress_s, timing.pause_limit_s / 2) if listed else timing.progress_s)
+        listed = self.awaited.slot in {slot_of(worker) for worker in (self.aim.ids if self.aim else ())}
+        return self.awaited.since_s + (
+            max(timing.progress_s, timing.pause_limit_s / 2) if listed else timing.progress_s
+        )
+
+    @property
+    def below_quorum(self) -> bool:
+        """Whether training stands still for want of workers."""
+        running = self.running
+        return self.state is State.PAUSED and running is not None and len(running.ids) < self.spec.min_workers
 
     @property
     def setting_up(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, State, Unreached
+from elastic.protocol.membership.group import AwaitedSlot, Group, State, Unreached
 from elastic.protocol.membership.planned_changes import plan_change, stop_waiting
 from elastic.protocol.membership.roster import NEWCOMERS, Stage, slot_of
 from elastic.protocol.membership.transitions import move_on
@@ -37,25 +37,25 @@ def wait_for_slow(g: Group, worker: str, outdated: int, do: list[Action]) -> Non
     The next generation holds a step without the newcomer, which then copies straight from a member or takes over the
     results that it has not got yet; the generation after that has it again."""
     slot, running = slot_of(worker), g.running
-    if outdated < OUTDATED or g.awaited or slot in g.in_vain or g.state is not State.RUNNING or running is None:
+    if outdated < OUTDATED or g.awaited.slot or slot in g.in_vain or g.state is not State.RUNNING or running is None:
         return
     if worker in running.ids or worker not in g.coming or worker in g.turned_away:
         return
     if (coming_next := g.coming_next) is None or coming_next.member(worker) is None:
         return  # it has lost its place, so nobody would come
-    g.awaited = slot
+    g.awaited = AwaitedSlot(slot)
     g.turned_away.add(worker)
     do.append(Note("newcomer_awaited", {"worker_id": worker, "outdated": outdated}))
 
 
 def stop_in_vain(g: Group, now_s: float, do: list[Action]) -> None:
     """End the wait for `awaited`: its time is over. A slot whose newcomer was copying then is not waited for again."""
-    slot, running = g.awaited, g.running
+    slot, running = g.awaited.slot, g.running
     late = [w for w in (g.aim.ids if g.aim else ()) if slot_of(w) == slot and running and w not in running.ids]
     for worker in late:
         g.turned_away.add(worker)
         g.in_vain.add(slot)
-        waited_s = round(now_s - g.since_s, 1)
+        waited_s = round(now_s - g.awaited.since_s, 1)
         do.append(Note("newcomer_in_vain", {"worker_id": worker, "slot": slot, "seconds": waited_s}))
     stop_waiting(g, slot, now_s, do)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from elastic.protocol import messages
 from elastic.protocol.membership import transitions
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, Leaver, State
+from elastic.protocol.membership.group import AwaitedSlot, Group, Leaver, State
 from elastic.protocol.membership.roster import Stage, slot_of
 from elastic.protocol.recovery_plan import paces_of, rank_order
 
@@ -80,9 +80,9 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     joined = [m.worker_id for m in members if aim.member(m.worker_id) is None]
     gone = [worker for worker in aim.ids if worker not in listed]
     if not joined and not gone:
-        waits = f"waits for {g.awaited}: its newcomers were too late for their epoch"
+        waits = f"waits for {g.awaited.slot}: its newcomers were too late for their epoch"
         otherwise = "waits no longer" if aim is g.top else aim.because
-        commit_planned(g, members, waits if g.awaited else otherwise, do)
+        commit_planned(g, members, waits if g.awaited.slot else otherwise, do)
         return
     commit_planned(g, members, _because(g, joined, gone), do)
 
@@ -91,7 +91,7 @@ def _because(g: Group, joined: list[str], gone: list[str]) -> str:
     def why(worker: str) -> str:
         if worker in g.drains:
             return f"{worker} drains: {g.drains[worker].because}"
-        slow = bool(g.awaited) and worker in g.turned_away and slot_of(worker) == g.awaited
+        slow = bool(g.awaited.slot) and worker in g.turned_away and slot_of(worker) == g.awaited.slot
         return f"training waits for the copy of {worker}, which is slower" if slow else f"{worker} is gone again"
 
     return "; ".join([f"{worker} joins" for worker in joined] + [why(worker) for worker in gone])
@@ -128,6 +128,8 @@ def wished_to_drain(g: Group, word: messages.DrainWish, now_s: float, do: list[A
     takes_s = max(LAST_CALL_S, LAST_PASSES * g.pass_s(members) + LEAVING_S)
     last_call_s = now_s if g.stopping else now_s + max(left_s - takes_s, left_s / 2)
     g.drains |= dict.fromkeys(leavers, Leaver(word.because, last_call_s))
+    for node in {g.workers[worker].member.node for worker in leavers}:
+        forget_awaited(g, node)
     if members:
         g.needs_newcomers()
     if g.state is not State.FORMING:  # a job that forms waits for them, and stops in order once it has begun
@@ -183,7 +185,7 @@ def commit_planned(
 
 def holds(g: Group, listed: Collection[str]) -> bool:
     """Whether a step waits for newcomers before it is reduced: below quorum, or for an awaited newcomer."""
-    return len(listed) < g.spec.min_workers or (bool(g.awaited) and g.awaited not in map(slot_of, listed))
+    return len(listed) < g.spec.min_workers or (bool(g.awaited.slot) and g.awaited.slot not in map(slot_of, listed))
 
 
 def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
@@ -210,11 +212,11 @@ def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
     newcomer enters the epoch in progress, and is replaced if that ends before it has copied the state. If epochs are
     shorter than its start, this repeats; so the ring stands still for the third in a row, for progress_s at most."""
     missed = g.missed.get(slot_of(worker), 0)
-    if g.awaited:
-        if g.awaited not in {slot_of(other) for other in g.coming}:
-            g.awaited = slot_of(worker)  # the newcomer that the ring waited for is gone
+    if g.awaited.slot:
+        if g.awaited.slot not in {slot_of(other) for other in g.coming}:
+            g.awaited = g.awaited._replace(slot=slot_of(worker))  # the newcomer that the ring waited for is gone
     elif missed >= MISSES and g.state is State.RUNNING and slot_of(worker) not in g.in_vain:
-        g.awaited = slot_of(worker)
+        g.awaited = AwaitedSlot(slot_of(worker))
         do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
         plan_change(g, now_s, do)
 
@@ -222,9 +224,15 @@ def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
 def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:
     """Stop waiting for a slot whose newcomer has come, will not come, or takes too long; count its misses from 0."""
     g.missed.pop(slot, None)
-    if g.awaited == slot:
-        g.awaited = ""
+    if g.awaited.slot == slot:
+        g.awaited = AwaitedSlot()
         plan_change(g, now_s, do)
+
+
+def forget_awaited(g: Group, node: str) -> None:
+    """Wait for no newcomer of a node that goes, from the next generation on."""
+    if any(slot_of(worker) == g.awaited.slot and seen.member.node == node for worker, seen in g.workers.items()):
+        g.awaited = AwaitedSlot()
 
 
 def progressed(g: Group, word: messages.Progress, now_s: float, do: list[Action]) -> None:
@@ -293,8 +301,8 @@ def take_effect(g: Group, before: messages.Generation | None, now_s: float, do: 
         transitions.become_quiescing(g, "a member was lost while its generation took effect", now_s, do)
         return
     # Without whoever is awaited until a step waits: the step after this one may not yet.
-    waits = record.hold or not g.awaited
-    g.turned_away = set() if waits else {worker for worker in g.turned_away if slot_of(worker) == g.awaited}
+    waits = record.hold or not g.awaited.slot
+    g.turned_away = set() if waits else {worker for worker in g.turned_away if slot_of(worker) == g.awaited.slot}
     release_newcomers(g, do)
     plan_change(g, now_s, do)
 

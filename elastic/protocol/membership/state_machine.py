@@ -145,14 +145,14 @@ def deadline_s(g: Group) -> float:
         deadlines.append(g.since_s + g.timing.progress_s)
     if g.state is State.QUIESCING and g.committing is None:
         deadlines.append(g.proof_ends_s)
-    if g.state is State.PAUSED:
+    if g.below_quorum:
         deadlines.append(g.since_s + timing.pause_limit_s)
     if g.state in (State.RUNNING, State.PAUSED) and g.committing is None:
         deadlines.append(g.last_call_s)
     deadlines += [since + timing.progress_s for since in g.joining.values()]
     deadlines += g.setting_up.values()
     deadlines += g.kept_waiting.values()
-    if g.awaited:
+    if g.awaited.slot:
         deadlines.append(g.awaited_until_s)
     if g.state is not State.CLOSED:
         deadlines.append(next_silence_ends_s(g))
@@ -162,7 +162,7 @@ def deadline_s(g: Group) -> float:
 
 def ticked(g: Group, now_s: float, do: list[events.Action]) -> None:
     timing = g.spec.timing
-    if g.state is State.PAUSED and now_s >= g.since_s + timing.pause_limit_s:
+    if g.below_quorum and now_s >= g.since_s + timing.pause_limit_s:
         transitions.become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
     if now_s >= g.last_call_s:
         planned_changes.plan_change(g, now_s, do)
@@ -173,7 +173,7 @@ def ticked(g: Group, now_s: float, do: list[events.Action]) -> None:
     planned_changes.replace_stuck(g, now_s, do)
     end_hung(g, now_s, do)
     try_again(g, now_s, do)
-    if g.awaited and now_s >= g.awaited_until_s:
+    if g.awaited.slot and now_s >= g.awaited_until_s:
         stop_in_vain(g, now_s, do)
     if g.state is State.QUIESCING and now_s >= g.since_s + g.timing.progress_s:
         g.since_s = now_s
@@ -199,6 +199,7 @@ def _lose_silent(g: Group, now_s: float, do: list[events.Action]) -> None:
         g.slots.pop(node, None)
         g.snapshots.pop(node, None)
         g.attended_s.pop(node, None)
+        planned_changes.forget_awaited(g, node)
     there = {worker: seen.member.node for worker, seen in g.workers.items()} if silent else {}
     for worker, node in there.items():
         if node in silent and worker not in g.dead:

@@ -63,6 +63,8 @@ def become_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
 def become_paused(g: Group, now_s: float, do: list[Action]) -> None:
     assert g.running is not None
     members = len(g.running.members)
+    if members >= g.spec.min_workers:
+        g.awaited = g.awaited._replace(since_s=min(g.awaited.since_s, now_s))
     because = f"below quorum: {members} of at least {g.spec.min_workers} workers; waiting for replacements"
     if members >= g.spec.min_workers:
         because = g.running.because

@@ -22,7 +22,7 @@ from elastic.protocol.failures import (
 )
 from elastic.protocol.membership.events import Action, Note, Tell
 from elastic.protocol.membership.group import Group, Leaver
-from elastic.protocol.membership.planned_changes import plan_change
+from elastic.protocol.membership.planned_changes import forget_awaited, plan_change
 from elastic.protocol.membership.roster import NEWCOMERS, Stage
 from elastic.protocol.membership.transitions import become_closed, heard_to_be
 from elastic.protocol.messages import Close
@@ -57,6 +57,7 @@ def exclude(g: Group, node: str, because: str, now_s: float, do: list[Action]) -
         if worker not in g.given_up and g.workers[worker].stage in (Stage.MEMBER, *NEWCOMERS):
             notice = g.drains.get(worker)  # the node may have to go for another reason, too
             g.drains[worker] = Leaver(because, notice.last_call_s if notice is not None else math.inf)
+    forget_awaited(g, node)
     plan_change(g, now_s, do)
 
 

@@ -163,7 +163,7 @@ def _changes(module: Any, before: Mapping[str, Any]) -> dict[str, Any]:
 
 def _adds(old: Any) -> bool:
     """Whether what a part does to an attribute is added to what it was: a finite number, a tensor or a list."""
-    value = old[0] if isinstance(old, tuple) else old
+    value = old[1] if isinstance(old, tuple) else old  # the tensor itself is changed already
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         value = float(value)
     return value is not None and not (type(value) is float and not math.isfinite(value))
@@ -174,7 +174,7 @@ def _values(module: Any, before: Mapping[str, Any], names: frozenset[str]) -> di
     before."""
     values: dict[str, Any] = {}
     for name, new in vars(module).items():
-        if name.startswith("_") or (name in names and name not in before):
+        if name in names and name not in before:
             continue
         old = before.get(name)
         is_tensor = type(new) is torch.Tensor and new.dim() == 0
@@ -190,7 +190,8 @@ def _put_back(module: Any, before: Mapping[str, Any], names: frozenset[str]) -> 
         delattr(module, name)
     for name, old in before.items():
         if not isinstance(old, tuple):
-            setattr(module, name, old)
+            if old is not None or _is_number(getattr(module, name, None)):  # what else was None is no concern of ours
+                setattr(module, name, old)
             continue
         thing, kept = old
         if isinstance(thing, list):
@@ -353,7 +354,7 @@ def told(module: Any, metrics: Mapping[str, float], ranks: int) -> list[Record]:
                 record.changes[name] = int(mean) if isinstance(own, int) and mean.is_integer() else mean
         elif kind == "set":
             mean = value / metrics[_key(name, kind, part, *about, "n")]
-            record.values[name] = torch.tensor(mean) if about == ["Tensor"] else mean
+            record.values[name] = _set_to(about[0], mean)
         elif kind == "metric":
             said = record.metrics.setdefault(name, {"states": {}, "updates": 0, "cache": None})
             if about:
@@ -363,6 +364,15 @@ def told(module: Any, metrics: Mapping[str, float], ranks: int) -> list[Record]:
     for record in records.values():
         _shape(module, record)
     return [records[part] for part in sorted(records)]
+
+
+def _set_to(kind: str, mean: float) -> float | torch.Tensor:
+    """The mean of what ranks have set, as the type that they have set."""
+    if kind == "Tensor":
+        return torch.tensor(mean)
+    if kind == "bool":
+        return mean > 0  # as one that is added to
+    return int(mean) if kind == "int" and mean.is_integer() else mean
 
 
 def _in_order(metrics: Mapping[str, float]) -> list[tuple[str, list[Any], float]]:

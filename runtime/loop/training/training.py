@@ -255,6 +255,7 @@ class Training:
 
     def withdraw_step(self) -> None:
         """Take a step back whose first pass has not begun; the next one that is handed out has the same number."""
+        self.replies.forget_early(self.at.step)
         self.post(StepWithdrawn())
         self.scope.withdraw()
 

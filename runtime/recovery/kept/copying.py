@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment
@@ -153,6 +154,8 @@ class StepCopy:
         """at_once: nothing is left for the thread but the checksum and other machines. Raises OSError."""
         self.step = segment.held.step
         self.error: OSError | None = None
+        self._failure: Exception | None = None
+        """Of a tensor that cannot be copied."""
         self.torn = ""
         """The path of a tensor that was changed while it was copied; the step is not kept then."""
         self.unsent: list[tuple[SegmentMirror, str]] = []
@@ -173,8 +176,10 @@ class StepCopy:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it is in the memory of this machine, or cannot be."""
+        """Until it is in the memory of this machine, or cannot be. Raises what a tensor raised that was copied."""
         self._here.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def join(self) -> None:
         """Until it is on the other machines, too, or cannot be."""
@@ -196,6 +201,8 @@ class StepCopy:
                 header = segment.file.finish(segment.held, body, segment.table)
         except OSError as error:
             self.error = error
+        except Exception as error:  # of a subclass of Tensor: the script has to hear of it
+            self._failure = error
         finally:
             self._here.set()
         if header is None:
@@ -221,7 +228,7 @@ def _versions(one: CopyList) -> list[int]:
 def copy_all(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     """Copy each tensor into its place. Those of the CPU in one call, for which Python's lock is not needed."""
     with torch.no_grad():
-        if into and all(one.is_cpu for one in tensors):
+        if into and all(one.is_cpu and type(one) in (torch.Tensor, nn.Parameter) for one in tensors):
             torch._foreach_copy_(into, tensors)
         else:
             for place, tensor in zip(into, tensors, strict=True):

@@ -132,9 +132,10 @@ def _watched(one: Any, part: StateOfObject) -> _Watched | None:
     elif isinstance(one, torch.optim.Optimizer) and _is_plain_optimizer(one):
         values = [value for state in one.state.values() for value in state.values()]
         holders = [value for value in values if isinstance(value, torch.Tensor)]
-        if not _are_tensors(holders, part):
-            return None
-        watched = _Watched(part, holders, lambda: _of_optimizer(one), _Groups(one, part.plain))
+        plain: Any = part.plain
+        if not _are_tensors(holders, part) or any("params" not in group for group in plain["param_groups"]):
+            return None  # an option whose name is no word changes how groups are written
+        watched = _Watched(part, holders, lambda: _of_optimizer(one), _Groups(one, plain))
     else:
         return None
     return watched if watched is not None and watched.is_same() else None
@@ -194,7 +195,7 @@ def _of_modules(modules: Sequence[nn.Module]) -> Facts:
 
 
 def _of_optimizer(one: torch.optim.Optimizer) -> Facts:
-    same: list[object] = [one.state, one.param_groups]
+    same: list[object] = [one.state, one.param_groups, vars(one).get("state_dict")]
     equal: list[object] = []
     for parameter, state in one.state.items():
         same += (parameter, state)

@@ -297,6 +297,9 @@ def test_pieces_fall_back_with_one_death_where_who_had_left_is_taken_back() -> N
     assert verdict("I8", fallen(A, [A, B], left, taken_back)).answer is Truth.TRUE
     assert verdict("I8", fallen(A, [A, B], [A])).answer is Truth.FALSE, "A has never left"
     assert verdict("I8", fallen(B, [A, B], left, [A, B])).answer is Truth.FALSE, "B goes back, and has never left"
+    given_up = fallen(A, [A, B, C], [B, C], [A, B])
+    assert verdict("I8", given_up).answer is Truth.FALSE, "A was to leave, but C died before"
+    assert verdict("I8", fallen(C, [A, C], [A], [A, C])).answer is Truth.FALSE, "C was left out of a plan only"
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -387,7 +390,7 @@ def test_an_operation_that_a_fenced_worker_had_reported_may_be_written_down_behi
         late = event(5.6, "op_complete", B, 3, op=op)
         return verdict("I4", with_events(good(), told, event(5.5, "fenced", B, 3), late)).answer
 
-    assert (fenced(9), fenced(10)) == (Truth.TRUE, Truth.FALSE)
+    assert [fenced(op) for op in (8, 9, 10)] == [Truth.FALSE, Truth.TRUE, Truth.FALSE]
 
 
 def test_a_generation_that_was_committed_and_could_not_be_announced_may_be_adopted() -> None:

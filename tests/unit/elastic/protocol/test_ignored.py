@@ -62,7 +62,7 @@ def test_who_waits_as_a_spare_or_has_to_go_does_not_hold_up_the_ring_with_its_co
     job = Job()
     for line in (*BEGUN, "2 announce c", "2 drain c", "2 ready c 1 outdated=5"):
         job.feed(line)
-    assert job.group.state is State.RUNNING and not job.group.awaited
+    assert job.group.state is State.RUNNING and not job.group.awaited.slot
 
 
 def test_a_member_that_asks_to_be_admitted_stays_a_member() -> None:

@@ -435,6 +435,22 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
     assert sorted(job.files(FIRST)) == [1, 3], "step 3 was copied in done() itself"
 
 
+def test_a_tensor_that_cannot_be_copied_ends_the_script(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.begin(FIRST)
+    kept = elastic.keep(Script(shard=False).model)
+    copy_all = copying.copy_all
+
+    def failing(into: Any, tensors: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise NotImplementedError("a tensor of some library")
+        copy_all(into, tensors)
+
+    monkeypatch.setattr(copying, "copy_all", failing)
+    kept.done()
+    with pytest.raises(NotImplementedError, match="a tensor of some library"):
+        kept.wait()
+
+
 def test_the_step_of_the_optimizer_waits_for_the_copy(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.begin(FIRST)
     script = Script(shard=True)

@@ -94,6 +94,19 @@ def rate_in_a_tensor(script: Script) -> None:
     script.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
 
 
+def a_number_as_the_name_of_an_option(script: Script) -> None:
+    script.optimizer.param_groups[0][3] = 1  # type: ignore[index]
+
+
+def an_option_with_underscores(script: Script) -> None:
+    script.optimizer.param_groups[0]["__tag"] = 1
+
+
+def an_optimizer_with_a_state_of_its_own(script: Script) -> None:
+    found = script.optimizer.state_dict()
+    script.optimizer.state_dict = lambda: {**found, "more": 1}  # type: ignore[method-assign]
+
+
 def another_group(script: Script) -> None:
     script.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
 
@@ -209,7 +222,8 @@ CHANGES = [
     *(turned_data, data_of_another_kind, another_layer, other_layer, other_name, a_buffer_for_a_parameter),
     *(a_buffer_that_is_not_kept, other_buffer, a_buffer_that_is_gone, shared, a_hook, a_hook_before),
     *(a_state_of_its_own, more_state, other_moment, a_number_in_the_state, a_list_in_the_state, no_state),
-    *(a_state_that_was_loaded, a_hook_of_the_optimizer, other_number),
+    *(a_state_that_was_loaded, a_hook_of_the_optimizer, other_number, a_number_as_the_name_of_an_option),
+    *(an_option_with_underscores, an_optimizer_with_a_state_of_its_own),
 ]
 OF_SHARDS = [
     *(nothing, Script.step, other_rate, another_layer, other_moment, no_state, other_buffer, a_hook),
