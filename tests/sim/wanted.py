@@ -134,6 +134,8 @@ SELDOM = _AT_ONCE | {
     "finished (finished-after-all.txt of the unit scenarios)",
     ("script", str(ScriptStage.BEFORE_STEPS), str(ScriptStage.AFTER_STEPS)): _ALL_STEPS,
     ("script", str(ScriptStage.BEFORE_STEPS), str(ScriptStage.OVER)): _ALL_STEPS,
+    ("script", str(ScriptStage.HANDED_OUT), str(ScriptStage.BETWEEN)): "no script here gives a step back "
+    "(the random scripts of test_loop_state.py do)",
     ("position", "fresh", "gone"): "a newcomer hears of the loss of all copies only when the job has formed anew "
     "(newcomer-of-before.txt of the unit scenarios)",
 }
