@@ -131,13 +131,14 @@ def _late_effects(run: Run) -> Iterator[CheckerVerdict]:
             gone.setdefault(event.worker, event)
         elif event.name in EFFECTS:
             report = reports.get(event.worker)
-            in_report = report is not None and event.name == "op_complete" and event.generation == report.generation
-            ahead = int(event.line["op"]) - int(report.line["reduced"]) if report is not None and in_report else None
+            after_last = None
+            if report is not None and event.name == "op_complete" and event.generation == report.generation:
+                after_last = int(event.line["op"]) - (int(report.line["reduced"]) - 1)
+                if after_last > 0:
+                    yield broken(f"{event.worker}: an operation more than it had reported", report.at, event.at)
             # The script's thread may write down the last operation just behind the report that has counted it.
-            if event.worker in gone and ahead != -1:
+            if event.worker in gone and after_last != 0:
                 yield broken(f"{event.worker}: {event.name} after it was fenced", gone[event.worker].at, event.at)
-            if report is not None and ahead is not None and ahead >= 0:
-                yield broken(f"{event.worker}: an operation more than it had reported", report.at, event.at)
 
 
 def _stale_steps(run: Run) -> Iterator[CheckerVerdict]:

@@ -141,7 +141,7 @@ class Gossip(LocalTraining):
         self._go_to(own)
 
     def _go_to(self, own: torch.Tensor) -> None:
-        """And to where others pull it from there."""
+        """Set the parameters to these, moved by what exchanges that others began have yet to move them."""
         self.flat.write(self._mixture.show(own))
         self._slow.pulled(own)
 

@@ -46,7 +46,7 @@ PACE_S = 0.1
 """Of an inner step: as long as one that computes more would take."""
 QUORUM = 2
 QUIET_S, POLL_S = 7200.0, 0.05
-"""For a job that nothing happens to."""
+"""QUIET_S: the longest time for a job that nothing happens to."""
 LEARNT_ROUNDS = 50
 """After so many rounds a loss is far below that of fresh weights."""
 
@@ -318,9 +318,9 @@ def notes() -> list[str]:
         "Samples are those of inner steps that are in an outer step; dropped are all others that were computed: of the "
         "dead, of rounds that were given up, and of a torchft process that starts, and trains fresh weights until its "
         "first synchronisation. Rounds that are made again, because fresh weights became the state, do not count.",
-        "elastic-ring: `.with_quorum(2, grace_s=1)`. torchft: the nightly 2026.10.26, `local_sgd.DiLoCo`, "
-        f"min_replica_size=1, {launchers.SILENT_MS / 1000:g} s for a heartbeat, {launchers.JOIN_MS / 1000:g} s for "
-        "stragglers. The inner and the outer optimizer are the same: AdamW, and SGD 0.7 with Nesterov momentum 0.9.",
+        f"elastic-ring: `.with_quorum({QUORUM}, grace_s=1)`. torchft: the nightly 2026.10.26, `local_sgd.DiLoCo`, "
+        f"min_replica_size={QUORUM}, {launchers.SILENT_MS / 1000:g} s for a heartbeat, {launchers.JOIN_MS / 1000:g} s "
+        "for stragglers. Both have the same optimizers: AdamW inside, outside SGD 0.7 with Nesterov momentum 0.9.",
     ]
 
 

@@ -161,8 +161,10 @@ class Ends:
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self.addresses: list[int] = []
         self.sizes: list[int] = []
-        """Of contiguous tensors on the CPU, whose bytes are read where they are: a microsecond for each."""
+        """addresses, sizes: where the ends of contiguous tensors on the CPU are, in bytes. To read one from there takes
+        a microsecond."""
         self.others: list[torch.Tensor] = []
+        """The other tensors, whose ends torch has to copy."""
         for piece in pieces:
             tensor = piece.tensor
             if tensor.is_cpu and tensor.is_contiguous():

@@ -1,7 +1,7 @@
-"""One step on its way into memory: where each tensor goes, and the thread that copies it there and to other machines.
+"""Writes the state behind one step into a segment of this machine's memory, and sends the segment to other machines.
 
 A thread that copied tensors one by one would take Python's lock for each of them, and the script would wait for it. So
-all are copied in one call, which does without the lock.
+the tensors of an object are copied in one call, which does without the lock.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def table(parts: Sequence[StateOfObject], placed: Sequence[PlacedPart], *, plain
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """One that is written. parts: what its body has; table: the rest."""
+    """A segment that is to be written. file: where. held: which part of which step it is. parts: the tensors of its
+    body. table: as table() returns it."""
 
     file: SegmentFile
     held: HeldSegment
@@ -148,14 +149,14 @@ class NewSegment:
 
 
 class StepCopy:
-    """One step on its way into memory, here and on other machines."""
+    """Writes a segment with a thread of its own, while the script goes on, and sends it to the mirrors."""
 
     def __init__(self, segment: NewSegment, mirrors: Sequence[SegmentMirror], *, at_once: bool) -> None:
-        """at_once: nothing is left for the thread but the checksum and other machines. Raises OSError."""
+        """at_once: copy all tensors here, and leave the checksum and the mirrors to the thread. Raises OSError."""
         self.step = segment.held.step
         self.error: OSError | None = None
         self._failure: Exception | None = None
-        """Of a tensor that cannot be copied."""
+        """What the copy of a tensor raised: wait() raises it in the script."""
         self.torn = ""
         """The path of a tensor that was changed while it was copied; the step is not kept then."""
         self.unsent: list[tuple[SegmentMirror, str]] = []

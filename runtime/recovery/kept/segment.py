@@ -125,7 +125,7 @@ class SegmentFile:
 
     @property
     def memory(self) -> mmap.mmap:
-        """Of the file, once it has begun; another object when it has grown since."""
+        """The map of the file, once a body was begun. If a later body needs a larger file, this is another object."""
         assert self._map is not None, "it has begun"
         return self._map
 

@@ -1,7 +1,7 @@
 """The measured training with rare communication as torchft's users write it: each process is a replica group of one.
 
-TORCHFT_LIGHTHOUSE: the address of the lighthouse. BENCH_NODE: which node this is. BENCH_ADDRESS: its address. In a
-stamp `began` says how many inner steps of this process are in the round.
+TORCHFT_LIGHTHOUSE: the address of the lighthouse. BENCH_QUORUM: min_replica_size. BENCH_NODE: which node this is.
+BENCH_ADDRESS: its address. In a stamp `began` says how many inner steps of this process are in the round.
 """
 
 import os
@@ -41,7 +41,7 @@ manager = Manager(
     pg=ProcessGroupGloo(timeout=WAIT),
     load_state_dict=load,
     state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
-    min_replica_size=1,
+    min_replica_size=int(os.environ["BENCH_QUORUM"]),
     use_async_quorum=False,
     timeout=WAIT,
     quorum_timeout=QUORUM_WAIT,
