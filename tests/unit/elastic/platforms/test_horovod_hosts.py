@@ -149,6 +149,12 @@ def test_the_last_list_holds_while_a_script_fails(tmp_path: Path, monkeypatch: p
     answer.write_text("echo a:1")
     watch = HostWatch(f"sh {shlex.quote(str(answer))}", None)
 
+    def says(text: str) -> None:
+        # A rename, as a script that is read while it is written is an empty one: a valid list without hosts.
+        new = tmp_path / "new"
+        new.write_text(text)
+        new.replace(answer)
+
     def until(reached: object) -> None:
         assert callable(reached)
         for _ in range(3000):
@@ -158,13 +164,13 @@ def test_the_last_list_holds_while_a_script_fails(tmp_path: Path, monkeypatch: p
         raise AssertionError("not in time")
 
     try:
-        answer.write_text("echo nonsense; exit 1")
+        says("echo nonsense; exit 1")
         until(lambda: watch._failure is not None)
         assert watch.now() == {"a": 1}
-        answer.write_text("echo b:2")
+        says("echo b:2")
         until(lambda: watch.now() == {"b": 2})
         monkeypatch.setattr(discovery, "PATIENCE_S", 0.0)
-        answer.write_text("exit 1")
+        says("exit 1")
         with pytest.raises(DiscoveryFailed, match="no list of hosts"):
             until(lambda: watch.now() == {})
     finally:
