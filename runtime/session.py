@@ -328,6 +328,10 @@ class JoinCalls(Protocol):
         """For a newcomer: a copy, as Carrier.capture returns it, of a registered object of the members that does not
         change any more, perhaps beside others. Asks until one has it."""
 
+    def hold_to_join(self) -> None:
+        """For a newcomer, before `join`: have a step of the members wait until the state of that very step is copied,
+        so that the script need not follow them. The wait may end without it, see docs/protocol.md."""
+
     def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
         """After the move `Join`: hold the state of a pass; return the pass and its result.
 

@@ -825,14 +825,16 @@ class Progress(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ..., doing: _Optional[_Union[Progress.Doing, str]] = ..., for_ms: _Optional[int] = ..., usual_ms: _Optional[int] = ..., computes: bool = ..., over: _Optional[str] = ..., over_because: _Optional[str] = ..., min_replicas: _Optional[int] = ..., grace_ms: _Optional[int] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("worker_id", "generation", "outdated")
+    __slots__ = ("worker_id", "generation", "outdated", "hold")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OUTDATED_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     outdated: int
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., outdated: _Optional[int] = ...) -> None: ...
+    hold: bool
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., outdated: _Optional[int] = ..., hold: bool = ...) -> None: ...
 
 class DrainWish(_message.Message):
     __slots__ = ("worker_id", "because", "left_ms")

@@ -33,6 +33,8 @@ class LeaderOrders:
         """Generation and operation of the round that was over last, although this worker computed still."""
         self.ready = False
         """Whether this newcomer has rehearsed: it says so again to every leader, and after every loss."""
+        self.hold = False
+        """Whether a step of the members is to wait for this newcomer's copy from the first one on."""
         self._outdated = 0
         self.going: NodeNotice | None = None
         self.pointed: dict[messages.CheckpointComplete, Callable[[bool], None]] = {}
@@ -96,7 +98,7 @@ class LeaderOrders:
         before = self._shared.position.record
         after = self._shared.post(order)
         if self.ready and after.phase is Phase.FRESH and (newer_leader or before is not after.record):
-            self._client.send(messages.Ready(after.me, generation.number, self._outdated))
+            self._say_ready()
 
     def _has_to_go(self, drain: messages.Drain) -> None:
         notice = NodeNotice.begins(
@@ -110,7 +112,17 @@ class LeaderOrders:
         training waits for it."""
         with self._shared.changed:
             self._outdated += 1
-            self._client.send(messages.Ready(self._shared.position.me, self.newest.number, self._outdated))
+            self._say_ready()
+
+    def say_ready(self) -> None:
+        """Ask to be admitted, now and again when the members or the leader are other ones."""
+        with self._shared.changed:
+            self.ready = True
+            self._say_ready()
+
+    def _say_ready(self) -> None:
+        me, newest = self._shared.position.me, self.newest.number
+        self._client.send(messages.Ready(me, newest, self._outdated, self.hold))
 
     # -------------------------------------------------------------------------------------------- questions
 

@@ -14,7 +14,7 @@ from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.config import Compression, Reduction
 from elastic.errors import ConfigError, DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
-from elastic.protocol.messages import Corrupted, Ready
+from elastic.protocol.messages import Corrupted
 from elastic.protocol.outer_round import Quorum
 from elastic.records.journal import Journal
 from runtime.allreduce.reduction.early_sums import EarlySums
@@ -107,9 +107,7 @@ class OperationLoop:
 
     def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
         if not self.script.at.behind:
-            with self._shared.changed:
-                self._orders.ready = True
-                self._client.send(Ready(self.worker_id, self._orders.newest.number))
+            self._orders.say_ready()
         carrier = self._donor.carrier
         assert carrier is not None
         op, result = self._admission.join(here, fingerprint, carrier)

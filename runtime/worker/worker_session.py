@@ -311,6 +311,9 @@ class WorkerSession(OperationLoop):
     def registered_by_members(self, name: str) -> tuple[dict[str, Json], Sequence[torch.Tensor]]:
         return self._admission.registered_by_members(name)
 
+    def hold_to_join(self) -> None:
+        self._orders.hold = True
+
     def copy_anew(self) -> Copy:
         return self._admission.copy_anew()
 

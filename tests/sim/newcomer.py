@@ -105,12 +105,17 @@ class Newcomer:
 
     # -------------------------------------------------------------------------------------------------- seeking
 
+    @property
+    def follows(self) -> bool:
+        """Whether it takes over results since its copy."""
+        return bool(self._donor)
+
     def _stands_still(self) -> bool:
         """What the control thread says goes on."""
         p = self.w.p
         if p.record is not None and p.record.member(self.w.me) is None and self._said_ready != p.record.number:
             self._said_ready = p.record.number
-            self.w.say(Ready(self.w.me, p.record.number, self._outdated))
+            self._say_ready(p.record.number)
             self.w.world.hook("ready", self.w)
         return self.stuck
 
@@ -217,7 +222,10 @@ class Newcomer:
     def _too_slow(self) -> None:
         self._outdated += 1
         if p := self.w.p.record:
-            self.w.say(Ready(self.w.me, p.number, self._outdated))
+            self._say_ready(p.number)
+
+    def _say_ready(self, generation: int) -> None:
+        self.w.say(Ready(self.w.me, generation, self._outdated, self.w.script.program.hold))
 
     @property
     def _base(self) -> int:
@@ -303,7 +311,7 @@ class Newcomer:
         w.world.obtained(w, op, result, before)
         w.world.hook("joined", w)
         self.holds = op + 1
-        if self._donor:
+        if self.follows:
             w.world.reach("a newcomer joined after it had taken over results")
         waited_s = w.world.clock.now_s - self._waited_s if self._waited_s else 0.0
         w.world.paths.joined(w, w.world.leader, waited_s, self._outdated)

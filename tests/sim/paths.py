@@ -154,4 +154,7 @@ class Paths:
         if waited_s > 1.0:
             reach("a spare joined")
         if leader and leader.group.awaited.slot == worker.me.rpartition(".")[0]:
-            reach(f"a newcomer joined a ring that waited for {'its copy' if outdated >= OUTDATED else 'it'}")
+            its_copy = outdated >= OUTDATED or worker.script.program.hold
+            reach(f"a newcomer joined a ring that waited for {'its copy' if its_copy else 'it'}")
+            if worker.script.program.hold and not worker.newcomer.follows:
+                reach("a newcomer joined the first step that it copied")

@@ -76,6 +76,8 @@ class Program:
     leave: Operation
     operations: tuple[Operation, ...]
     """All of them, in order."""
+    hold: bool
+    """Whether newcomers ask a step to wait for their copy from the first one on."""
 
 
 class _Pen:
@@ -124,7 +126,8 @@ def write_script(random: Random, steps: int, units: int, epoch_steps: int) -> Pr
         epochs.append(Epoch(calls_before, end, calls_after, between))
     behind = pen.some(0.2, "behind")
     leave = pen.write("leave")
-    return Program(kind, shared, sync, tuple(epochs), tuple(written), behind, leave, tuple(pen.written))
+    hold = len(pen.written) % 7 == 0  # without a draw: what a seed draws behind this stays as it is
+    return Program(kind, shared, sync, tuple(epochs), tuple(written), behind, leave, tuple(pen.written), hold)
 
 
 class Script:

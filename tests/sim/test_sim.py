@@ -46,6 +46,7 @@ MUST_REACH = (
     "a newcomer copies anew",
     "a newcomer joined",
     "a newcomer joined after it had taken over results",
+    "a newcomer joined the first step that it copied",
     "a newcomer joined a ring that waited for it",
     "a newcomer joined a ring that waited for its copy",
     "a newcomer was too late for its epoch",

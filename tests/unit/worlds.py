@@ -327,6 +327,9 @@ class FakeMember:
         assert self.copied is not None
         return self.copied, result
 
+    def hold_to_join(self) -> None:
+        """The members do not wait here: that is the harder case, and a real wait may end without a copy."""
+
     def copy_anew(self) -> Copy:
         self.copied, self.copy, self.waiting = None, None, True
         self.world.lock.notify_all()

@@ -258,10 +258,11 @@ class Group:
 
     @property
     def places(self) -> int:
-        """For how many more newcomers the world has a place, once the job has begun."""
+        """For how many more newcomers the world has a place, once the job has begun; below 0: for so many that are on
+        their way it has none."""
         assert self.coming_next is not None
         settled = set(self.coming_next.ids) - {*self.dead, *self.given_up, *self.drains}
-        return max(0, self.wanted_workers - len(settled | self.coming))
+        return self.wanted_workers - len(settled | self.coming)
 
     @property
     def coming(self) -> set[str]:

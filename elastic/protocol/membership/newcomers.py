@@ -1,4 +1,4 @@
-"""Newcomers without progress: a hanging set-up gives its place back; training waits once for a copy that is too slow;
+"""Newcomers without progress: a hanging set-up gives its place back; training waits for a copy that is too slow;
 who cannot be connected to the members is tried less and less often."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from elastic.protocol.membership.group import AwaitedSlot, Group, State, Unreach
 from elastic.protocol.membership.planned_changes import plan_change, stop_waiting
 from elastic.protocol.membership.roster import NEWCOMERS, Stage, slot_of
 from elastic.protocol.membership.transitions import move_on
-from elastic.protocol.messages import Kill
+from elastic.protocol.messages import Kill, Ready
 
 OUTDATED = 3
 """After this many copies that were out of date, or results that brought it no nearer, the ring waits for a newcomer."""
@@ -32,20 +32,23 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
         move_on(g, worker, Stage.REFUSED)
 
 
-def wait_for_slow(g: Group, worker: str, outdated: int, do: list[Action]) -> None:
-    """Let the ring wait for a newcomer after OUTDATED signs that members train faster than it copies and catches up.
-    The next generation holds a step without the newcomer, which then copies straight from a member or takes over the
-    results that it has not got yet; the generation after that has it again."""
-    slot, running = slot_of(worker), g.running
-    if outdated < OUTDATED or g.awaited.slot or slot in g.in_vain or g.state is not State.RUNNING or running is None:
+def hold_for(g: Group, word: Ready, do: list[Action]) -> None:
+    """Let the ring wait for a newcomer that asks for it, or after OUTDATED signs that members train faster than it
+    copies and catches up. The next generation holds a step without the newcomer, which then copies straight from a
+    member or takes over the results that it has not got yet; the generation after that has it again."""
+    worker, running, slow = word.worker_id, g.running, word.outdated >= OUTDATED
+    if not (slow or word.hold) or g.awaited.slot or g.state is not State.RUNNING or running is None:
+        return
+    if (slot := slot_of(worker)) in g.in_vain:
         return
     if worker in running.ids or worker not in g.coming or worker in g.turned_away:
         return
-    if (coming_next := g.coming_next) is None or coming_next.member(worker) is None:
+    if (coming_next := g.coming_next) is None or (coming_next.member(worker) is None and g.places < 0):
         return  # it has lost its place, so nobody would come
     g.awaited = AwaitedSlot(slot)
     g.turned_away.add(worker)
-    do.append(Note("newcomer_awaited", {"worker_id": worker, "outdated": outdated}))
+    if slow:
+        do.append(Note("newcomer_awaited", {"worker_id": worker, "outdated": word.outdated}))
 
 
 def stop_in_vain(g: Group, now_s: float, do: list[Action]) -> None:

@@ -80,9 +80,12 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     joined = [m.worker_id for m in members if aim.member(m.worker_id) is None]
     gone = [worker for worker in aim.ids if worker not in listed]
     if not joined and not gone:
-        waits = f"waits for {g.awaited.slot}: its newcomers were too late for their epoch"
-        otherwise = "waits no longer" if aim is g.top else aim.because
-        commit_planned(g, members, waits if g.awaited.slot else otherwise, do)
+        because = "waits no longer" if aim is g.top else aim.because
+        if awaited := [worker for worker in g.turned_away if slot_of(worker) == g.awaited.slot]:
+            because = f"training waits for the copy of {awaited[0]}"
+        elif g.awaited.slot:
+            because = f"waits for {g.awaited.slot}: its newcomers were too late for their epoch"
+        commit_planned(g, members, because, do)
         return
     commit_planned(g, members, _because(g, joined, gone), do)
 
@@ -91,8 +94,8 @@ def _because(g: Group, joined: list[str], gone: list[str]) -> str:
     def why(worker: str) -> str:
         if worker in g.drains:
             return f"{worker} drains: {g.drains[worker].because}"
-        slow = bool(g.awaited.slot) and worker in g.turned_away and slot_of(worker) == g.awaited.slot
-        return f"training waits for the copy of {worker}, which is slower" if slow else f"{worker} is gone again"
+        awaited = bool(g.awaited.slot) and worker in g.turned_away and slot_of(worker) == g.awaited.slot
+        return f"training waits for the copy of {worker}" if awaited else f"{worker} is gone again"
 
     return "; ".join([f"{worker} joins" for worker in joined] + [why(worker) for worker in gone])
 
@@ -196,7 +199,8 @@ def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
     if not able:
         return
     # Slots that were demoted for their speed come last.
-    for worker in sorted(able, key=lambda w: (slot_of(w) in g.demoted_s, g.workers[w].member.seniority))[: g.places]:
+    able_first = sorted(able, key=lambda w: (slot_of(w) in g.demoted_s, g.workers[w].member.seniority))
+    for worker in able_first[: max(0, g.places)]:
         invite(g, worker, now_s, do)
 
 

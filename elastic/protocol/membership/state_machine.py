@@ -16,7 +16,7 @@ from elastic.protocol.membership.formation import announced, elected, form
 from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.hangs import end_mute, judge_progress, mute_until_s
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
-from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, try_again, wait_for_slow
+from elastic.protocol.membership.newcomers import end_hung, hold_for, stop_in_vain, try_again
 from elastic.protocol.membership.partitions import fell_silent, is_absence, next_silence_ends_s, silent_too_long
 from elastic.protocol.membership.restore import checkpointed, unreadable
 from elastic.protocol.membership.ring_reports import heard_of_ring, rebuilt
@@ -125,7 +125,7 @@ def _asks_to_be_admitted(g: Group, word: messages.Ready, now_s: float, do: list[
         transitions.heard_to_be(g, worker, Stage.READY)
     g.given_up.pop(worker, None)
     refuse_if_excluded(g, worker, do)
-    wait_for_slow(g, worker, word.outdated, do)
+    hold_for(g, word, do)
     planned_changes.plan_change(g, now_s, do)
 
 

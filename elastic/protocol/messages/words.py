@@ -147,12 +147,14 @@ class Ready:
     """A newcomer has rehearsed and asks to be admitted; it repeats this after every loss generation it sees.
 
     outdated: how many signs there were that the members train faster than this newcomer copies and catches up: copies
-    of the state that were out of date before it was done with them, and answers after which it was no nearer.
+    of the state that were out of date before it was done with them, and answers after which it was no nearer. hold:
+    whether a step is to wait for its copy from the first one on, as its script cannot follow members to a later step.
     """
 
     worker_id: str
     generation: int
     outdated: int = 0
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

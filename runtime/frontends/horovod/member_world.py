@@ -148,6 +148,8 @@ class MemberWorld(World):
         training.registered.choose([])  # nothing is summed in the first pass, and no gradient is touched
         training.agreement.claim_shards(1)
         training.agreement.plan_steps(None, 1)
+        if training.at.joining:  # all begin their function at its top when it comes, and it need not make calls before
+            training.session.hold_to_join()
         first = training.begin_steps(None)
         elsewhere = training.at.joining or training.at.step > first
         work = PassWork(1, None, "mean", OPTIONAL)

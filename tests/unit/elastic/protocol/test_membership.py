@@ -184,7 +184,7 @@ class Job:
                     shards=int(options.get("shards", 0)), exchange_us=1_000_000 * int(options.get("exchange", 0)),
                 )  # fmt: skip
             case "ready":
-                return Ready(worker, number, outdated=int(options.get("outdated", 0)))
+                return Ready(worker, number, int(options.get("outdated", 0)), hold=bool(options.get("hold", "")))
             case "drain":
                 return DrainWish(worker, "spot notice", int(options.get("left", 120)) * 1000)
             case "undrain":
