@@ -89,7 +89,7 @@ class SingleSession:
     def _no_newcomer(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a job of one has no newcomer")
 
-    await_invitation = meta = join = copy_anew = registered_by_members = _no_newcomer
+    await_invitation = meta = join = copy_anew = registered_by_members = hold_to_join = _no_newcomer
 
     def begin(
         self,

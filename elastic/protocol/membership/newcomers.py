@@ -35,18 +35,21 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
 def hold_for(g: Group, word: Ready, do: list[Action]) -> None:
     """Let the ring wait for a newcomer that asks for it, or after OUTDATED signs that members train faster than it
     copies and catches up. The next generation holds a step without the newcomer, which then copies straight from a
-    member or takes over the results that it has not got yet; the generation after that has it again."""
+    member or takes over the results that it has not got yet; the generation after that has it again, and all others
+    that have asked for it meanwhile."""
     worker, running, slow = word.worker_id, g.running, word.outdated >= OUTDATED
-    if not (slow or word.hold) or g.awaited.slot or g.state is not State.RUNNING or running is None:
+    if not (slow or word.hold) or g.state is not State.RUNNING or running is None:
         return
-    if (slot := slot_of(worker)) in g.in_vain:
+    if (slot := slot_of(worker)) in g.in_vain or (g.awaited.slot and not word.hold):
         return
     if worker in running.ids or worker not in g.coming or worker in g.turned_away:
         return
     if (coming_next := g.coming_next) is None or (coming_next.member(worker) is None and g.places < 0):
         return  # it has lost its place, so nobody would come
-    g.awaited = AwaitedSlot(slot)
     g.turned_away.add(worker)
+    if g.awaited.slot:
+        return  # it comes with the newcomer for which a step will wait
+    g.awaited = AwaitedSlot(slot)
     if slow:
         do.append(Note("newcomer_awaited", {"worker_id": worker, "outdated": word.outdated}))
 
