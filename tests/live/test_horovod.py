@@ -71,6 +71,55 @@ def test_workers_come_and_go_and_nothing_goes_back(tmp_path: Path) -> None:
         assert batches == sorted(set(batches)) and batches
 
 
+COUNTED = """
+import sys
+import time
+
+import torch
+import elastic.horovod.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(int(sys.argv[1]), 1, bias=False)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9))
+calls = 0
+
+
+@hvd.elastic.run
+def train(state):
+    global calls
+    calls += 1
+    hvd.allreduce(torch.tensor(1.0))  # a newcomer makes it, too
+    print(f"call {calls} size {hvd.size()} batch {state.batch}", file=sys.stderr)
+    while state.batch < 80:
+        optimizer.zero_grad()
+        model(torch.ones(2, model.in_features)).pow(2).mean().backward()
+        optimizer.step()
+        time.sleep(0.1)
+        state.batch += 1
+        state.commit()
+
+
+train(hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("numbers", [8, 20_000_000], ids=["8", "20 million"])
+def test_the_function_begins_once_for_a_loss_and_once_for_a_newcomer(tmp_path: Path, numbers: int) -> None:
+    """Also if the state takes longer to copy than a commit: the commit waits."""
+    script = tmp_path / "counted.py"
+    script.write_text(COUNTED)
+    with Job(tmp_path, "--workers", "3", str(script), str(numbers)) as job:
+        job.await_steps(8)
+        job.send("local.1.0")
+        assert job.wait() == 0, job.output
+        said = [
+            re.findall(r"call (\d) size (\d)", (job.dir / "logs" / f"{name}.log").read_text())
+            for name in ("local.0.0", "local.2.0", "local.1.1")
+        ]
+        assert said == [[("1", "3"), ("2", "2"), ("3", "3")]] * 2 + [[("1", "3")]]
+
+
 def until(what: str, reached: Callable[[], bool]) -> None:
     for _ in range(600):
         if reached():

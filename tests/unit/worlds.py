@@ -224,7 +224,7 @@ class FakeMember:
         self.number = 0
         self.begun: tuple[Op, dict[str, str]] | None = None
         self.carrier: Carrier
-        self.state_given = False
+        self.state_given = self.asked_to_hold = False
         self.records: list[StepRecord] = []
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []
@@ -329,6 +329,7 @@ class FakeMember:
 
     def hold_to_join(self) -> None:
         """The members do not wait here: that is the harder case, and a real wait may end without a copy."""
+        self.asked_to_hold = True
 
     def copy_anew(self) -> Copy:
         self.copied, self.copy, self.waiting = None, None, True

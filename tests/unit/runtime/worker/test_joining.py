@@ -924,6 +924,9 @@ def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     c.shared.position = replace(c.shared.position, phase=Phase.FRESH)
     c.hear(Publish(3, generation(4, Kind.PLANNED, a, c)))
     assert c.words[-1] == Ready("c", 4, outdated=1), "and the next leader too"
+    c.orders.hold = True
+    c.hear(Publish(4, generation(5, Kind.PLANNED, a, c)))
+    assert c.words[-1] == Ready("c", 5, outdated=1, hold=True)
 
 
 def test_a_newcomer_that_takes_over_results_no_faster_than_they_come_asks_to_be_waited_for(

@@ -62,10 +62,11 @@ def test_a_lost_worker_costs_its_own_batch_and_no_step(operation: int) -> None:
 
 @pytest.mark.parametrize(("copied", "admitted"), some([(1, 1), (2, 2), (1, 3), (4, 6), (9, 9)], 2, "horovod newcomers"))
 def test_a_newcomer_takes_part_from_the_commit_in_which_it_is_admitted(copied: int, admitted: int) -> None:
-    """Also one whose copy is older, and which goes with the results of the others until it has caught up."""
+    """Also one for which no commit has waited, and which goes with the results of the others until it has caught up."""
     script = partial(train, norm=False)  # buffers are a worker's own, and this world compares them in a newcomer
     world, workers = together(2, script, newcomers=1, asked_at=0, copy_at=copied, admit_at=admitted)
     assert world.joined_at == {"n0": admitted}
+    assert {name for name, session in world.sessions.items() if session.asked_to_hold} == {"n0"}
     alike(workers, {"w0", "w1", "n0"})
     assert set(workers["w0"].sizes) == {2, 3} and set(workers["n0"].sizes) <= {2, 3}
     members = [sample for name in ("w0", "w1", "n0") for sample in workers[name].samples]
