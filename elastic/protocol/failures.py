@@ -19,6 +19,7 @@ coincidence that chance does not bring:
                  one of them, none of another node does, and members there go on meanwhile
 
 That two workers raise at the same place (exception, line, step and shard) ends the job too: membership/closing.py.
+Where scripts have no step, in set-up and in rounds, they have to do so within FORGOTTEN_S.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import takewhile
+from typing import NamedTuple
 
 from elastic.protocol.messages import Failed
 
@@ -37,6 +39,8 @@ SAME_SHARD = 5
 
 NO_PROGRESS = 20
 NODE_FAILURES = 8
+FORGOTTEN_S = 3600.0
+"""After this time another exception at the same line is a new one, where no step tells whether it is."""
 
 SUSPECTS, SUSPECTS_WITHIN = 3, 100
 """If SUSPECTS members have had other values than the others within SUSPECTS_WITHIN operations, broken machines are
@@ -96,12 +100,24 @@ class Verdict:
     because: str
 
 
+class Raised(NamedTuple):
+    """The first exception at a place. at_s: the leader's time."""
+
+    word: Failed
+    at_s: float
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether it proves nothing any more. A step that fails again proves the script, however late. A line without
+        a step, as in a set-up or in rounds, is passed again and again: a disk may have been away twice."""
+        return parse_place(self.word.place)[1] < 0 and now_s - self.at_s > FORGOTTEN_S
+
+
 @dataclass(frozen=True, slots=True)
 class Failures:
     """What a leader has seen fail. A later leader begins anew."""
 
-    errors: Mapping[str, Failed] = field(default_factory=dict)
-    """Place of an exception -> the word of the worker that raised it first. Failures of devices have a place each."""
+    errors: Mapping[str, Raised] = field(default_factory=dict)
+    """Place of an exception -> the first one there. Failures of devices have a place each."""
     history: tuple[WorkerFailure, ...] = ()
     """The newest failures, each of another worker."""
     furthest: int = 0
@@ -142,9 +158,11 @@ class Failures:
     def and_then(self, failure: WorkerFailure) -> Failures:
         return replace(self, history=(*self.history, failure)[-KEPT:])
 
-    def and_raised(self, place: str, word: Failed) -> Failures:
+    def and_raised(self, place: str, word: Failed, now_s: float) -> Failures:
         """Note who has raised there, if nobody has before."""
-        return self if place in self.errors else replace(self, errors={**self.errors, place: word})
+        if place in self.errors and not self.errors[place].is_over(now_s):
+            return self
+        return replace(self, errors={**self.errors, place: Raised(word, now_s)})
 
 
 def parse_place(place: str) -> tuple[str, int, int]:

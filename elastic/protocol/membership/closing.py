@@ -24,10 +24,10 @@ def failed(g: Group, word: Failed, now_s: float, do: list[Action]) -> None:
         raised(g, word, now_s, do)
         return
     if word.of_device:
-        g.failures = g.failures.and_raised(f"{word.worker_id} {word.place}", word)
+        g.failures = g.failures.and_raised(f"{word.worker_id} {word.place}", word, now_s)
     else:
-        g.failures = g.failures.and_raised(word.place, word)
-        if (first := g.failures.errors[word.place].worker_id) != word.worker_id:
+        g.failures = g.failures.and_raised(word.place, word, now_s)
+        if (first := g.failures.errors[word.place].word.worker_id) != word.worker_id:
             become_closed(g, 1, note_of_same_place(word, first, do), now_s, do)
             return
     raised(g, word, now_s, do)

@@ -195,7 +195,7 @@ class Group:
     def raised(self) -> Failed | None:
         """The last exception of the script that has ended a worker of the present world; None: the job has survived all
         that there were."""
-        words = [word for word in self.failures.errors.values() if not word.of_device and self.lists(word.worker_id)]
+        words = [word for word, _ in self.failures.errors.values() if not word.of_device and self.lists(word.worker_id)]
         return words[-1] if words else None
 
     @property

@@ -28,7 +28,7 @@ def lost(
     if seen is None:
         return
     because = g.hung.get(worker, because) if dead else because
-    raised = next((word.place for word in g.failures.errors.values() if word.worker_id == worker), "")
+    raised = next((word.place for word, _ in g.failures.errors.values() if word.worker_id == worker), "")
     because += f" at {raised}" if dead and raised else ""
     if worker not in g.dead:
         event = "worker_gone" if seen.stage is Stage.LEFT else "member_lost" if g.lists(worker) else "worker_lost"

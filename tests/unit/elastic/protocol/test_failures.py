@@ -127,8 +127,8 @@ def test_what_is_remembered_is_bounded_and_the_first_who_raised_stays() -> None:
         failures = failures.and_then(crash(number))
     assert len(failures.history) == KEPT and failures.knows(f"a.0.{KEPT}") and not failures.knows("a.0.0")
     for worker in "ab":
-        failures = failures.and_raised("here", Failed(worker, 1, "here", "Traceback"))
-    assert failures.errors["here"].worker_id == "a"
+        failures = failures.and_raised("here", Failed(worker, 1, "here", "Traceback"), 5.0)
+    assert failures.errors["here"].word.worker_id == "a"
 
 
 def storm(random: Random, nodes: int, rate: float) -> Iterator[WorkerFailure]:
