@@ -193,13 +193,10 @@ def test_a_page_without_markers_is_refused_and_stays_as_it_is(tmp_path: Path, te
 
 
 def test_each_section_has_markers_of_its_own(tmp_path: Path) -> None:
-    page = tmp_path / "performance.md"
-    page.write_text(f"{report.BEGIN}\nkills\n{report.END}\n{state.BENCH.markers[0]}\n{state.BENCH.markers[1]}\n")
+    page, (begin, end) = tmp_path / "performance.md", state.BENCH.markers
+    page.write_text(f"{report.BEGIN}\nkills\n{report.END}\n{begin}\n{end}\n")
     report.write_section(page, "copies", state.BENCH.markers)
-    assert (
-        page.read_text()
-        == f"{report.BEGIN}\nkills\n{report.END}\n{state.BENCH.markers[0]}\ncopies\n{state.BENCH.markers[1]}\n"
-    )
+    assert page.read_text() == f"{report.BEGIN}\nkills\n{report.END}\n{begin}\ncopies\n{end}\n"
 
 
 def test_a_row_is_missed_if_any_of_its_targets_is() -> None:
