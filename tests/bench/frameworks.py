@@ -98,7 +98,7 @@ def notes() -> list[str]:
         "GPT-2 with 3.5 M parameters, 4 sequences of 64 words a rank, 2 ranks, 2 workers or 2 processes; no logging, "
         "no snapshots. hf: by `transformers.Trainer`; accelerate: by a loop of its own; lightning: by Lightning's "
         "`Trainer`; keras: by `fit()`, and under torchrun, as `fit()` has no data parallelism on torch, by a loop with "
-        "`DistributedDataParallel` over the same model.",
+        "`DistributedDataParallel` over the same model."
     ]
 
 

@@ -126,7 +126,7 @@ def kill_rows(ours: Sequence[Kill], theirs: Sequence[Kill]) -> list[Row]:
             f"{statistics.median(gaps):.2f} steps",
             f"worst {max(gaps):.2f} steps",
             target(max(gaps) <= 3, "<= 3 steps"),
-        ),
+        )
     ]
     for name, of in (("elastic", ours), ("torchrun", theirs)):
         rows += [

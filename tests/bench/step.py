@@ -147,10 +147,7 @@ def compare_buckets(directory: Path, sizes: Sizes) -> Part:
 
 def compare_shards(directory: Path, shards: int, sizes: Sizes) -> Part:
     settings = {"BENCH_SHARDS": str(shards), **KEEP_MEMORY}
-    starts = [
-        ddp(KEEPING, directory / "ddp", 3, settings),
-        elastic(EXACT, directory / "exact", 3, "exact", settings),
-    ]
+    starts = [ddp(KEEPING, directory / "ddp", 3, settings), elastic(EXACT, directory / "exact", 3, "exact", settings)]
     return run(starts, "mlp", 3, shards, sizes.shown, sizes.block)
 
 

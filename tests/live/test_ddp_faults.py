@@ -77,13 +77,7 @@ def proved(steps: list[Line]) -> bool:
 @pytest.mark.parametrize("number", range(20), ids=lambda number: f"faults{number}")
 @pytest.mark.parametrize("name", NAMES)
 def test_random_faults_change_no_bit(
-    name: str,
-    number: int,
-    seed: int,
-    quiet: Quiet,
-    etcd: EmbeddedEtcd,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, number: int, seed: int, quiet: Quiet, etcd: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, lines = quiet(name)
     turns = 2 * len(lines)  # of a worker that has two of the four ranks

@@ -65,9 +65,7 @@ def test_a_job_whose_fork_server_is_killed_goes_on_with_the_same_bits(quiet: Qui
 
 
 @pytest.mark.long
-def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_no_fork_server(
-    tmp_path: Path,
-) -> None:
+def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_no_fork_server(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--snapshot-every", "off", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.await_world(2)

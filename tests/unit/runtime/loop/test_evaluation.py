@@ -106,8 +106,7 @@ def test_a_score_of_another_kind_is_named(setup: Setup, fn: Any, words: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "batch_size", "words"),
-    [([], 8, "empty"), (dataset(), 0, "batch_size=0"), (iter([1]), 8, "map-style")],
+    ("data", "batch_size", "words"), [([], 8, "empty"), (dataset(), 0, "batch_size=0"), (iter([1]), 8, "map-style")]
 )
 def test_a_dataset_that_cannot_be_evaluated_is_refused(setup: Setup, data: Any, batch_size: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -1515,11 +1515,7 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
 }
 """Iterators and random generators, by their class."""
 STOPPED |= {
-    f"a {kind} that goes on": (
-        weighed_by(*kept),
-        NotInPlace,
-        f"kept in .*, a {kind.split()[0]}, goes on in each turn",
-    )
+    f"a {kind} that goes on": (weighed_by(*kept), NotInPlace, f"kept in .*, a {kind.split()[0]}, goes on in each turn")
     for kind, kept in GOES_ON.items()
 }
 WITHOUT_A_STATEMENT: dict[str, Callable[[Iterable[Any]], object]] = {
