@@ -33,9 +33,7 @@ def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(qui
         job.await_world(2)
         job.send("local.1.0")
         job.await_event("joined", worker_id="local.1.1")
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert ways(job) == ["cold"] * 3
         assert job.events("fork_server_ready") == []
@@ -55,9 +53,7 @@ def test_a_job_whose_fork_server_is_killed_goes_on_with_the_same_bits(quiet: Qui
         os.kill(pid, signal.SIGKILL)
         job.send("local.1.1")
         job.await_event("joined", worker_id="local.1.2")
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert ways(job)[2:] == ["forked", "cold"]
         assert [line["because"] for line in job.events("worker_exited", worker_id="local.0.0")] == ["exited with 0"]

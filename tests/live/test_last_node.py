@@ -97,9 +97,7 @@ def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, mon
         job.until("the script to have heard it", lambda: told(job, "drain", "local.0.0"))
         notice.unlink()
         job.await_event("node_stays")
-        job.pace(0.0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert len(job.steps()) == 400
         assert {line["generation"] for line in job.steps()[before + 1 :]} == {generation}
         assert "node local stays: the notice was taken back" in job.output
@@ -151,8 +149,6 @@ def test_the_script_hears_of_every_size_of_its_world(tmp_path: Path, monkeypatch
         job.await_world(2)
         job.send("local.1.0")
         job.until("the survivor to hear it", lambda: told(job, "resize", "local.0.0"))
-        job.pace(0.0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         (line,) = told(job, "resize", "local.0.0")
         assert line.startswith("2 1 local.1.0 lost: killed by SIGKILL")

@@ -48,9 +48,7 @@ def test_workers_whose_device_hangs_after_an_abort_are_replaced_and_the_script_i
         job.open("exchange")
         job.until("other workers in their slots", lambda: not {"local.1.0", "local.2.0"} & set(job.members()))
         assert "local.0.0" in job.await_world(4)
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         hung = job.events("device_hung")
         assert {line["worker_id"] for line in hung} == {"local.1.0", "local.2.0"}
         assert all("still runs an exchange 0.5 s after it was aborted" in line["because"] for line in hung)
@@ -78,9 +76,7 @@ def test_kills_at_random_moments_end_in_the_bits_of_the_quiet_run_over_tcp(quiet
         killer = Killer(job, seed)
         while len(killer.killed) < KILLS:
             print(f"step {len(job.steps())}:", killer.round())
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert job.left_behind() == {}
 
