@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,24 @@ def diloco(**options: Any) -> MakeOuter:
     """Makes a DiLoCo with these options, by default of 3 inner steps."""
     chosen = {"every": 3} | options
     return lambda model, optimizer: DiLoCo(model, optimizer, **chosen)
+
+
+def small(
+    body: Callable[[Job, torch.nn.Linear, torch.optim.Optimizer], None],
+    optimizer_of: Any = partial(torch.optim.AdamW, lr=0.01),
+) -> Callable[[Session], str]:
+    """A script of any body around a small model; returns its digest."""
+
+    def script(session: Session) -> str:
+        job = make_job(session)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 2)
+        body(job, model, optimizer_of(model.parameters()))
+        digest = job.digest()
+        job.close()
+        return digest
+
+    return script
 
 
 @dataclass
