@@ -24,6 +24,7 @@ from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thre
 
 SHARDS, EVERY, ROUNDS = 4, 3, 5
 BATCH, SAMPLES = 8, 48
+SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,7 +38,7 @@ def model_of(job: Job) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
 
 
-def parts(kind: type[LocalTraining] = Asynchronous, optimizer_of: Any = partial(torch.optim.SGD, lr=0.1)) -> Any:
+def parts(kind: type[LocalTraining] = Asynchronous, optimizer_of: Any = SGD) -> Any:
     """(job, model, optimizer, outer, data), registered."""
     job = make_job()
     model = model_of(job)

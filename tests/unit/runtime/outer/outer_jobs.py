@@ -19,6 +19,7 @@ from tests.unit.worlds import Killed, World
 REPLICAS = 4
 BATCH = 8
 SAMPLES = 48
+ADAMW = partial(torch.optim.AdamW, lr=0.01)
 
 MakeOuter = Callable[[nn.Module, torch.optim.Optimizer], DiLoCo]
 
@@ -31,7 +32,7 @@ def diloco(**options: Any) -> MakeOuter:
 
 def small(
     body: Callable[[Job, torch.nn.Linear, torch.optim.Optimizer], None],
-    optimizer_of: Any = partial(torch.optim.AdamW, lr=0.01),
+    optimizer_of: Any = ADAMW,
 ) -> Callable[[Session], str]:
     """A script of any body around a small model; returns its digest."""
 
