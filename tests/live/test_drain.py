@@ -22,6 +22,8 @@ from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, SCRIPTS, run_alone
 from tests.live.spread import Spread, losses
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EmbeddedEtcd]:
@@ -66,7 +68,6 @@ def assert_as_quiet(job: Spread, quiet: Quiet, lost: bool = False) -> None:
     assert bool(losses(job)) == lost
 
 
-@pytest.mark.long
 def test_who_drains_does_not_wait_for_a_newcomer_that_still_copies(spread: Make, tmp_path: Path) -> None:
     job = spread(command=(sys.executable, str(SCRIPTS / "heavy.py")), max_workers=3)
     for gate in ("on", "load 1", "load 2"):
@@ -87,7 +88,6 @@ def test_who_drains_does_not_wait_for_a_newcomer_that_still_copies(spread: Make,
     assert losses(job) == []
 
 
-@pytest.mark.long
 def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(spread: Make, quiet: Quiet) -> None:
     job = spread()
     both(job)
@@ -102,7 +102,6 @@ def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(s
     assert_as_quiet(job, quiet)
 
 
-@pytest.mark.long
 def test_an_operator_drains_a_node_and_takes_it_back(
     spread: Make, quiet: Quiet, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,7 +124,6 @@ def test_an_operator_drains_a_node_and_takes_it_back(
     assert_as_quiet(job, quiet)
 
 
-@pytest.mark.long
 def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: Quiet) -> None:
     job = spread()
     both(job)
@@ -141,7 +139,6 @@ def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: 
     assert_as_quiet(job, quiet)
 
 
-@pytest.mark.long
 def test_a_node_that_cannot_leave_in_time_is_lost_and_the_others_go_on(spread: Make, quiet: Quiet) -> None:
     job = spread()
     both(job)
@@ -156,7 +153,6 @@ def test_a_node_that_cannot_leave_in_time_is_lost_and_the_others_go_on(spread: M
     assert len(job.events("worker_started", node="a")) == 1, "nobody starts on a node that has to go"
 
 
-@pytest.mark.long
 def test_an_agent_that_is_asked_to_stop_leaves_first(spread: Make, quiet: Quiet) -> None:
     job = spread()
     job.agent("a")
@@ -168,7 +164,6 @@ def test_an_agent_that_is_asked_to_stop_leaves_first(spread: Make, quiet: Quiet)
     assert_as_quiet(job, quiet)
 
 
-@pytest.mark.long
 def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: Make, quiet: Quiet) -> None:
     job = spread(min_workers=2)
     both(job)
@@ -182,7 +177,6 @@ def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: M
     assert_as_quiet(job, quiet)
 
 
-@pytest.mark.long
 def test_a_job_that_lost_its_quorum_gives_up_with_its_state_on_disk(spread: Make) -> None:
     job = spread(min_workers=2, timing=Timing(pause_limit_s=5.0))
     job.agent("a")
