@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,11 @@ from runtime.asynchronous import Asynchronous, Gossip, asynchronous
 from runtime.asynchronous.local_training import LocalTraining
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 
 SHARDS, EVERY, ROUNDS = 4, 3, 5
 BATCH, SAMPLES = 8, 48
 SGD = partial(torch.optim.SGD, lr=0.1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def model_of(job: Job) -> nn.Module:

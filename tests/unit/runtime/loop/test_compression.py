@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,13 @@ from runtime.loop.job import Job
 from runtime.loop.passes import NONFINITE, Nonfinite
 from runtime.session import Op, Session
 from tests.unit import jobs
-from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, one_thread, set_up
+from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, set_up
 from tests.unit.thoroughness import some
 from tests.unit.worlds import Killed, World
 
 STEPS = 6
 BAD_AT = 3
 ALL = ["bf16", "fp16", "int8"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def script(factor: float = 1.0, nonfinite: Nonfinite = "pass") -> Callable[[Job], nn.Module]:

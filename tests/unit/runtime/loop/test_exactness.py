@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -21,18 +21,12 @@ from runtime.loop.job import Job
 from runtime.loop.step import Step
 from runtime.session import Session
 from tests.unit.features import FEATURES, STEPS, Feature, anchored_in_a_variable, loader, mlp, train
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 from tests.unit.thoroughness import some
 from tests.unit.worlds import FakeMember, Killed, World
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "exactness.md"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def run(feature: Feature, session: Session) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,12 @@ from runtime.loop.passes import NONFINITE, Nonfinite
 from runtime.recovery.state.training_state import Carrier, Values
 from runtime.session import Op
 from tests.unit import jobs
-from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, one_thread, set_up
+from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, set_up
 from tests.unit.worlds import Killed, World
 
 STEPS = 8
 LARGE_AT = 5
 ALL = ["fixed", "fixed64"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def script(

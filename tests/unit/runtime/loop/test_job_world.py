@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,14 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from elastic.errors import Disagree, LeaderOnly, LeftAlone
-from tests.unit.jobs import Recorded, Setup, dataset, make_job, one_thread, set_up, train
+from tests.unit.jobs import Recorded, Setup, dataset, make_job, set_up, train
 from tests.unit.worlds import FakeMember, Killed, World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def evaluated(setup: Setup) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo
 from runtime.session import Session
-from tests.unit.jobs import cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import cross_entropy, dataset, make_job
 from tests.unit.worlds import Killed, World
 
 REPLICAS = 4
@@ -106,8 +106,7 @@ class Fate:
 def run(job: OuterJob, fate: Fate, **world_options: str) -> World:
     """Run it. Raises what a script raised, other than a planned death."""
     world = World(fate.workers, fate.kills, **world_options)
-    with one_thread():
-        world.run(job.script, fate.newcomers, fate.copy_at, fate.admit_at, fate.copy_at)
+    world.run(job.script, fate.newcomers, fate.copy_at, fate.admit_at, fate.copy_at)
     for name, error in world.errors.items():
         if name not in fate.kills or not isinstance(error, Killed):
             raise error

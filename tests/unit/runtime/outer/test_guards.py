@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -18,13 +18,7 @@ from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo, LocalSGD
 from runtime.session import OpKind
-from tests.unit.jobs import Recorded, dataset, make_job, one_thread
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+from tests.unit.jobs import Recorded, dataset, make_job
 
 
 @dataclass
@@ -347,18 +341,17 @@ def test_an_error_in_a_body_leaves_the_usual_guards_for_a_loop_without_replicas(
 def test_local_sgd_ends_each_round_with_the_mean_of_the_replicas() -> None:
     """DiLoCo with SGD(1.0) as outer optimizer, up to the rounding of p - mean(p - q)."""
     setup = set_up(lambda m, o: LocalSGD(m, o, every=3))
-    with one_thread():
-        for step in steps(setup):
-            begun = [parameter.detach().clone() for parameter in setup.model.parameters()]
-            replicas: dict[int, list[torch.Tensor]] = {}
-            for x, _ in step:
-                if step.shard.inner == 0:
-                    assert all(map(torch.equal, setup.model.parameters(), begun))
-                setup.inner_step(x)
-                replicas[step.shard.index] = [parameter.detach().clone() for parameter in setup.model.parameters()]
-            assert len(replicas) == 2
-            for now, one, other in zip(setup.model.parameters(), replicas[0], replicas[1], strict=True):
-                torch.testing.assert_close(now.detach(), (one + other) / 2, rtol=1e-6, atol=1e-7)
+    for step in steps(setup):
+        begun = [parameter.detach().clone() for parameter in setup.model.parameters()]
+        replicas: dict[int, list[torch.Tensor]] = {}
+        for x, _ in step:
+            if step.shard.inner == 0:
+                assert all(map(torch.equal, setup.model.parameters(), begun))
+            setup.inner_step(x)
+            replicas[step.shard.index] = [parameter.detach().clone() for parameter in setup.model.parameters()]
+        assert len(replicas) == 2
+        for now, one, other in zip(setup.model.parameters(), replicas[0], replicas[1], strict=True):
+            torch.testing.assert_close(now.detach(), (one + other) / 2, rtol=1e-6, atol=1e-7)
 
 
 def test_one_inner_step_of_sgd_is_the_synchronous_step_up_to_rounding() -> None:
@@ -383,9 +376,8 @@ def test_one_inner_step_of_sgd_is_the_synchronous_step_up_to_rounding() -> None:
             optimizer.zero_grad()
         return list(model.parameters())
 
-    with one_thread():
-        for one, other in zip(weights(True), weights(False), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    for one, other in zip(weights(True), weights(False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
 def test_the_ledger_proves_that_each_sample_was_used_once() -> None:

@@ -3,7 +3,7 @@ reduction, of the first worker, newcomers with an older state, a resume in the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from runtime.loop.job import Job
 from tests.unit.features import Lion
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 from tests.unit.runtime.outer.outer_jobs import Fate, OuterJob, Seen, digests, diloco, run, small
 from tests.unit.thoroughness import EXAMPLES, some
 from tests.unit.worlds import World
@@ -40,12 +40,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
     "lion": lambda p: Lion(p, 0.01),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def job(kind: str, optimizer: str = "adamw") -> OuterJob:

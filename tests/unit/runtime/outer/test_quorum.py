@@ -4,7 +4,7 @@ and newcomers begin with the outer parameters. The decisions are in tests/unit/e
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from runtime.loop.job import Job
 from runtime.outer import DiLoCo, LocalSGD
 from runtime.outer.diloco import Moments
 from runtime.session import Session
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 from tests.unit.runtime.outer.outer_jobs import MakeOuter, OuterJob, Seen, small
 from tests.unit.thoroughness import EXAMPLES
 from tests.unit.worlds import Killed, World
@@ -32,12 +32,6 @@ from tests.unit.worlds import Killed, World
 INNER_STEPS = 3
 REPLICAS = 4
 STEPS = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def op_of(step: int) -> int:

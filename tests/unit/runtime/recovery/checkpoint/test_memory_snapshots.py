@@ -34,16 +34,10 @@ from runtime.recovery.checkpoint import memory_snapshots
 from runtime.recovery.checkpoint.stager import Stager
 from runtime.recovery.state.available_memory import available_bytes
 from runtime.session import LoopPlace, Session
-from tests.unit.jobs import SHARDS, Recorded, make_job, one_thread, set_up, train
+from tests.unit.jobs import SHARDS, Recorded, make_job, set_up, train
 from tests.unit.worlds import FakeMember, World
 
 WAIT_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def single_threaded() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)
