@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,12 +38,6 @@ Quiet = Callable[[str], tuple[str, list[Line]]]
 @pytest.fixture(scope="module")
 def seed() -> int:
     return int(os.environ.get("SEED", time.time_ns() % 10**6))
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    with EmbeddedEtcd() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

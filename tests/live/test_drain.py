@@ -25,12 +25,6 @@ from tests.live.spread import Spread, losses
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    with EmbeddedEtcd() as server:
-        yield server
-
-
 Make = Callable[..., Spread]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,6 @@ from tests.live.spread import Spread
 from tests.live.test_drain import assert_as_quiet
 
 SLOW = "b.0.0"
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    with EmbeddedEtcd() as server:
-        yield server
 
 
 def mixed(stack: ExitStack, home: Path, etcd: EmbeddedEtcd, name: str, **spec: Any) -> Spread:

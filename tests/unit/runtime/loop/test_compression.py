@@ -17,9 +17,9 @@ from elastic.errors import ConfigError
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.loop.job import Job
 from runtime.loop.passes import NONFINITE, Nonfinite
-from runtime.session import Op, Session
+from runtime.session import Op
 from tests.unit import jobs
-from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, set_up
+from tests.unit.jobs import SHARDS, Recorded, configure, cross_entropy, digest_of, set_up
 from tests.unit.thoroughness import some
 from tests.unit.worlds import Killed, World
 
@@ -43,14 +43,6 @@ def script(factor: float = 1.0, nonfinite: Nonfinite = "pass") -> Callable[[Job]
         return setup.model
 
     return run
-
-
-def digest_of(session: Session, run: Callable[[Job], nn.Module]) -> str:
-    job = make_job(session)
-    run(job)
-    digest = job.digest()
-    job.close()
-    return digest
 
 
 def quiet(compression: str, run: Callable[[Job], nn.Module] | None = None) -> str:
@@ -121,11 +113,6 @@ def test_a_run_does_not_go_on_with_another_one(
     configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
     with pytest.raises(ConfigError, match=f"begun with --compression {before}, and goes on with {after}"):
         quiet(after)
-
-
-def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    for name, value in settings.to_environment().items():
-        monkeypatch.setenv(name, value)
 
 
 class Sized(Recorded):

@@ -17,7 +17,7 @@ from torch import nn
 
 from runtime.loop.job import Job
 from tests.unit.features import STEPS, Lion, loader, mlp, train
-from tests.unit.jobs import Recorded, make_job
+from tests.unit.jobs import Recorded, ledger, make_job
 from tests.unit.thoroughness import EXAMPLES
 from tests.unit.worlds import FakeMember, Killed, World
 
@@ -77,10 +77,6 @@ class Fate:
 class Outcome:
     digest: str
     ledger: list[object] = field(default_factory=list)
-
-
-def ledger(session: FakeMember | Recorded) -> list[object]:
-    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
 
 
 @cache
