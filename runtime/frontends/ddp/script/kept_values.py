@@ -20,7 +20,7 @@ from runtime.frontends.ddp.script.turns import Turns
 
 
 class KeptValues:
-    """Of one script. `copies` and what uses them is there from `named` on."""
+    """Of one script. `copies`, and what uses them, are there from `named` on."""
 
     copies: ModelCopies
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -50,6 +50,14 @@ def set_up(
 def steps(setup: Setup, **options: Any) -> Any:
     data = setup.job.loader(dataset(), 8, shards=2)
     return setup.job.steps(data, total=2, outer=setup.outer, **options)
+
+
+def inner_steps(setup: Setup) -> Iterator[None]:
+    """Behind each inner step."""
+    for step in steps(setup):
+        for x, _ in step:
+            setup.inner_step(x)
+            yield
 
 
 def test_a_loop_without_its_diloco_and_a_diloco_without_its_loop() -> None:
@@ -147,16 +155,12 @@ def test_what_no_replica_has_for_itself_does_not_change_in_a_round() -> None:
     average = nn.Linear(6, 2).requires_grad_(False)
     setup.job.register(average=average)
     with pytest.raises(StateChanged, match=r"average\.weight"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                average.weight.lerp_(setup.model.weight.detach(), 0.1)
+        for _ in inner_steps(setup):
+            average.weight.lerp_(setup.model.weight.detach(), 0.1)
     setup = set_up()
     with pytest.raises(StateChanged, match="learning rate of outer optimizer"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                setup.outer.outer_optimizer.param_groups[0]["lr"] *= 0.9
+        for _ in inner_steps(setup):
+            setup.outer.outer_optimizer.param_groups[0]["lr"] *= 0.9
 
 
 def test_a_parameter_that_is_trained_later_is_no_silent_part_of_a_replica() -> None:
@@ -205,10 +209,8 @@ def test_an_object_with_tensors_changes_after_the_inner_loop_and_not_in_it() -> 
     average = Average(setup.model)
     setup.job.register(average=average)
     with pytest.raises(NotCarried, match="average has tensors that change"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                average.update(setup.model)
+        for _ in inner_steps(setup):
+            average.update(setup.model)
 
 
 def test_nothing_is_cached_for_a_second_pass() -> None:
@@ -310,20 +312,16 @@ def test_job_state_does_not_change_in_a_round() -> None:
     setup = set_up()
     setup.job.state.setdefault(seen=[0])
     with pytest.raises(StateChanged, match="seen"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                setup.job.state.seen[0] += 1
+        for _ in inner_steps(setup):
+            setup.job.state.seen[0] += 1
 
 
 def test_an_undeclared_buffer_does_not_change_in_a_round() -> None:
     setup = set_up()
     setup.model.register_buffer("seen", torch.zeros(1))
     with pytest.raises(BufferChanged, match="seen"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                cast(torch.Tensor, setup.model.seen).add_(1)
+        for _ in inner_steps(setup):
+            cast(torch.Tensor, setup.model.seen).add_(1)
 
 
 def test_an_error_in_a_body_leaves_the_usual_guards_for_a_loop_without_replicas() -> None:
