@@ -31,7 +31,12 @@ def trainable(trainer_of: Callable[[Mapping[str, Any]], Fits]) -> Any:
 
         result = trainer_of(config).fit(report)
         tune.report(
-            {**result.metrics, "step": result.steps - 1, "digest": result.digest, "checkpoint_path": result.checkpoint}
+            {
+                **result.metrics,
+                "step": result.steps - 1,
+                "digest": result.digest,
+                "checkpoint_path": result.checkpoint,
+            }
         )
 
     return tune.with_resources(trial, WHERE)
