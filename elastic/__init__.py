@@ -7,7 +7,7 @@ import this package too, stay light. Below, each package imports only those abov
     version.py      of this program
     process/        what processes have in common: signals, log lines, systemd, modes of files, options
     checkpoints/    durable checkpoints, without torch
-    config.py       what a job is, and how long things may take
+    config/         what a job is, and how long things may take
     protocol/       what is said and what is decided, pure: the job's state machine, a worker's, plans, assignments
     wire/           how messages are serialised
     records/        a job's directory: ledger, journals, what is told from them

@@ -29,14 +29,4 @@ from chaos_tests.cluster.hosts import Hosts, Loopback
 from chaos_tests.cluster.lossy_link import Roughness
 from chaos_tests.cluster.network import OUTSIDE, Network, why_not
 
-__all__ = [
-    "OUTSIDE",
-    "Cluster",
-    "EtcdMembers",
-    "Hosts",
-    "Loopback",
-    "Network",
-    "Roughness",
-    "sturdy_binary",
-    "why_not",
-]
+__all__ = ["OUTSIDE", "Cluster", "EtcdMembers", "Hosts", "Loopback", "Network", "Roughness", "sturdy_binary", "why_not"]

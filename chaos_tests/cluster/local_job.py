@@ -76,14 +76,7 @@ def main(specification: Path, job_dir: Path) -> int:
     claim = job_directory.claim(spec, job_dir, fresh=False)
     with job_directory.running(claim.path), host_memory.directory(wanted=spec.snapshot_every != "off") as memory:
         return reruns.to_the_end(
-            spec,
-            claim.path,
-            again=claim.again,
-            memory=memory,
-            notices="none",
-            grace_s=None,
-            quiet=True,
-            as_json=False,
+            spec, claim.path, again=claim.again, memory=memory, notices="none", grace_s=None, quiet=True, as_json=False
         )
 
 

@@ -85,10 +85,7 @@ def install(directory: str) -> None:
         ("runtime.asynchronous.gossip", partial(_before, "Mixture.asked", failpoints.PAIR_MIXED, behind=True)),
         ("runtime.frontends.restart.script_host", _in_scripts),
         ("runtime.frontends.restart.supervisor", partial(_before, "pull", failpoints.THIN_COPIED)),
-        (
-            "runtime.recovery.kept.segment",
-            partial(_before, "SegmentFile.begin", failpoints.SEGMENT_BEGUN, behind=True),
-        ),
+        ("runtime.recovery.kept.segment", partial(_before, "SegmentFile.begin", failpoints.SEGMENT_BEGUN, behind=True)),
         ("runtime.recovery.kept.segment", partial(_before, "SegmentFile.finish", failpoints.SEGMENT_WRITTEN)),
         ("runtime.recovery.kept.segment", partial(_before, "SegmentFile.finish", failpoints.SEGMENT_KEPT, behind=True)),
         ("runtime.recovery.kept.remote", partial(_before, "_blob", failpoints.SEGMENT_SENT)),

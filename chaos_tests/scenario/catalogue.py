@@ -471,9 +471,7 @@ ROWS = (
         given={"damage": Damage.FLIPPED},
     ),
     _damage(
-        "truncate-checkpoint",
-        "the same, and half of a file of it is gone instead",
-        given={"damage": Damage.TRUNCATED},
+        "truncate-checkpoint", "the same, and half of a file of it is gone instead", given={"damage": Damage.TRUNCATED}
     ),
     _damage(
         "swap-checkpoint",

@@ -112,11 +112,7 @@ class Before:
 
 
 def left(
-    mark: str,
-    ports: set[OpenPort],
-    temporary: Path,
-    before: Before,
-    daemons: frozenset[int] = frozenset(),
+    mark: str, ports: set[OpenPort], temporary: Path, before: Before, daemons: frozenset[int] = frozenset()
 ) -> tuple[str, ...]:
     """A sentence for each. mark: of the job's processes. ports: on which they listened. daemons: processes of that mark
     that outlive the job."""

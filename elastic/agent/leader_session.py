@@ -70,12 +70,7 @@ class LeaderSessionEvents(Protocol):
 class LeaderSession:
     """Used on the event loop only."""
 
-    def __init__(
-        self,
-        here: AgentContext,
-        events: LeaderSessionEvents,
-        standing: StandingWords,
-    ) -> None:
+    def __init__(self, here: AgentContext, events: LeaderSessionEvents, standing: StandingWords) -> None:
         """Raises ConfigError for certificates that cannot be used."""
         self._here, self._spec, self._journal = here, here.spec, here.journal
         self._channels = here.reach.channels()

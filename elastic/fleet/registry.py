@@ -191,10 +191,7 @@ class Registry:
         )
         if before is not None:
             submission = replace(
-                submission,
-                series=before.series,
-                identity=before.identity,
-                interruptions=before.interruptions + 1,
+                submission, series=before.series, identity=before.identity, interruptions=before.interruptions + 1
             )
         puts = [Put(COUNT, str(number).encode()), Put(f"{ROOT}jobs/{name}", codec.to_json(submission))]
         if owner is not None:

@@ -169,10 +169,7 @@ def _unreachable(members: Sequence[str], besides: Circumstances) -> tuple[str, .
 
 
 def _by_reports(
-    chain: Sequence[Generation],
-    reports: Mapping[str, Report],
-    dead: Collection[str],
-    newcomers: Mapping[str, Member],
+    chain: Sequence[Generation], reports: Mapping[str, Report], dead: Collection[str], newcomers: Mapping[str, Member]
 ) -> LossPlan | NotYet | AllLost:
     """The members of the newest generation that any answering worker has entered, as far as they have the state. If no
     member has it, the newcomers with the newest copy."""

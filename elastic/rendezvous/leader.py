@@ -80,12 +80,7 @@ class JobLeader:
     """One term of this replica as leader: the group, its mailbox, and the agents that attend."""
 
     def __init__(
-        self,
-        spec: JobSpec,
-        tenure: LeaseKeeper,
-        journal: Journal,
-        store: StoreThread,
-        origin: JobOrigin = JobOrigin(),
+        self, spec: JobSpec, tenure: LeaseKeeper, journal: Journal, store: StoreThread, origin: JobOrigin = JobOrigin()
     ) -> None:
         self.term = tenure.term
         seed = secrets.token_hex(16)

@@ -130,11 +130,7 @@ class EtcdStore:
     def _list(self, start: bytes, end: bytes, limit: int, timeout_s: float) -> Listing:
         """limit 0: all."""
         request = rpc.RangeRequest(
-            key=start,
-            range_end=end,
-            limit=limit,
-            sort_order=rpc.RangeRequest.ASCEND,
-            sort_target=rpc.RangeRequest.KEY,
+            key=start, range_end=end, limit=limit, sort_order=rpc.RangeRequest.ASCEND, sort_target=rpc.RangeRequest.KEY
         )
         reply = self._call(self._client.kvstub.Range, request, timeout_s, writes=False)
         return Listing(tuple(item_of(kv) for kv in reply.kvs), reply.header.revision)

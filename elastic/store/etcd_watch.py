@@ -36,11 +36,7 @@ class EtcdWatch:
     """One watch on a stream and a thread of its own, so that it can be ended without asking anybody."""
 
     def __init__(
-        self,
-        stub: Any,
-        create: Any,
-        deliver: Callable[[WatchEvent], None],
-        forget: Callable[[EtcdWatch], None],
+        self, stub: Any, create: Any, deliver: Callable[[WatchEvent], None], forget: Callable[[EtcdWatch], None]
     ) -> None:
         self._deliver = deliver
         self._forget = forget

@@ -39,11 +39,7 @@ def note(
 
 
 def summary(
-    notes: Mapping[str, Any],
-    ends: Mapping[str, Any],
-    roster: Sequence[str],
-    left: UnitsLeft,
-    begun: Mapping[str, int],
+    notes: Mapping[str, Any], ends: Mapping[str, Any], roster: Sequence[str], left: UnitsLeft, begun: Mapping[str, int]
 ) -> PhaseSummary:
     """notes: by worker, before all have summed what they hold. ends: what each has said behind that. roster: the
     workers with which the phase began. left, begun: at its begin."""

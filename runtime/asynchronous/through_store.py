@@ -207,11 +207,7 @@ class Asynchronous(LocalTraining):
         for held in self._store.owned().values():
             for worker, number in held.applied.items():
                 applied[worker] = max(number, applied.get(worker, 0))
-        return {
-            "applied": applied,
-            "sums": self._sums,
-            "most": {STALENESS_MOST: self._most},
-        }
+        return {"applied": applied, "sums": self._sums, "most": {STALENESS_MOST: self._most}}
 
     def losses(self) -> dict[str, Any]:
         return {

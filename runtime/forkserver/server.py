@@ -27,12 +27,7 @@ from runtime.forkserver import clone_parent, process_title, script_runner
 from runtime.forkserver.without_dynamo import DYNAMO, asks_for_dynamo, defer_dynamo
 from runtime.script_end import exit_now
 
-ALWAYS = (
-    "torch",
-    "torch.utils.data",
-    "runtime.loop.job",
-    "runtime.worker.worker_session",
-)
+ALWAYS = ("torch", "torch.utils.data", "runtime.loop.job", "runtime.worker.worker_session")
 
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
 """Prefixes of files that a process has open after it has used a device; such a process must not be forked."""

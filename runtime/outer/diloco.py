@@ -153,11 +153,7 @@ class DiLoCo:
 
 
 def LocalSGD(
-    model: nn.Module,
-    inner_optimizer: torch.optim.Optimizer,
-    *,
-    every: int,
-    moments: Moments = "own",
+    model: nn.Module, inner_optimizer: torch.optim.Optimizer, *, every: int, moments: Moments = "own"
 ) -> DiLoCo:
     """Replicas whose parameters become their mean after every H inner steps (Stich, "Local SGD converges fast and
     communicates little", 2019): DiLoCo whose outer optimizer is SGD with learning rate 1. Arguments are those of

@@ -175,10 +175,7 @@ class RingExchange:
             groups=task.groups,
             roots=[total(roots)] if native and roots else roots,
             header={"carry": list[Json](p.carry or ()), "own": task.own, **self._verifying.header(task, bool(p.carry))},
-            agreed={
-                "about": {**asdict(task.op), "kind": str(task.op.kind)},
-                "fingerprint": dict(task.fingerprint),
-            },
+            agreed={"about": {**asdict(task.op), "kind": str(task.op.kind)}, "fingerprint": dict(task.fingerprint)},
             check=check,
             leaves=leaves([root.node for root in roots]) if native else None,
             merged=[total(roots).flats for _ in roots[:1]] if self._merges(task) else None,

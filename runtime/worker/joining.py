@@ -54,12 +54,7 @@ class JoinProtocol:
     """Used by the user's thread of a newcomer."""
 
     def __init__(
-        self,
-        shared: SharedWorkerState,
-        orders: LeaderOrders,
-        asker: CopyClient,
-        journal: Journal,
-        script: ScriptLoop,
+        self, shared: SharedWorkerState, orders: LeaderOrders, asker: CopyClient, journal: Journal, script: ScriptLoop
     ) -> None:
         self._script = script
         self._shared = shared

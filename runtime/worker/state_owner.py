@@ -27,12 +27,7 @@ class SharedWorkerState:
     """All fields are read and written while holding `changed`."""
 
     def __init__(
-        self,
-        me: str,
-        rings: Rings,
-        say: Callable[[Word], None],
-        journal: Journal,
-        sums_on: torch.device = CPU,
+        self, me: str, rings: Rings, say: Callable[[Word], None], journal: Journal, sums_on: torch.device = CPU
     ) -> None:
         """sums_on: the device of the tensors of results."""
         self.changed = threading.Condition(threading.RLock())

@@ -168,10 +168,7 @@ def torchrun(directory: Path, workers: int, script: str = "train_ddp.py") -> Con
         "--rdzv-conf=last_call_timeout=1,join_timeout=60,close_timeout=1,heartbeat_timeout=1",
     ]
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPTS / script)]
-    environment = {
-        "BENCH_CHECKPOINT": str(directory / "checkpoint"),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    environment = {"BENCH_CHECKPOINT": str(directory / "checkpoint"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return Contender("torchrun", directory, [command], environment)
 
 

@@ -59,10 +59,7 @@ def _panel(at: float, panel: Panel, curves: Sequence[Curve]) -> list[str]:
     shapes = [_text((at + LEFT, TOP - 14), panel.caption)]
     for decade in range(low_y, high_y + 1):
         start, end = place(10**low_x, 10.0**decade), place(10**high_x, 10.0**decade)
-        shapes += [
-            _line(start, end, "grid"),
-            _text((start[0] - 6, start[1] + 4), f"{10.0**decade:g}", "small", "end"),
-        ]
+        shapes += [_line(start, end, "grid"), _text((start[0] - 6, start[1] + 4), f"{10.0**decade:g}", "small", "end")]
     for decade in range(low_x, high_x + 1):
         start, end = place(10**decade, 10.0**low_y), place(10**decade, 10.0**high_y)
         shapes += [_line(start, end, "grid"), _text((start[0], start[1] + 16), 10**decade, "small", "middle")]

@@ -40,9 +40,7 @@ def main() -> None:
     for members in arguments.members:
         with tempfile.TemporaryDirectory() as shared:
             spawn(
-                _member,
-                args=(members, arguments.mb * 250_000, arguments.rounds, arguments.tcp, shared),
-                nprocs=members,
+                _member, args=(members, arguments.mb * 250_000, arguments.rounds, arguments.tcp, shared), nprocs=members
             )
 
 

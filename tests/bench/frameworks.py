@@ -8,28 +8,21 @@ smoke run which leaves docs/performance.md as it is.
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from chaos_tests.support.processes import exit_on_sigterm
-from tests.bench import contenders, report
+from tests.bench import report
 from tests.bench.contenders import SCRIPTS, Contender
 from tests.bench.healthy import NO_COPIES, Start, take_turns
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.ranks import Figures
 from tests.bench.recovery import MS, parse, say, shown_ratio
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-frameworks:begin -->", "<!-- bench-frameworks:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "frameworks.json"
+BENCH = Bench("frameworks")
 WORKERS = 2
 TORCHRUN, AGAIN, IN_PLACE = "torchrun", "torchrun again", "in place"
 FRAMEWORKS = {
@@ -44,25 +37,12 @@ RATIO_MAX = 1.05
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments, "frameworks", JSON_FILE)
-    if not options.quick:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
+    options = parse(arguments, BENCH)
+    with BENCH.directory(writes=not options.quick) as directory:
         measured = {name: measure(directory / name, script, options.rounds) for name, script in FRAMEWORKS.items()}
-    finally:
-        shutil.rmtree(directory)
-    about = report.machine()
     rows = [row for name, step_s in measured.items() for row in rows_of(name, step_s)]
-    print(report.table(rows), flush=True)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    figures = {"machine": about, "healthy_step_s": measured, "table": [asdict(row) for row in rows]}
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.quick:
-        command = f"python -m tests.bench.frameworks --rounds {options.rounds}"
-        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
-    say(f"all figures in {options.json}")
+    figures = {"healthy_step_s": measured}
+    BENCH.publish(figures, rows, notes(), f"--rounds {options.rounds}", to=options.json, writes=not options.quick)
     print("frameworks: " + " ".join(f"{name}={ratio(step_s):.3f}" for name, step_s in measured.items()), flush=True)
     return 0 if options.quick else len(report.missed(rows)) > 0
 
@@ -118,7 +98,7 @@ def notes() -> list[str]:
         "GPT-2 with 3.5 M parameters, 4 sequences of 64 words a rank, 2 ranks, 2 workers or 2 processes; no logging, "
         "no snapshots. hf: by `transformers.Trainer`; accelerate: by a loop of its own; lightning: by Lightning's "
         "`Trainer`; keras: by `fit()`, and under torchrun, as `fit()` has no data parallelism on torch, by a loop with "
-        "`DistributedDataParallel` over the same model.",
+        "`DistributedDataParallel` over the same model."
     ]
 
 

@@ -14,27 +14,20 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chaos_tests.cluster import why_not
-from chaos_tests.support.processes import exit_on_sigterm
-from tests.bench import contenders, legs, report, work
+from tests.bench import legs, report, work
 from tests.bench.legs import DRAIN, FREEZE, KILL, PARTITION, Leg, Recipe
 from tests.bench.recovery import say
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-goodput:begin -->", "<!-- bench-goodput:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "goodput.json"
+BENCH = Bench("goodput")
 
 QUIET, KILLS, MIXED, THEIRS, THEIR_KILLS = "quiet", "kill15", "mixed29", "torchrun quiet", "torchrun15"
 ORDER = (QUIET, KILLS, MIXED, THEIRS, THEIR_KILLS)
@@ -80,38 +73,22 @@ class Measured:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     writes = not options.small and not options.only
-    if writes:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes long
-    exit_on_sigterm()
-    begun_s = time.monotonic()
     sizes = SMALL if options.small else Sizes(seconds=options.minutes * 60, rounds=options.rounds)
-    found = measure(sizes, options.seed, options.only)
-    about, rows = report.machine(), rows_of(found)
-    figures = {
-        "command": command_of(options),
-        "machine": about,
-        "measured": asdict(found),
-        "table": [asdict(row) for row in rows],
-    }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if writes:
-        report.write_section(DOCUMENT, report.section(command_of(options), about, rows, notes(found)), MARKERS)
-    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
-    print(report.table(rows))
+    with BENCH.directory(writes=writes) as directory:
+        found = measure(directory, sizes, options.seed, options.only)
+    rows = rows_of(found)
+    BENCH.publish({"measured": asdict(found)}, rows, notes(found), words_of(options), to=options.json, writes=writes)
     print(summary(found), flush=True)
     return 1 if report.missed(rows) and not options.no_targets else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.goodput")
+    parser = BENCH.parser()
     parser.add_argument("--minutes", type=float, default=5.0, help="of each of the five legs of a round")
     parser.add_argument("--rounds", type=int, default=3, help="how often all legs are run")
     parser.add_argument("--only", choices=sorted(QUIET_OF), help="one recipe; docs/performance.md stays as it is")
-    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
     parser.add_argument("--seed", type=int, default=1, help="of the victims and of the order of kinds")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.minutes < 1 or options.rounds < 1:
         parser.error("at least --minutes 1 and --rounds 1: a schedule needs time for its faults; or try --small")
@@ -119,13 +96,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def command_of(options: argparse.Namespace) -> str:
+def words_of(options: argparse.Namespace) -> str:
     only = f" --only {options.only}" if options.only else ""
-    words = f"--minutes {options.minutes:g} --rounds {options.rounds} --seed {options.seed}{only}"
-    return f"python -m tests.bench.goodput {words}"
+    return f"--minutes {options.minutes:g} --rounds {options.rounds} --seed {options.seed}{only}"
 
 
-def measure(sizes: Sizes, seed: int, only: str | None = None) -> Measured:
+def measure(directory: Path, sizes: Sizes, seed: int, only: str | None = None) -> Measured:
     """only: one recipe, and what it is compared with. Raises AssertionError if a job ends, TimeoutError if it comes to
     a stand."""
     together = why_not()
@@ -140,19 +116,15 @@ def measure(sizes: Sizes, seed: int, only: str | None = None) -> Measured:
     }
     order = tuple(name for name in ORDER if only is None or name in (only, QUIET_OF[only]))
     found: dict[str, list[Leg]] = {name: [] for name in order}
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
-        for number in range(sizes.rounds):
-            # There and back: what changes evenly with time falls out of the ratios of two rounds.
-            for place, name in enumerate(order if number % 2 == 0 else order[::-1]):
-                run, recipe = runs[name]
-                leg = run(directory / f"{number}-{place}", recipe, sizes.seconds, seed + number)
-                found[name].append(leg)
-                faults = ", ".join(f"{count} {kind}" for kind, count in leg.faults.items()) or "no faults"
-                say(f"round {number + 1}/{sizes.rounds} {name}: {leg.steps} steps in {leg.seconds:.0f} s, {faults}")
-                assert not recipe.every_s or any(leg.faults.values()), f"{name}: no fault could be done"
-    finally:
-        shutil.rmtree(directory)
+    for number in range(sizes.rounds):
+        # There and back: what changes evenly with time falls out of the ratios of two rounds.
+        for place, name in enumerate(order if number % 2 == 0 else order[::-1]):
+            run, recipe = runs[name]
+            leg = run(directory / f"{number}-{place}", recipe, sizes.seconds, seed + number)
+            found[name].append(leg)
+            faults = ", ".join(f"{count} {kind}" for kind, count in leg.faults.items()) or "no faults"
+            say(f"round {number + 1}/{sizes.rounds} {name}: {leg.steps} steps in {leg.seconds:.0f} s, {faults}")
+            assert not recipe.every_s or any(leg.faults.values()), f"{name}: no fault could be done"
     return Measured(sizes, found, together)
 
 

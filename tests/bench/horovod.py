@@ -9,29 +9,23 @@ turns. --quick is a smoke run which leaves docs/performance.md as it is.
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from chaos_tests.support.processes import exit_on_sigterm
 from tests.bench import contenders, launchers, report
 from tests.bench.healthy import NO_COPIES, Start, take_turns
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.node_deaths import AWAY_S, Driver, Outcome
 from tests.bench.recovery import MS, parse, say, shown_ratio
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 from tests.bench.stamps import Stamp
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-horovod:begin -->", "<!-- bench-horovod:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "horovod.json"
+BENCH = Bench("horovod")
 SCRIPT = "train_horovod.py"
 STEPS, STEPS_AGAIN, HOROVOD = "job.steps()", "job.steps() again", "elastic.horovod"
 WORKERS = 2
@@ -41,27 +35,14 @@ Figures = dict[str, list[float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments, "horovod", JSON_FILE)
-    if not options.quick:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
+    options = parse(arguments, BENCH)
+    with BENCH.directory(writes=not options.quick) as directory:
         deaths, again = measure_deaths(directory / "nodes", options.kills, options.seed)
         step_s = measure_steps(directory / "healthy", options.rounds)
-    finally:
-        shutil.rmtree(directory)
-    about = report.machine()
     rows = [*death_rows(deaths, again), *step_rows(step_s)]
-    print(report.table(rows), flush=True)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    told = [asdict(death) for death in deaths]
-    figures = {"machine": about, "deaths": told, "again": again, "healthy_step_s": step_s}
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.quick:
-        command = f"python -m tests.bench.horovod --kills {options.kills} --rounds {options.rounds}"
-        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
-    say(f"all figures in {options.json}")
+    figures = {"deaths": [asdict(death) for death in deaths], "again": again, "healthy_step_s": step_s}
+    words = f"--kills {options.kills} --rounds {options.rounds}"
+    BENCH.publish(figures, rows, notes(), words, to=options.json, writes=not options.quick)
     return 0 if options.quick else len(report.missed(rows)) > 0
 
 

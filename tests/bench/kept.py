@@ -9,28 +9,23 @@ Both have three processes and the same script. In each run both train undisturbe
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
-from chaos_tests.support.processes import exit_on_sigterm
-from tests.bench import contenders, legs, report
+from tests.bench import contenders, legs
 from tests.bench.contenders import Contender
 from tests.bench.launchers import OURS, TORCHRUN
 from tests.bench.legs import Recipe
 from tests.bench.recovery import say
-from tests.bench.report import Row
+from tests.bench.report import Bench, Row
 from tests.bench.storms import QUIET, Leg, judge, shares, span
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-kept:begin -->", "<!-- bench-kept:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "kept.json"
+BENCH = Bench("kept")
 SCRIPT = "train_fsdp.py"
 WORKERS = 3
 DEATHS = "deaths"
@@ -116,33 +111,23 @@ def notes() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not options.small:
-        report.around_section(DOCUMENT, MARKERS)
-    exit_on_sigterm()
     runs = []
     for seed in range(options.runs):
-        with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
-            runs.append(measure(Path(directory), options.minutes * 60, options.every, seed))
-    about, rows = report.machine(), rows_of(runs, options.every)
+        with BENCH.directory(writes=not options.small) as directory:
+            runs.append(measure(directory, options.minutes * 60, options.every, seed))
     measured = [{name: {what: asdict(one) for what, one in of.items()} for name, of in run.items()} for run in runs]
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": about, "measured": measured}, indent=1) + "\n", encoding="utf-8")
-    if not options.small:
-        words = f"--minutes {options.minutes:g} --every {options.every:g} --runs {options.runs}"
-        command = f"python -m tests.bench.kept {words}"
-        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
-    print(report.table(rows))
+    rows, words = rows_of(runs, options.every), f"--minutes {options.minutes:g} --every {options.every:g}"
+    words = f"{words} --runs {options.runs}"
+    BENCH.publish({"measured": measured}, rows, notes(), words, to=options.json, writes=not options.small)
     print(summary(runs), flush=True)
     return 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.kept")
+    parser = BENCH.parser("one run of 30 s")
     parser.add_argument("--minutes", type=float, default=2.0, help="of each leg (default %(default)s)")
     parser.add_argument("--every", type=float, default=20.0, metavar="S", help="seconds between deaths (default 20)")
     parser.add_argument("--runs", type=int, default=3, help="(default %(default)s)")
-    parser.add_argument("--small", action="store_true", help="one run of 30 s; docs/performance.md stays as it is")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.small:
         options.minutes, options.runs = 0.5, 1

@@ -138,12 +138,7 @@ def elastic(
             checkpoint_dir=str(home / "checkpoints"),
             checkpoint_every="off",
             snapshot_every="off",
-            env={
-                "BENCH_GATE": str(gate.path),
-                "BENCH_STAMPS": str(directory),
-                "OMP_NUM_THREADS": "1",
-                **environment,
-            },
+            env={"BENCH_GATE": str(gate.path), "BENCH_STAMPS": str(directory), "OMP_NUM_THREADS": "1", **environment},
         )
         yield Elastic(home, gate, cluster, job)
 
@@ -249,13 +244,7 @@ class Torchft(Commands):
     name = TORCHFT
 
     def __init__(
-        self,
-        home: Path,
-        gate: Gate,
-        peer: Path,
-        network: Network | None,
-        script: str,
-        environment: Mapping[str, str],
+        self, home: Path, gate: Gate, peer: Path, network: Network | None, script: str, environment: Mapping[str, str]
     ) -> None:
         super().__init__(home, gate)
         self._network, self._script = network, script

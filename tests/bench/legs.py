@@ -276,11 +276,7 @@ def torchrun(home: Path, recipe: Recipe, seconds: float, seed: int) -> Leg:
 
 
 def _drive(
-    driver: Driver,
-    directory: Path,
-    planned: Sequence[tuple[float, str]],
-    seconds: float,
-    act: Callable[[str], bool],
+    driver: Driver, directory: Path, planned: Sequence[tuple[float, str]], seconds: float, act: Callable[[str], bool]
 ) -> Leg:
     """Warm up, and then measure for so many seconds. A fault for which there is nobody yet comes as soon as there is;
     one whose turn the next one takes, or the end, is left out."""

@@ -12,13 +12,11 @@ tries whether all of it works, and leaves docs/performance.md as it is.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,16 +25,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from chaos_tests.cluster import Network, why_not
-from chaos_tests.support.processes import descendants, exit_on_sigterm, kill_if_there
-from tests.bench import contenders, launchers, report, stamps
+from chaos_tests.support.processes import descendants, kill_if_there
+from tests.bench import launchers, report, stamps
 from tests.bench.launchers import MORTAL, NODES, OURS, TORCHFT, TORCHRUN, Launcher
 from tests.bench.recovery import say
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 from tests.bench.stamps import Stamp
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-nodes:begin -->", "<!-- bench-nodes:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "nodes.json"
+BENCH = Bench("node_deaths", "bench-nodes")
 
 STEADY_STEPS = 6
 AWAY_S = 6.0
@@ -444,38 +440,23 @@ def notes() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not options.small:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    begun_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
-        found = measure(Path(directory), options.rounds, options.minutes * 60, options.seed, options.peer)
-    about, rows = report.machine(), rows_of(found)
-    figures = {
-        "machine": about,
-        "measured": {name: asdict(of) for name, of in found.items()},
-        "table": [asdict(row) for row in rows],
-    }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.small:
-        command = f"python -m tests.bench.node_deaths --rounds {options.rounds} --minutes {options.minutes:g}"
-        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
-    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
-    print(report.table(rows))
+    with BENCH.directory(writes=not options.small) as directory:
+        found = measure(directory, options.rounds, options.minutes * 60, options.seed, options.peer)
+    rows = rows_of(found)
+    measured = {"measured": {name: asdict(of) for name, of in found.items()}}
+    words = f"--rounds {options.rounds} --minutes {options.minutes:g}"
+    BENCH.publish(measured, rows, notes(), words, to=options.json, writes=not options.small)
     print(summary(found), flush=True)
     return 1 if report.missed(rows) and not options.no_targets else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.node_deaths")
+    parser = BENCH.parser()
     parser.add_argument("--rounds", type=int, default=10, help="of each fault")
     parser.add_argument("--minutes", type=float, default=2.0, help="with deaths, and as long without")
-    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
     parser.add_argument("--seed", type=int, default=1, help="of the victims and moments")
     parser.add_argument("--peer", type=Path, metavar="DIR", help="a directory in which torchft is installed")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.small:
         options.rounds, options.minutes, options.no_targets = 1, 0.4, True

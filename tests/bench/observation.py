@@ -10,31 +10,23 @@ docs/performance.md as it is.
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
 import socket
 import statistics
 import sys
-import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
-from chaos_tests.support.processes import exit_on_sigterm
 from tests.bench import contenders, report
 from tests.bench.contenders import Contender
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.recovery import MS, say, shown_ratio
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 from tests.live.dashboard_page import Following, PageClient, address_in
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-observation:begin -->", "<!-- bench-observation:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "observation.json"
+BENCH = Bench("observation")
 
 PLAIN, SEEN = "nobody looks", "metrics, dashboard, a page"
 WORKERS = 2
@@ -48,35 +40,15 @@ CPU_MAX = 0.01
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.observation")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; docs/performance.md stays as it is")
+    parser = BENCH.parser("a smoke run", "--quick")
     parser.add_argument("--rounds", type=int, default=16, help="blocks of each job (default %(default)s)")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     rounds = 2 if options.quick else options.rounds
-    if not options.quick:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
+    with BENCH.directory(writes=not options.quick) as directory:
         cpu_s, others_s, step_s = measure(directory, rounds)
-    finally:
-        shutil.rmtree(directory)
-    about, rows = report.machine(), rows_of(cpu_s, others_s, step_s)
-    print(report.table(rows), flush=True)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "machine": about,
-        "cpu_s": cpu_s,
-        "others_s": others_s,
-        "step_s": step_s,
-        "table": [asdict(row) for row in rows],
-    }
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.quick:
-        command = f"python -m tests.bench.observation --rounds {rounds}"
-        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
-    say(f"all figures in {options.json}")
+    rows = rows_of(cpu_s, others_s, step_s)
+    figures = {"cpu_s": cpu_s, "others_s": others_s, "step_s": step_s}
+    BENCH.publish(figures, rows, notes(), f"--rounds {rounds}", to=options.json, writes=not options.quick)
     return 0 if options.quick else len(report.missed(rows)) > 0
 
 

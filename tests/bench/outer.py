@@ -32,13 +32,11 @@ from tests.bench.launchers import NODES, OURS, TORCHFT, Launcher
 from tests.bench.node_deaths import Driver
 from tests.bench.outer_work import Mark
 from tests.bench.recovery import say
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 from tests.bench.stamps import Stamp
 from tests.bench.storms import span
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-outer:begin -->", "<!-- bench-outer:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "outer.json"
+BENCH = Bench("outer")
 
 QUIET, STORM = "undisturbed", "storm"
 CABLE_KBIT_S, CABLE = 10_000, Roughness(delay_s=0.02)
@@ -367,7 +365,7 @@ def measured(home: Path, names: Sequence[str], peer: Path | None, plan: Plan) ->
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if not options.small:
-        report.around_section(DOCUMENT, MARKERS)
+        report.around_section(report.DOCUMENT, BENCH.markers)
     exit_on_sigterm()
     plan = Plan(options.minutes * 60, options.faults, options.quiet_minutes * 60, options.seeds)
     records = Records.read(options.json) if options.further else Records({}, "", [])
@@ -380,13 +378,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = rows_of(records.runs)
     if not options.small:
         text = report.section(records.command, records.about, rows, notes())
-        report.write_section(DOCUMENT, text, MARKERS)
+        report.write_section(report.DOCUMENT, text, BENCH.markers)
     print(report.table(rows), flush=True)
     return 1 if report.missed(rows) else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.outer")
+    parser = BENCH.parser("two minutes")
     parser.add_argument("--minutes", type=float, default=45.0, help="of the storm (default %(default)s)")
     parser.add_argument("--faults", type=int, default=64, help="in it (default %(default)s)")
     parser.add_argument("--quiet-minutes", type=float, default=5.0, help="before it (default %(default)s)")
@@ -395,8 +393,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer", type=Path, metavar="DIR", help="a directory in which torchft is installed")
     parser.add_argument("--runs", type=int, default=1, help="(default %(default)s)")
     parser.add_argument("--further", action="store_true", help="count also the runs that the file of --json has")
-    parser.add_argument("--small", action="store_true", help="two minutes; docs/performance.md stays as it is")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.small:
         options.minutes, options.faults, options.quiet_minutes, options.seeds = 1.0, 2, 0.5, 1

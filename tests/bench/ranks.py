@@ -9,29 +9,23 @@ which leaves docs/performance.md as it is.
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from chaos_tests.support.processes import exit_on_sigterm
 from tests.bench import contenders, kills, report, work
 from tests.bench.contenders import Contender
 from tests.bench.healthy import BASELINE, KEEP_MEMORY, KEEPING, NO_COPIES, NULL, Start, take_turns
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.kills import Kill
-from tests.bench.recovery import MS, parse, say, seconds_row, shown_ratio
-from tests.bench.report import Row, target
+from tests.bench.recovery import MS, parse, say, seconds_row, shown_ratio, words_of
+from tests.bench.report import Bench, Row, target
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-ranks:begin -->", "<!-- bench-ranks:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "ranks.json"
+BENCH = Bench("ranks")
 STEPS, RANKS = "job.steps()", "--ranks"
 WORKERS = 2
 """In the healthy step; as many shards and ranks."""
@@ -41,27 +35,14 @@ Figures = dict[str, list[float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments, "ranks", JSON_FILE)
-    if not options.quick:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
+    options = parse(arguments, BENCH)
+    with BENCH.directory(writes=not options.quick) as directory:
         killed = measure_kills(directory, options.kills, options.seed)
         step_s = measure_steps(directory / "healthy", options.rounds)
-    finally:
-        shutil.rmtree(directory)
-    about = report.machine()
     rows = [*step_rows(step_s), *kill_rows(killed)]
-    print(report.table(rows), flush=True)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     told = {name: [asdict(kill) for kill in of] for name, of in killed.items()}
-    figures = {"machine": about, "healthy_step_s": step_s, "kills": told, "table": [asdict(row) for row in rows]}
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.quick:
-        command = f"python -m tests.bench.ranks --kills {options.kills} --rounds {options.rounds} --seed {options.seed}"
-        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
-    say(f"all figures in {options.json}")
+    figures = {"healthy_step_s": step_s, "kills": told}
+    BENCH.publish(figures, rows, notes(), words_of(options), to=options.json, writes=not options.quick)
     return 0 if options.quick else len(report.missed(rows)) > 0
 
 

@@ -10,80 +10,56 @@ which leaves docs/performance.md as it is.
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import shutil
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.support.processes import exit_on_sigterm
 from elastic.records.journal import PHASES, Journal, read_all, recoveries
-from tests.bench import contenders, healthy, kills, report, work
+from tests.bench import contenders, healthy, kills, work
 from tests.bench.healthy import BASELINE, KEEP_MEMORY, KEEPING, NULL, Healthy
 from tests.bench.intervals import Interval, median_interval, ratios
 from tests.bench.kills import Kill
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-JSON_FILE = contenders.ROOT / "build" / "bench" / "recovery.json"
+BENCH = Bench("recovery", "bench")
 REDUCTIONS = ("exact", "allreduce")
 MS = 1e3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not options.quick:
-        report.around_section(DOCUMENT)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    begun_s = time.monotonic()
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
+    with BENCH.directory(writes=not options.quick) as directory:
         ours, theirs, story = measure_kills(directory, options.kills, options.seed)
         steps = healthy.measure(directory / "healthy", options.rounds, REDUCTIONS, say)
-    finally:
-        shutil.rmtree(directory)
-    about = report.machine()
-    rows = [*recovery_rows(story), *kill_rows(ours, theirs), *healthy_rows(steps)]
-    print(report.table(rows), flush=True)
     figures = {
-        "command": command_of(options),
-        "machine": about,
         "micro_batch": work.MICRO_BATCH,
         "elastic_kills": [asdict(kill) for kill in ours],
         "torchrun_kills": [asdict(kill) for kill in theirs],
         "recoveries": story,
         "healthy_step_s": steps.step_s,
-        "table": [asdict(row) for row in rows],
     }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.quick:
-        report.write_section(DOCUMENT, report.section(command_of(options), about, rows, notes()))
-    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
+    rows = [*recovery_rows(story), *kill_rows(ours, theirs), *healthy_rows(steps)]
+    BENCH.publish(figures, rows, notes(), words_of(options), to=options.json, writes=not options.quick)
     return 0
 
 
-def parse(arguments: Sequence[str] | None, bench: str = "recovery", json_file: Path = JSON_FILE) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m tests.bench.{bench}")
-    parser.add_argument("--quick", action="store_true", help="2 kills and 3 rounds; docs/performance.md stays as it is")
+def parse(arguments: Sequence[str] | None, bench: Bench = BENCH) -> argparse.Namespace:
+    parser = bench.parser("2 kills and 3 rounds", "--quick")
     parser.add_argument("--kills", type=int, default=10, help="of each contender")
     parser.add_argument("--rounds", type=int, default=24, help="of healthy blocks")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and victims")
-    parser.add_argument("--json", type=Path, default=json_file, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.quick:
         options.kills, options.rounds = 2, 3
     return options
 
 
-def command_of(options: argparse.Namespace) -> str:
-    return f"python -m tests.bench.recovery --kills {options.kills} --rounds {options.rounds} --seed {options.seed}"
+def words_of(options: argparse.Namespace) -> str:
+    return f"--kills {options.kills} --rounds {options.rounds} --seed {options.seed}"
 
 
 def say(text: str) -> None:
@@ -150,7 +126,7 @@ def kill_rows(ours: Sequence[Kill], theirs: Sequence[Kill]) -> list[Row]:
             f"{statistics.median(gaps):.2f} steps",
             f"worst {max(gaps):.2f} steps",
             target(max(gaps) <= 3, "<= 3 steps"),
-        ),
+        )
     ]
     for name, of in (("elastic", ours), ("torchrun", theirs)):
         rows += [

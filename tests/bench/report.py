@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from chaos_tests.support.processes import exit_on_sigterm
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 MISSED = "MISSED"
 Markers = tuple[str, str]
@@ -85,3 +95,53 @@ def around_section(path: Path, markers: Markers = (BEGIN, END)) -> tuple[str, st
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
+
+
+class Bench:
+    """A benchmark that has a section in docs/performance.md, and a file with all its figures."""
+
+    def __init__(self, name: str, marker: str | None = None) -> None:
+        """name: of its module. marker: of its section; None: as the module."""
+        marker = f"bench-{name}" if marker is None else marker
+        self.markers = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
+        self._prog = f"python -m tests.bench.{name}"
+        self._json_file = ROOT / "build" / "bench" / f"{name}.json"
+        self._begun_s = 0.0
+
+    def parser(self, smoke: str = "little of everything", flag: str = "--small") -> argparse.ArgumentParser:
+        """With the options of all. flag: of a smoke run. smoke: what that is."""
+        parser = argparse.ArgumentParser(prog=self._prog)
+        parser.add_argument(flag, action="store_true", help=f"{smoke}; docs/performance.md stays as it is")
+        parser.add_argument("--json", type=Path, default=self._json_file, help="where all figures go")
+        return parser
+
+    @contextmanager
+    def directory(self, *, writes: bool) -> Iterator[Path]:
+        """For the measuring, which takes minutes: that the section can be written is known before. writes: it will be.
+        Raises ValueError if its markers are not there."""
+        if writes:
+            around_section(DOCUMENT, self.markers)
+        exit_on_sigterm()
+        self._begun_s = self._begun_s or time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
+            yield Path(directory)
+
+    def publish(
+        self,
+        found: Mapping[str, object],
+        rows: Sequence[Row],
+        notes: Sequence[str],
+        words: str = "",
+        *,
+        to: Path,
+        writes: bool,
+    ) -> None:
+        """Write the file of figures and the section, and print the table. words: of the command, behind its name."""
+        command, about = f"{self._prog} {words}".rstrip(), machine()
+        figures = {"command": command, "machine": about, **found, "table": [asdict(row) for row in rows]}
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        if writes:
+            write_section(DOCUMENT, section(command, about, rows, notes), self.markers)
+        print(f"{time.monotonic() - self._begun_s:.0f} s; all figures in {to}", file=sys.stderr, flush=True)
+        print(table(rows), flush=True)

@@ -55,10 +55,7 @@ async def first_world(home: Path, fork: bool, size: int) -> dict[str, float]:
     shares_mb = [pss_mb((await worker.process).pid) for worker in workers]
     await end(workers)
     await node.close()
-    return {
-        "last": (max(one["stepped_ns"] for one in said) - begun_ns) / 1e9,
-        "share": sum(shares_mb) / size,
-    }
+    return {"last": (max(one["stepped_ns"] for one in said) - begun_ns) / 1e9, "share": sum(shares_mb) / size}
 
 
 def pss_mb(pid: int) -> float:

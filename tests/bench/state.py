@@ -9,29 +9,22 @@ run with little state: its figures say nothing, no target is judged, and docs/pe
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from chaos_tests.support.processes import exit_on_sigterm
-from tests.bench import checkpoints, contenders, copying, hostmem, nodes, replacements, report
+from tests.bench import checkpoints, copying, hostmem, nodes, replacements, report
 from tests.bench.checkpoints import Figures
 from tests.bench.copying import Copies
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.nodes import Change, Nodes
 from tests.bench.recovery import say, seconds_row, shown_ratio
 from tests.bench.replacements import Replacements
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-state:begin -->", "<!-- bench-state:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "state.json"
+BENCH = Bench("state")
 
 JOIN_GAP_STEPS = 1.5
 LEAVE_GAP_STEPS = 2.0
@@ -88,61 +81,36 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not options.small:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    begun_s = time.monotonic()
-    found = measure(SMALL if options.small else Sizes(), options.seed)
-    about, rows = report.machine(), rows_of(found)
-    figures = {
-        "command": command_of(options),
-        "machine": about,
-        "measured": asdict(found),
-        "table": [asdict(row) for row in rows],
-    }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.small:
-        report.write_section(DOCUMENT, report.section(command_of(options), about, rows, notes(found.sizes)), MARKERS)
-    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
-    print(report.table(rows))
+    with BENCH.directory(writes=not options.small) as directory:
+        found = measure(directory, SMALL if options.small else Sizes(), options.seed)
+    rows, words = rows_of(found), f"--seed {options.seed}"
+    measured = {"measured": asdict(found)}
+    BENCH.publish(measured, rows, notes(found.sizes), words, to=options.json, writes=not options.small)
     print(summary(found), flush=True)
     return 1 if report.missed(rows) and not options.no_targets else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.state")
-    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
+    parser = BENCH.parser()
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and victims of kills")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     options.no_targets |= options.small
     return options
 
 
-def command_of(options: argparse.Namespace) -> str:
-    return f"python -m tests.bench.state --seed {options.seed}"
-
-
-def measure(sizes: Sizes, seed: int) -> Measured:
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
-        return Measured(
-            sizes=sizes,
-            waiting=nodes.measure(directory / "waiting", sizes.join_mb, sizes.shard_s, sizes.waiting, say),
-            busy=nodes.measure(directory / "busy", sizes.join_mb, 0.0, sizes.busy, say),
-            copies=copying.measure(sizes.join_mb, sizes.copies, say),
-            replacements=replacements.measure(directory / "replacements", sizes.replacements, seed, say),
-            checkpoints=checkpoints.measure(
-                directory / "checkpoints", sizes.checkpoint_mb, sizes.checkpoints, sizes.block, say
-            ),
-            snapshots=hostmem.measure(
-                directory / "snapshots", sizes.snapshot_mb, sizes.snapshots, sizes.block // 2, say
-            ),
-        )
-    finally:
-        shutil.rmtree(directory)
+def measure(directory: Path, sizes: Sizes, seed: int) -> Measured:
+    return Measured(
+        sizes=sizes,
+        waiting=nodes.measure(directory / "waiting", sizes.join_mb, sizes.shard_s, sizes.waiting, say),
+        busy=nodes.measure(directory / "busy", sizes.join_mb, 0.0, sizes.busy, say),
+        copies=copying.measure(sizes.join_mb, sizes.copies, say),
+        replacements=replacements.measure(directory / "replacements", sizes.replacements, seed, say),
+        checkpoints=checkpoints.measure(
+            directory / "checkpoints", sizes.checkpoint_mb, sizes.checkpoints, sizes.block, say
+        ),
+        snapshots=hostmem.measure(directory / "snapshots", sizes.snapshot_mb, sizes.snapshots, sizes.block // 2, say),
+    )
 
 
 def rows_of(found: Measured) -> list[Row]:

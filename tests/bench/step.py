@@ -12,27 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from chaos_tests.support.processes import Command, exit_on_sigterm
+from chaos_tests.support.processes import Command
 from tests.bench import contenders, overlap, report, work
 from tests.bench.contenders import Contender
 from tests.bench.healthy import BASELINE, KEEP_MEMORY, KEEPING, NO_COPIES, NULL, Start, take_turns
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.recovery import MS, say, shown_ratio
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-step:begin -->", "<!-- bench-step:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "step.json"
+BENCH = Bench("step")
 
 EXACT, NATIVE = "elastic exact", "elastic allreduce"
 BARS = {EXACT: 1.05, NATIVE: 1.03}
@@ -98,48 +93,33 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not options.small:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
-    exit_on_sigterm()
-    begun_s = time.monotonic()
-    found = measure(SMALL if options.small else Sizes())
-    about, rows = report.machine(), rows_of(found)
-    figures = {"machine": about, "measured": asdict(found), "table": [asdict(row) for row in rows]}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.small:
-        report.write_section(DOCUMENT, report.section("python -m tests.bench.step", about, rows, notes()), MARKERS)
-    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
-    print(report.table(rows))
+    with BENCH.directory(writes=not options.small) as directory:
+        found = measure(directory, SMALL if options.small else Sizes())
+    rows = rows_of(found)
+    BENCH.publish({"measured": asdict(found)}, rows, notes(), to=options.json, writes=not options.small)
     print(summary(found), flush=True)
     return 1 if report.missed(rows) and not options.no_targets else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.step")
-    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
+    parser = BENCH.parser()
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     options.no_targets |= options.small
     return options
 
 
-def measure(sizes: Sizes) -> Measured:
-    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
-    try:
-        return Measured(
-            [
-                compare(directory / f"{model}-{workers}", model, workers, sizes)
-                for model in sizes.models
-                for workers in sizes.workers
-            ],
-            compare_buckets(directory / "buckets", sizes),
-            [compare_shards(directory / f"shards-{shards}", shards, sizes) for shards in sizes.shards],
-            {model: compare_overlap(directory, model, sizes) for model in sizes.models},
-        )
-    finally:
-        shutil.rmtree(directory)
+def measure(directory: Path, sizes: Sizes) -> Measured:
+    return Measured(
+        [
+            compare(directory / f"{model}-{workers}", model, workers, sizes)
+            for model in sizes.models
+            for workers in sizes.workers
+        ],
+        compare_buckets(directory / "buckets", sizes),
+        [compare_shards(directory / f"shards-{shards}", shards, sizes) for shards in sizes.shards],
+        {model: compare_overlap(directory, model, sizes) for model in sizes.models},
+    )
 
 
 def compare(directory: Path, model: str, workers: int, sizes: Sizes) -> Part:
@@ -167,10 +147,7 @@ def compare_buckets(directory: Path, sizes: Sizes) -> Part:
 
 def compare_shards(directory: Path, shards: int, sizes: Sizes) -> Part:
     settings = {"BENCH_SHARDS": str(shards), **KEEP_MEMORY}
-    starts = [
-        ddp(KEEPING, directory / "ddp", 3, settings),
-        elastic(EXACT, directory / "exact", 3, "exact", settings),
-    ]
+    starts = [ddp(KEEPING, directory / "ddp", 3, settings), elastic(EXACT, directory / "exact", 3, "exact", settings)]
     return run(starts, "mlp", 3, shards, sizes.shown, sizes.block)
 
 

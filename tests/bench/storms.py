@@ -33,12 +33,10 @@ from tests.bench import contenders, launchers, legs, report, work
 from tests.bench.launchers import JOIN_MS, MORTAL, OURS, SILENT_MS, TORCHFT, TORCHRUN, Launcher
 from tests.bench.node_deaths import Driver
 from tests.bench.recovery import say
-from tests.bench.report import Row
+from tests.bench.report import Bench, Row
 from tests.bench.stamps import Stamp
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-storms:begin -->", "<!-- bench-storms:end -->")
-JSON_FILE = contenders.ROOT / "build" / "bench" / "storms.json"
+BENCH = Bench("storms")
 
 TRACES = ("bamboo-p3", "bamboo-g4dn", "parcae-hh", "parcae-hl", "parcae-lh", "parcae-ll")
 QUIET = "quiet"
@@ -300,7 +298,7 @@ class Records:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if not options.small:
-        report.around_section(DOCUMENT, MARKERS)
+        report.around_section(report.DOCUMENT, BENCH.markers)
     exit_on_sigterm()
     seconds = options.minutes * 60
     traces = {name: planned(name, options.speed, seconds) for name in options.traces.split(",")}
@@ -320,22 +318,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.small:
         command = f"python -m tests.bench.storms --minutes {options.minutes:g} --runs {len(records.runs)}"
         text = report.section(command, records.about, rows, notes(seconds, options.speed, records.alike))
-        report.write_section(DOCUMENT, text, MARKERS)
+        report.write_section(report.DOCUMENT, text, BENCH.markers)
     print(report.table(rows))
     print(summary(records.runs), flush=True)
     return 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.storms")
+    parser = BENCH.parser("20 s of each")
     parser.add_argument("--traces", default=",".join(TRACES), help="of `elastic chaos list` (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=1.0, help="of each leg (default %(default)s)")
     parser.add_argument("--speed", type=float, default=60.0, help="of the traces (default %(default)s)")
     parser.add_argument("--runs", type=int, default=1, help="(default %(default)s)")
     parser.add_argument("--further", action="store_true", help="count also the runs that the file of --json has")
     parser.add_argument("--peer", type=Path, metavar="DIR", help="a directory in which torchft is installed")
-    parser.add_argument("--small", action="store_true", help="20 s of each; docs/performance.md stays as it is")
-    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
     options = parser.parse_args(arguments)
     if options.small:
         options.minutes = 1 / 3

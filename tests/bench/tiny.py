@@ -9,11 +9,9 @@ judged, and docs/performance.md stays as it is.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -30,10 +28,9 @@ import elastic
 from tests.bench import contenders, report
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.recovery import MS, say, shown_ratio
-from tests.bench.report import Row, target
+from tests.bench.report import Bench, Row, target
 
-DOCUMENT = contenders.ROOT / "docs" / "performance.md"
-MARKERS = ("<!-- bench-tiny:begin -->", "<!-- bench-tiny:end -->")
+BENCH = Bench("tiny")
 SHARDS, SAMPLES, CLASSES = 8, 8, 10
 """Micro-batches of a step, and their samples."""
 PLAIN, DDP, EXACT = "plain loop", "torch DDP", "elastic exact"
@@ -192,23 +189,16 @@ def notes() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.tiny")
-    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
+    parser = BENCH.parser()
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
     options = parser.parse_args(arguments)
-    if not options.small:
-        report.around_section(DOCUMENT, MARKERS)  # before the measuring
     rounds, blocks = (2, dict.fromkeys(BLOCKS, 3)) if options.small else (ROUNDS, BLOCKS)
-    with tempfile.TemporaryDirectory(prefix="elastic-bench-") as directory:
+    with BENCH.directory(writes=not options.small) as directory:
         os.chdir(directory)
         found = {model: measure(model, rounds, block) for model, block in blocks.items()}
         os.chdir(contenders.ROOT)
     rows = rows_of(found)
-    if not options.small:
-        report.write_section(
-            DOCUMENT, report.section("python -m tests.bench.tiny", report.machine(), rows, notes()), MARKERS
-        )
-    print(report.table(rows))
+    BENCH.publish({}, rows, notes(), to=options.json, writes=not options.small)
     print(summary(rows), flush=True)
     return 1 if report.missed(rows) and not (options.no_targets or options.small) else 0
 

@@ -130,12 +130,7 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
             ),
         )
         times.append(time.process_time() - began_s)
-    return (
-        statistics.median(builds),
-        statistics.median(rebuilds),
-        statistics.median(times),
-        sent.frames / operations,
-    )
+    return (statistics.median(builds), statistics.median(rebuilds), statistics.median(times), sent.frames / operations)
 
 
 class _Count:

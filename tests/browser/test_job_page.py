@@ -341,10 +341,7 @@ def test_a_scalar_may_have_any_name_also_one_that_javascript_uses(tmp_path: Path
     write_job(tmp_path / "odd % & \"name'")
     words = [sys.executable, "-m", "elastic.cli", "dashboard", "--listen", "[::1]:0", "--job-dir"]
     words.append(str(tmp_path / "odd % & \"name'"))
-    with (
-        Command(words, tmp_path / "page.out", environment={"PYTHONPATH": str(ROOT)}) as command,
-        Chromium() as page,
-    ):
+    with Command(words, tmp_path / "page.out", environment={"PYTHONPATH": str(ROOT)}) as command, Chromium() as page:
         page.open(page.until("its address", lambda: address_in(command.output)))
         page.until("all steps", lambda: page.all("#tiles dd")[:1] == ["4"])
         names = ["constructor", "__proto__", "toString", HOSTILE]

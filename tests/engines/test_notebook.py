@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from chaos_tests.nemesis.out_of_memory import starve, why_not
-from chaos_tests.support.processes import MARK, await_exits, kill_if_there, living, new_mark
-from tests.live.jobs import DEADLINE_S, ROOT
+from chaos_tests.support.processes import await_exits, living
+from tests.live.jobs import DEADLINE_S
 
 nbclient = pytest.importorskip("nbclient", reason="`make test-engines` installs it")
 nbformat = pytest.importorskip("nbformat", reason="`make test-engines` installs it")
@@ -88,20 +88,6 @@ def late(steps):
 digest, model, who = elastic.launch(late, 60, workers=3, job_dir='late')
 print('late', digest, who, type(model) is Net)
 """
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Of the kernel and whatever it starts; nothing of it is left."""
-    mark = new_mark()
-    monkeypatch.setenv(MARK, mark)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield mark
-    left = await_exits(living(mark), 20.0)
-    for pid in left:
-        kill_if_there(pid)
-    assert not left
 
 
 @pytest.fixture(scope="module", autouse=True)

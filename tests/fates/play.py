@@ -44,11 +44,7 @@ INTERRUPTED: dict[signal.Signals | None, set[int]] = {
 """Exit codes of a command that such a signal has ended, and that the same command takes up again. Negative ones are of
 commands that had only just begun."""
 
-THE_COMMAND = {
-    "kill_command": signal.SIGKILL,
-    "stop_command": signal.SIGTERM,
-    "interrupt_command": signal.SIGINT,
-}
+THE_COMMAND = {"kill_command": signal.SIGKILL, "stop_command": signal.SIGTERM, "interrupt_command": signal.SIGINT}
 SERVICES = {
     "kill_agent": "elastic.agent",
     "kill_rendezvous": "elastic.rendezvous",

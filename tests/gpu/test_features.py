@@ -18,7 +18,7 @@ from elastic.checkpoints.storage import storage_at
 from elastic.errors import GraphCaptured
 from runtime.session import Session
 from tests.unit.features import FEATURES, loader, mlp, train
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, ledger, make_job, one_thread
 from tests.unit.worlds import FakeMember, Killed, World
 
 DEVICE = "cuda"
@@ -56,10 +56,6 @@ def run(name: str, session: Session) -> str:
     digest = job.digest()
     job.close()
     return digest
-
-
-def ledger(session: FakeMember | Recorded) -> list[object]:
-    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
 
 
 @pytest.mark.parametrize("sums_on", [DEVICE, "cpu"])

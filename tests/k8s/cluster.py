@@ -190,9 +190,7 @@ class Kubernetes:
             (self.home / file).write_bytes(cert)
         (self.home / "server.key").write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.TraditionalOpenSSL,
-                serialization.NoEncryption(),
+                serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
             )
         )
         (self.home / "tokens").write_text(f'{self._token},admin,admin,"system:masters"\n')

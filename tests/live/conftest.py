@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from elastic.records import ledger
+from elastic.store.embedded import EmbeddedEtcd
 from tests.live.fleet import Fleet
 from tests.live.jobs import DEADLINE_S, TRAINER, Job, run_alone
 
@@ -78,3 +79,9 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
         digest = json.loads((job.dir / "result.json").read_bytes())["digest"]
         assert f"digest {digest}" in alone.splitlines(), "the script without an agent has other bits"
         return Quiet(job.dir, ledger.read(job.dir / "steps.jsonl"), digest, job.output)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EmbeddedEtcd]:
+    with EmbeddedEtcd() as server:
+        yield server

@@ -34,9 +34,7 @@ def kill_and_freeze(job: Job) -> None:
         victims.append(victim)
         job.until("a world without it", lambda victim=victim: victim not in job.members())  # type: ignore[misc]
         members = job.await_world(3)
-    job.pace(0)
-    job.open("end")
-    assert job.wait() == 0
+    job.finish()
     ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
     stayed = {line["worker_id"] for line in job.events("entered")} - set(victims)
     assert {ends[worker] for worker in stayed} == {"exited with 0"}, "a survivor was restarted"
@@ -53,9 +51,7 @@ def kill_two(job: Job) -> None:
         job.send(members[victim], signal.SIGKILL)
         job.until("a world without it", lambda gone=members[victim]: gone not in job.members())  # type: ignore[misc]
     job.await_world(3)
-    job.pace(0)
-    job.open("end")
-    assert job.wait() == 0
+    job.finish()
 
 
 def gloo_for_nccl(nccl: Any) -> None:

@@ -208,6 +208,12 @@ class Job:
         temporary.write_text(str(seconds))
         temporary.rename(self.gates / "pace")
 
+    def finish(self) -> None:
+        """Let the script come to its end, which waits at the gate "end"."""
+        self.pace(0)
+        self.open("end")
+        assert self.wait() == 0, self.story()
+
     def send(self, worker_id: str, number: signal.Signals = signal.SIGKILL) -> None:
         """A signal to a worker that was started and has not ended."""
         os.kill(self.workers()[worker_id], number)

@@ -98,12 +98,6 @@ def wait_for(what: str, look: Callable[[], Any], holds: Callable[[Any], bool]) -
     return seen
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    with EmbeddedEtcd() as server:
-        yield server
-
-
 Make = Callable[..., Cluster]
 
 

@@ -206,10 +206,7 @@ def test_the_loss_of_every_copy_ends_the_job_and_names_the_step(tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "how",
-    ["all are killed", "one is killed", "nobody is"],
-)
+@pytest.mark.parametrize("how", ["all are killed", "one is killed", "nobody is"])
 def test_a_job_whose_directory_is_removed_ends_and_says_so(how: str, tmp_path: Path) -> None:
     with run(tmp_path, "nothing", "--snapshot-every", "off") as job:
         job.shut("end")

@@ -19,6 +19,8 @@ from tests.live.dashboard_page import Following, PageClient, address_in
 from tests.live.fleet import Fleet
 from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job
 
+pytestmark = pytest.mark.long
+
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastic.cli", *words]
@@ -26,7 +28,6 @@ def cli(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-@pytest.mark.long
 def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--dashboard", str(TRAINER)) as job:
         job.shut("end")
@@ -80,7 +81,6 @@ def test_a_kill_by_the_page_is_survived_and_told_and_the_page_sees_the_end(tmp_p
         assert job.left_behind() == {}
 
 
-@pytest.mark.long
 def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_the_same(tmp_path: Path) -> None:
     alike = tmp_path / "uvicorn.py"  # a file of the user, in the directory where the command is given
     alike.write_text("raise RuntimeError('not the package')")
@@ -109,7 +109,6 @@ def test_the_death_of_the_dashboard_ends_nothing_and_one_that_comes_later_knows_
         assert command.process.wait(DEADLINE_S) == 0
 
 
-@pytest.mark.long
 def test_training_goes_on_without_a_dashboard_that_hangs_or_fails_at_its_start(tmp_path: Path) -> None:
     for name, does, said in (
         ("hangs", "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); time.sleep(3600)", "did not listen within"),
@@ -132,7 +131,6 @@ def job_until(command: Command) -> str:
     return address
 
 
-@pytest.mark.long
 def test_the_page_of_a_fleet_acts_with_an_operators_certificate_only(tmp_path: Path) -> None:
     with Fleet(tmp_path, replicas=1, nodes=("a", "b"), certs=True) as fleet:
         name = fleet.train("small", workers=2, min_workers=1, max_workers=3)

@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,12 +38,6 @@ Quiet = Callable[[str], tuple[str, list[Line]]]
 @pytest.fixture(scope="module")
 def seed() -> int:
     return int(os.environ.get("SEED", time.time_ns() % 10**6))
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    with EmbeddedEtcd() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +71,7 @@ def proved(steps: list[Line]) -> bool:
 @pytest.mark.parametrize("number", range(20), ids=lambda number: f"faults{number}")
 @pytest.mark.parametrize("name", NAMES)
 def test_random_faults_change_no_bit(
-    name: str,
-    number: int,
-    seed: int,
-    quiet: Quiet,
-    etcd: EmbeddedEtcd,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, number: int, seed: int, quiet: Quiet, etcd: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, lines = quiet(name)
     turns = 2 * len(lines)  # of a worker that has two of the four ranks

@@ -22,11 +22,7 @@ from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, SCRIPTS, run_alone
 from tests.live.spread import Spread, losses
 
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    with EmbeddedEtcd() as server:
-        yield server
+pytestmark = pytest.mark.long
 
 
 Make = Callable[..., Spread]
@@ -47,23 +43,30 @@ def spread(tmp_path: Path, etcd: EmbeddedEtcd, request: pytest.FixtureRequest) -
         yield make
 
 
-def assert_as_quiet(job: Spread, quiet: Quiet) -> None:
+def both(job: Spread) -> None:
+    """Its nodes come."""
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+
+
+def assert_as_quiet(job: Spread, quiet: Quiet, lost: bool = False) -> None:
+    """It ends quickly from here on. lost: whether a member was."""
+    job.pace(0.0)
     result = job.await_result()
     assert (result["exit_code"], result["digest"]) == (0, quiet.digest)
     job.until("all steps on file", lambda: len(job.steps()) >= len(quiet.steps))
     assert [(line["step"], line["scalars"]) for line in job.steps()] == [
         (line["step"], line["scalars"]) for line in quiet.steps
     ]
+    assert bool(losses(job)) == lost
 
 
-@pytest.mark.long
 def test_who_drains_does_not_wait_for_a_newcomer_that_still_copies(spread: Make, tmp_path: Path) -> None:
     job = spread(command=(sys.executable, str(SCRIPTS / "heavy.py")), max_workers=3)
     for gate in ("on", "load 1", "load 2"):
         (job.gates / gate).touch()
-    job.agent("a")
-    job.agent("b")
-    job.await_members("a.0.0", "b.0.0")
+    both(job)
     job.agent("c")
     job.until("c copies", (job.gates / "load 1.c.0.0").exists)
     job.give_notice("b", 60.0)
@@ -79,12 +82,9 @@ def test_who_drains_does_not_wait_for_a_newcomer_that_still_copies(spread: Make,
     assert losses(job) == []
 
 
-@pytest.mark.long
 def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(spread: Make, quiet: Quiet) -> None:
     job = spread()
-    job.agent("a")
-    job.agent("b")
-    job.await_members("a.0.0", "b.0.0")
+    both(job)
     job.give_notice("a", 60.0)
     job.await_members("b.0.0")
     job.await_event("worker_exited", worker_id="a.0.0", because="exited with 0")
@@ -93,19 +93,14 @@ def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(s
     assert len(job.events("worker_started", node="a")) == 1
     job.notice("a").unlink()
     job.await_members("b.0.0", "a.0.1")
-    job.pace(0.0)
     assert_as_quiet(job, quiet)
-    assert losses(job) == []
 
 
-@pytest.mark.long
 def test_an_operator_drains_a_node_and_takes_it_back(
     spread: Make, quiet: Quiet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = spread()
-    job.agent("a")
-    job.agent("b")
-    job.await_members("a.0.0", "b.0.0")
+    both(job)
     words = ["drain", "--job-dir", str(job.dir)]
     assert cli.main(words) == ExitCode.BAD_INPUT
     assert "name the node with --node; there are a, b" in " ".join(capsys.readouterr().err.split())
@@ -120,17 +115,12 @@ def test_an_operator_drains_a_node_and_takes_it_back(
     assert [line["over"] for line in asked] == [False, True], "each by whom, and from where"
     known = {(line["caller"], line["peer"].rpartition(":")[0]) for line in asked}
     assert known == {("somebody without a certificate", "127.0.0.1")}
-    job.pace(0.0)
     assert_as_quiet(job, quiet)
-    assert losses(job) == []
 
 
-@pytest.mark.long
 def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: Quiet) -> None:
     job = spread()
-    job.agent("a")
-    job.agent("b")
-    job.await_members("a.0.0", "b.0.0")
+    both(job)
     job.shut("shard", "a.0.0")
     leader = job.events("leading")[-1]["pid"]
     job.give_notice("b", 300.0)
@@ -140,30 +130,23 @@ def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: 
     job.until("another one", lambda: (s := job.status()).get("term", 0) > before["term"] and s.get("draining"))
     job.open("shard")
     job.await_members("a.0.0")
-    job.pace(0.0)
     assert_as_quiet(job, quiet)
-    assert losses(job) == []
 
 
-@pytest.mark.long
 def test_a_node_that_cannot_leave_in_time_is_lost_and_the_others_go_on(spread: Make, quiet: Quiet) -> None:
     job = spread()
-    job.agent("a")
-    job.agent("b")
-    job.await_members("a.0.0", "b.0.0")
+    both(job)
     job.shut("shard", "a.0.0")
     job.give_notice("a", 2.0)
     job.await_event("node_late", node="a")
     job.await_event("worker_exited", worker_id="a.0.0", because="killed by SIGKILL")
     job.open("shard")
     job.await_members("b.0.0")
-    job.pace(0.0)
-    assert_as_quiet(job, quiet)
+    assert_as_quiet(job, quiet, lost=True)
     assert job.events("member_lost", worker_id="a.0.0")
     assert len(job.events("worker_started", node="a")) == 1, "nobody starts on a node that has to go"
 
 
-@pytest.mark.long
 def test_an_agent_that_is_asked_to_stop_leaves_first(spread: Make, quiet: Quiet) -> None:
     job = spread()
     job.agent("a")
@@ -172,17 +155,12 @@ def test_an_agent_that_is_asked_to_stop_leaves_first(spread: Make, quiet: Quiet)
     stopped.send_signal(signal.SIGTERM)
     assert stopped.wait(DEADLINE_S) == ExitCode.TERMINATED
     job.await_members("a.0.0")
-    job.pace(0.0)
     assert_as_quiet(job, quiet)
-    assert losses(job) == []
 
 
-@pytest.mark.long
 def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: Make, quiet: Quiet) -> None:
     job = spread(min_workers=2)
-    job.agent("a")
-    job.agent("b")
-    job.await_members("a.0.0", "b.0.0")
+    both(job)
     job.give_notice("a", 60.0)
     paused = job.await_members("b.0.0", state="paused")
     assert "below quorum: 1 of at least 2 workers" in paused["because"]
@@ -190,12 +168,9 @@ def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: M
     assert step >= paused["applied"], "what the job waits with is also on disk"
     job.notice("a").unlink()
     job.await_members("b.0.0", "a.0.1")
-    job.pace(0.0)
     assert_as_quiet(job, quiet)
-    assert losses(job) == []
 
 
-@pytest.mark.long
 def test_a_job_that_lost_its_quorum_gives_up_with_its_state_on_disk(spread: Make) -> None:
     job = spread(min_workers=2, timing=Timing(pause_limit_s=5.0))
     job.agent("a")

@@ -28,9 +28,7 @@ def test_what_a_newcomer_drew_for_a_step_that_it_did_not_enter_changes_no_bit(tm
         assert NEWCOMER in job.await_world(2)
         steps = len(job.steps())
         job.await_steps(steps + 3)
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert f"digest {job.result['digest']}" in alone.splitlines()
         assert len(job.events("state_copied", who=NEWCOMER)) == 2
         assert job.left_behind() == {}

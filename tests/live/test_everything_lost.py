@@ -26,6 +26,8 @@ from elastic.records import ledger
 from elastic.records.resume import decide
 from tests.live.jobs import POLL_S, SCRIPTS, Job, run_alone
 
+pytestmark = pytest.mark.long
+
 SCRIPT = SCRIPTS / "brief.py"
 EVERY = 5
 PACE_S = 0.002
@@ -156,12 +158,10 @@ def survive(home: Path, epochs: int, moments: list[Moment], seed: int) -> None:
     assert [line["step"] for line in steps] == list(range(len(steps)))
 
 
-@pytest.mark.long
 def test_everything_is_killed_twice(tmp_path: Path) -> None:
     survive(tmp_path, 10, [checkpointing, stepping], seed=1)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("part", range(3))
 def test_everything_is_killed_at_random_moments(tmp_path: Path, part: int) -> None:
     seed = int(os.environ.get("SEED", time.time_ns() % 10**6)) + part
@@ -172,7 +172,6 @@ def test_everything_is_killed_at_random_moments(tmp_path: Path, part: int) -> No
     survive(tmp_path, 60, moments, seed)
 
 
-@pytest.mark.long
 def test_a_writer_that_was_frozen_in_a_checkpoint_replaces_and_removes_nothing(tmp_path: Path) -> None:
     epochs = 20
     printed = run_alone(tmp_path, SCRIPT, str(epochs))

@@ -13,6 +13,8 @@ from tests.live.conftest import Quiet
 from tests.live.fleet import lives
 from tests.live.jobs import TRAINER, Job
 
+pytestmark = pytest.mark.long
+
 PACE_S = 0.05
 
 
@@ -25,7 +27,6 @@ def ways(job: Job) -> list[str]:
     return [line["start"] for line in job.events("worker_started")]
 
 
-@pytest.mark.long
 def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--cold-start", str(TRAINER)) as job:
         job.pace(PACE_S)
@@ -33,16 +34,13 @@ def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(qui
         job.await_world(2)
         job.send("local.1.0")
         job.await_event("joined", worker_id="local.1.1")
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert ways(job) == ["cold"] * 3
         assert job.events("fork_server_ready") == []
         assert job.left_behind() == {}
 
 
-@pytest.mark.long
 def test_a_job_whose_fork_server_is_killed_goes_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
     """A replacement is forked, the next one comes cold, and the members never notice."""
     with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
@@ -55,19 +53,14 @@ def test_a_job_whose_fork_server_is_killed_goes_on_with_the_same_bits(quiet: Qui
         os.kill(pid, signal.SIGKILL)
         job.send("local.1.1")
         job.await_event("joined", worker_id="local.1.2")
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert ways(job)[2:] == ["forked", "cold"]
         assert [line["because"] for line in job.events("worker_exited", worker_id="local.0.0")] == ["exited with 0"]
         assert job.left_behind() == {}
 
 
-@pytest.mark.long
-def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_no_fork_server(
-    tmp_path: Path,
-) -> None:
+def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_no_fork_server(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--snapshot-every", "off", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.await_world(2)

@@ -58,9 +58,7 @@ def test_a_worker_frozen_for_good_is_killed_after_the_grace_and_replaced(job: Jo
 
 @pytest.mark.long
 def test_the_frozen_worker_left_no_trace(job: Job, quiet: Quiet) -> None:
-    job.pace(0)
-    job.open("end")
-    assert job.wait() == 0
+    job.finish()
     assert job.result["digest"] == quiet.digest
     assert ledger.compare(quiet.steps, job.steps()) is None
     assert job.left_behind() == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.bench import goodput
@@ -11,8 +13,8 @@ from tests.bench.legs import KILL
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_every_leg_trains_is_hit_and_is_told_of() -> None:
-    found = goodput.measure(goodput.SMALL, seed=2)
+def test_every_leg_trains_is_hit_and_is_told_of(tmp_path: Path) -> None:
+    found = goodput.measure(tmp_path, goodput.SMALL, seed=2)
     assert {name: len(of) for name, of in found.legs.items()} == dict.fromkeys(goodput.ORDER, 1)
     assert not found.legs[QUIET][0].faults and not found.legs[THEIRS][0].faults
     assert found.legs[KILLS][0].faults.keys() == found.legs[THEIR_KILLS][0].faults.keys() == {KILL}

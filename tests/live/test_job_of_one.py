@@ -12,6 +12,8 @@ import pytest
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 100.0
 
@@ -38,7 +40,6 @@ def run(script: str, directory: Path, **environment: str) -> subprocess.Complete
     )
 
 
-@pytest.mark.long
 def test_a_plain_script_trains_and_exits_with_0(tmp_path: Path) -> None:
     """Without `with` and without close(): the exit handler does it."""
     script = """
@@ -59,7 +60,6 @@ print("digest", job.digest())
     assert found is not None and found.name.step == 2 and skipped == []
 
 
-@pytest.mark.long
 def test_an_exception_exits_with_1_and_one_traceback(tmp_path: Path) -> None:
     script = """
 for step in job.steps(shards=4, total=3):
@@ -72,7 +72,6 @@ for step in job.steps(shards=4, total=3):
     assert "KeyError: 'nothing here'" in done.stderr
 
 
-@pytest.mark.long
 def test_a_mistake_that_only_the_end_reveals_exits_with_1(tmp_path: Path) -> None:
     """The script breaks out of both loops and then has no error of its own."""
     script = """
@@ -88,7 +87,6 @@ print("the end")
     assert "NoGradient" in done.stderr and "step.skip()" in done.stderr
 
 
-@pytest.mark.long
 def test_another_launcher_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     done = run("print('trained')", tmp_path, WORLD_SIZE="4")
     assert (done.returncode, done.stdout) == (1, "")

@@ -73,9 +73,7 @@ def test_twenty_kills_at_random_moments_end_in_the_bits_of_the_quiet_run(quiet: 
         killer = Killer(job, seed)
         while len(killer.killed) < KILLS:
             print(f"step {len(job.steps())}:", killer.round())
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
         assert [line["step"] for line in job.steps()] == list(range(len(quiet.steps)))

@@ -15,6 +15,8 @@ from elastic.checkpoints.storage import storage_at
 from elastic.errors import ExitCode
 from tests.live.jobs import SCRIPTS, Job
 
+pytestmark = pytest.mark.long
+
 DRAINED = SCRIPTS / "drained.py"
 
 
@@ -35,7 +37,6 @@ def start(home: Path, *words: str) -> Job:
     return Job(home, "--workers", "2", "--notices", f"file:{home / 'notice'}", *words, str(DRAINED))
 
 
-@pytest.mark.long
 def test_all_stop_after_the_same_step(tmp_path: Path) -> None:
     with start(tmp_path) as job:
         job.pace(0.01)
@@ -56,7 +57,6 @@ def test_all_stop_after_the_same_step(tmp_path: Path) -> None:
         assert job.left_behind() == {}
 
 
-@pytest.mark.long
 def test_with_long_steps_all_stop_after_a_checkpoint_too(tmp_path: Path) -> None:
     """With passes of 6 s all begin to stop 25 s before the end, as half of the time is over then. The checkpoint that
     is wished for 20 s before the end would be too late for a stop that begins 15 s before it."""
@@ -70,7 +70,6 @@ def test_with_long_steps_all_stop_after_a_checkpoint_too(tmp_path: Path) -> None
         assert found is not None and found.name.step == len(job.steps()), "something would be done again"
 
 
-@pytest.mark.long
 def test_sigterm_with_a_grace_is_a_notice_and_another_one_stops_at_once(tmp_path: Path) -> None:
     for grace, again, code in (("2", False, ExitCode.DRAINED), ("300", True, ExitCode.TERMINATED)):
         with Job(tmp_path, "--workers", "2", "--grace", grace, str(DRAINED), name=f"job-{grace}") as job:
@@ -85,7 +84,6 @@ def test_sigterm_with_a_grace_is_a_notice_and_another_one_stops_at_once(tmp_path
             assert ("every node had to go" in job.output) is not again
 
 
-@pytest.mark.long
 def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "400")
     with start(tmp_path) as job:
@@ -97,15 +95,12 @@ def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, mon
         job.until("the script to have heard it", lambda: told(job, "drain", "local.0.0"))
         notice.unlink()
         job.await_event("node_stays")
-        job.pace(0.0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert len(job.steps()) == 400
         assert {line["generation"] for line in job.steps()[before + 1 :]} == {generation}
         assert "node local stays: the notice was taken back" in job.output
 
 
-@pytest.mark.long
 def test_slurm_signals_the_command_and_takes_the_job_back_when_the_workers_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +120,6 @@ def test_slurm_signals_the_command_and_takes_the_job_back_when_the_workers_are_g
         assert (tmp_path / "scontrol.said").read_text() == "requeue 77\n"
 
 
-@pytest.mark.long
 def test_the_only_copy_of_the_state_is_not_ended_for_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "400")
     with start(tmp_path) as job:
@@ -142,7 +136,6 @@ def test_the_only_copy_of_the_state_is_not_ended_for_a_notice(tmp_path: Path, mo
         assert job.events("member_lost") == []
 
 
-@pytest.mark.long
 def test_the_script_hears_of_every_size_of_its_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "600")
     with Job(tmp_path, "--workers", "2", "--no-replace", str(DRAINED)) as job:
@@ -151,8 +144,6 @@ def test_the_script_hears_of_every_size_of_its_world(tmp_path: Path, monkeypatch
         job.await_world(2)
         job.send("local.1.0")
         job.until("the survivor to hear it", lambda: told(job, "resize", "local.0.0"))
-        job.pace(0.0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         (line,) = told(job, "resize", "local.0.0")
         assert line.startswith("2 1 local.1.0 lost: killed by SIGKILL")

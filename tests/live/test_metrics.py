@@ -65,10 +65,7 @@ def test_each_expression_of_the_dashboard_finds_a_job_with_a_kill_and_a_fleet_wi
     (tmp_path / "fleet").mkdir()
     notices = tmp_path / "notice"
     options = ("--workers", "2", "--metrics", str(of_run), "--notices", f"file:{notices}")
-    with (
-        Fleet(tmp_path / "fleet", replicas=1, certs=True) as fleet,
-        Job(tmp_path, *options, str(TRAINER)) as job,
-    ):
+    with Fleet(tmp_path / "fleet", replicas=1, certs=True) as fleet, Job(tmp_path, *options, str(TRAINER)) as job:
         job.shut("end")
         fleet.end("r0")
         fleet.replica("r0", "--metrics", str(of_replica))

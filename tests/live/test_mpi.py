@@ -19,6 +19,8 @@ from elastic.records.journal import Journal, read_all
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job, Line
 
+pytestmark = pytest.mark.long
+
 SITE = Path(__file__).parent / "mpi_site"
 BRIEF = Path(TRAINER).with_name("brief.py")
 
@@ -50,7 +52,6 @@ def check_end(job: Job, quiet: Quiet) -> None:
     assert job.left_behind() == {}
 
 
-@pytest.mark.long
 def test_the_sums_over_mpi_are_those_over_the_mesh_and_a_ring_is_rebuilt_without_leaks(tmp_path: Path) -> None:
     """See programs/mpi_member.py: the last rank never comes to an exchange, and the others go on without it."""
     ids = ["n.0.0", "n.1.0", "n.2.0"]
@@ -92,7 +93,6 @@ async def _members(home: Path, ids: list[str]) -> list[list[Line]]:
     return [[json.loads(line) for line in text.splitlines()] for text in said]
 
 
-@pytest.mark.long
 def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
     """A spare has a rank, so MPI carries the gradients to it too; a process that starts later has none."""
     with Job(tmp_path, "--ring", "mpi", "--workers", "3", "--min-workers", "3", "--spares", "1", str(TRAINER)) as job:
@@ -120,7 +120,6 @@ def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet
         assert "over TCP" in job.output
 
 
-@pytest.mark.long
 def test_a_frozen_rank_is_left_behind(quiet: Quiet, tmp_path: Path) -> None:
     """MPI cannot give up a message half-way; the job can."""
     with Job(tmp_path, "--ring", "mpi", "--workers", "3", "--no-replace", str(TRAINER)) as job:
@@ -134,7 +133,6 @@ def test_a_frozen_rank_is_left_behind(quiet: Quiet, tmp_path: Path) -> None:
         check_end(job, quiet)
 
 
-@pytest.mark.long
 def test_the_end_of_mpirun_ends_all_ranks_and_the_job_goes_on_from_its_copy(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--ring", "mpi", "--workers", "2", "--snapshot-every", "5 steps", str(TRAINER)) as job:
         job.pace(0.03)
@@ -149,7 +147,6 @@ def test_the_end_of_mpirun_ends_all_ranks_and_the_job_goes_on_from_its_copy(quie
         assert "local.0.0, local.1.0 (mpirun killed by SIGKILL)" in job.output
 
 
-@pytest.mark.long
 def test_a_rank_that_dies_in_mpi_init_ends_those_that_wait_for_it_and_the_job_goes_on_without_mpi(
     quiet: Quiet, tmp_path: Path
 ) -> None:
@@ -166,7 +163,6 @@ def test_a_rank_that_dies_in_mpi_init_ends_those_that_wait_for_it_and_the_job_go
         assert "MPI cannot start: local.1.0 ended" in job.output
 
 
-@pytest.mark.long
 def test_a_rank_that_hangs_in_mpi_init_ends_with_all_others_and_the_job_goes_on_without_mpi(
     quiet: Quiet, tmp_path: Path
 ) -> None:
@@ -181,7 +177,6 @@ def test_a_rank_that_hangs_in_mpi_init_ends_with_all_others_and_the_job_goes_on_
         check_end(job, quiet)
 
 
-@pytest.mark.long
 def test_one_of_the_processes_that_mpirun_starts_runs_the_job(tmp_path: Path) -> None:
     """And the others end as it does."""
     command = [find(), "--oversubscribe", "-n", "3", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]

@@ -204,9 +204,7 @@ def test_metrics_and_the_dashboard_have_counted_it(job: Job, port: int) -> None:
 
 
 def test_all_of_that_ended_as_if_nothing_had_happened(job: Job, quiet: Quiet) -> None:
-    job.pace(0)
-    job.open("end")
-    assert job.wait() == 0
+    job.finish()
     assert "recoveries, median" in job.output
     assert "rendezvous service ended (SIGKILL)" in job.output
     assert job.output.count("etcd ended (SIGKILL); training goes on, and it is started again") == 1

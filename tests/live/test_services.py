@@ -39,9 +39,7 @@ def test_workers_lost_before_during_and_after_the_loss_of_the_rendezvous(quiet: 
         steps = len(job.steps())
         job.until("steps again", lambda: len(job.steps()) > steps + 2)
         assert len(job.events("leading")) == 3
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
         assert {line["because"] for line in job.events("member_lost")} == {"killed by SIGKILL"}
@@ -64,9 +62,7 @@ def test_services_that_stand_still_for_a_while_cost_no_worker(quiet: Quiet, tmp_
             job.await_steps(steps + 3)
             job.await_world(2)
         assert job.workers() == pids
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
         assert job.left_behind() == {}

@@ -18,6 +18,8 @@ from chaos_tests.support.processes import command_line, living
 from elastic.errors import ExitCode
 from tests.live.jobs import ROOT, SCRIPTS, SLACK_S, Job, Line
 
+pytestmark = pytest.mark.long
+
 SCRIPT = str(SCRIPTS / "signalled.py")
 
 
@@ -43,7 +45,6 @@ def ended_by_signal(job: Job) -> list[Line]:
     return [line for line in job.events("worker_exited") if line["because"].startswith("killed")]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("options", [(), ("--cold-start",), ("--ring", "mpi")], ids=["forked", "cold", "mpi"])
 def test_sigterm_to_every_process_costs_no_step(options: tuple[str, ...], tmp_path: Path) -> None:
     words = ("--quiet", "--workers", "2", "--grace", "16", *options, SCRIPT)
@@ -68,7 +69,6 @@ def test_sigterm_to_every_process_costs_no_step(options: tuple[str, ...], tmp_pa
         assert undisturbed.result["digest"] == again.result["digest"]
 
 
-@pytest.mark.long
 def test_a_command_whose_reader_takes_nothing_stops_when_it_is_asked_to(tmp_path: Path) -> None:
     script = tmp_path / "prints.py"
     script.write_text(
@@ -101,7 +101,6 @@ def terminal() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 143), (signal.SIGTERM, 6)])
 def test_a_signal_to_every_process_ends_as_one_to_the_command(
@@ -122,7 +121,6 @@ def test_a_signal_to_every_process_ends_as_one_to_the_command(
     assert said[0] == said[1]
 
 
-@pytest.mark.long
 def test_sigterm_to_every_process_while_a_job_starts_costs_nothing_but_the_start(tmp_path: Path) -> None:
     """At moments from the first process to the first steps; the same command goes on each time."""
     rng = random.Random(drawn())

@@ -30,9 +30,7 @@ def test_a_spare_takes_the_place_of_a_killed_member(quiet: Quiet, tmp_path: Path
         successor = f"{slot}.{int(incarnation) + 1}"
         job.until("the next spare", lambda: job.status().get("spares") == [successor])
         assert job.members() == [first, spare]
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert job.left_behind() == {}
         assert {line["because"] for line in job.events("worker_exited", worker_id=successor)} == {"exited with 0"}

@@ -17,6 +17,8 @@ from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 from tests.live.spread import Spread
 
+pytestmark = pytest.mark.long
+
 PROGRESS_S = 5.0
 
 
@@ -32,7 +34,6 @@ def job(tmp_path: Path) -> Iterator[Spread]:
         yield job
 
 
-@pytest.mark.long
 def test_who_gets_nowhere_in_a_shard_is_replaced_and_who_evaluates_is_waited_for(job: Spread, quiet: Quiet) -> None:
     job.shut("evaluate", "a.0.0")
     job.until("it is named", lambda: job.status().get("held_up_by"))
@@ -58,7 +59,6 @@ def test_who_gets_nowhere_in_a_shard_is_replaced_and_who_evaluates_is_waited_for
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_in_which_nobody_gets_on_goes_on_from_what_is_kept(workers: int, quiet: Quiet, tmp_path: Path) -> None:
     """Nobody waits for anybody, so nobody can be compared with the others."""
@@ -69,7 +69,6 @@ def test_a_job_in_which_nobody_gets_on_goes_on_from_what_is_kept(workers: int, q
         _check_goes_on(job, workers, quiet)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_so_does_one_in_which_all_hold_the_interpreter(workers: int, quiet: Quiet, tmp_path: Path) -> None:
     """Nobody beats, and nobody answers when all are asked to leave their ring."""
@@ -77,7 +76,6 @@ def test_so_does_one_in_which_all_hold_the_interpreter(workers: int, quiet: Quie
         _check_goes_on(job, workers, quiet)
 
 
-@pytest.mark.long
 def test_so_does_one_in_which_all_hang_in_an_evaluation(quiet: Quiet, tmp_path: Path) -> None:
     with _held(tmp_path, 2, "evaluate") as job:
         _check_goes_on(job, 2, quiet)

@@ -17,12 +17,13 @@ from tests.live.exchanges import kill_and_freeze
 from tests.live.jobs import TRAINER, Job
 from tests.live.test_kills import Killer
 
+pytestmark = pytest.mark.long
+
 SITE = Path(__file__).parent / "gloo_site"
 HUNG_DEVICE = Path(__file__).parent / "hung_device_site"
 KILLS = 12
 
 
-@pytest.mark.long
 def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "3", "--ring", "nccl", "--quiet", str(TRAINER), site=SITE) as job:
         job.pace(0.05)
@@ -33,7 +34,6 @@ def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet:
         assert ledger.compare(quiet.steps, job.steps()) is None
 
 
-@pytest.mark.long
 def test_workers_whose_device_hangs_after_an_abort_are_replaced_and_the_script_is_not_blamed(
     quiet: Quiet, tmp_path: Path
 ) -> None:
@@ -48,9 +48,7 @@ def test_workers_whose_device_hangs_after_an_abort_are_replaced_and_the_script_i
         job.open("exchange")
         job.until("other workers in their slots", lambda: not {"local.1.0", "local.2.0"} & set(job.members()))
         assert "local.0.0" in job.await_world(4)
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         hung = job.events("device_hung")
         assert {line["worker_id"] for line in hung} == {"local.1.0", "local.2.0"}
         assert all("still runs an exchange 0.5 s after it was aborted" in line["because"] for line in hung)
@@ -67,7 +65,6 @@ def test_workers_whose_device_hangs_after_an_abort_are_replaced_and_the_script_i
         assert ledger.compare(quiet.steps, job.steps()) is None
 
 
-@pytest.mark.long
 def test_kills_at_random_moments_end_in_the_bits_of_the_quiet_run_over_tcp(quiet: Quiet, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
@@ -78,14 +75,11 @@ def test_kills_at_random_moments_end_in_the_bits_of_the_quiet_run_over_tcp(quiet
         killer = Killer(job, seed)
         while len(killer.killed) < KILLS:
             print(f"step {len(job.steps())}:", killer.round())
-        job.pace(0)
-        job.open("end")
-        assert job.wait() == 0
+        job.finish()
         assert job.result["digest"] == quiet.digest
         assert job.left_behind() == {}
 
 
-@pytest.mark.long
 def test_a_ring_that_the_device_cannot_have_ends_the_job_with_what_to_do(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--ring", "nccl", str(TRAINER)) as job:
         assert job.wait() == 1

@@ -11,6 +11,8 @@ from chaos_tests.scenario.failpoints import BEFORE_REDUCTION, GRADIENT_READY, Ac
 from elastic.errors import ExitCode
 from tests.live.jobs import ROOT, SCRIPTS, Job
 
+pytestmark = pytest.mark.long
+
 VERIFIED = SCRIPTS / "verified.py"
 FLIPS = (
     (Act.FLIP_GRADIENT, GRADIENT_READY),
@@ -30,7 +32,6 @@ def digest(job: Job) -> str:
     return next(line for line in job.output.splitlines() if line.startswith("digest "))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("every", "reduction"), [(1, "exact"), (1, "fixed"), (7, "exact")])
 def test_flipped_bits_are_named_and_leave_no_trace(every: int, reduction: str, tmp_path: Path) -> None:
     """If not every step is verified, a state with such a bit may be used until it is seen."""
@@ -59,7 +60,6 @@ def test_flipped_bits_are_named_and_leave_no_trace(every: int, reduction: str, t
         assert len(quiet.steps()) == len(steps) and digest(quiet) == bits
 
 
-@pytest.mark.long
 def test_of_two_members_nobody_can_say_whose_state_is_wrong(tmp_path: Path) -> None:
     """A gradient they compute once more."""
     orders = FailpointOrders(tmp_path / "orders")
@@ -74,7 +74,6 @@ def test_of_two_members_nobody_can_say_whose_state_is_wrong(tmp_path: Path) -> N
         assert "nobody can say who is wrong" in job.output
 
 
-@pytest.mark.long
 def test_kills_and_joins_are_no_false_alarm(tmp_path: Path) -> None:
     orders = FailpointOrders(tmp_path / "orders")
     with job_of(tmp_path, orders, 3, "--verify", "every=1") as job:

@@ -226,10 +226,7 @@ class PhasesWorld:
 
     def _stop_together(self, w: Member, phase: int, roster: list[str], *, idle: bool) -> None:
         session = SimpleNamespace(
-            worker_id=w.name,
-            waits=lambda what: None,
-            leave_if_over=self.tasks.check,
-            place=lambda: self._place(w),
+            worker_id=w.name, waits=lambda what: None, leave_if_over=self.tasks.check, place=lambda: self._place(w)
         )
         phases = SimpleNamespace(session=session, calls=Calls(self, w.name), stopped=w.stopped, goes=w.drains)
         LocalPhases.stop_together(cast(Any, phases), phase, roster, idle=idle)

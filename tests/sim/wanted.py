@@ -75,11 +75,7 @@ RARE = (
 
 _STATES = {
     "worker": {str(stage): " ".join(sorted(after)) for stage, after in ARCS.items()},
-    "detector": {
-        "alive": "suspect frozen",
-        "suspect": "alive frozen",
-        "frozen": "alive suspect",
-    },
+    "detector": {"alive": "suspect frozen", "suspect": "alive frozen", "frozen": "alive suspect"},
     "membership": {
         "forming": "closed paused quiescing rebuilding running",
         "rebuilding": "closed closing forming paused quiescing running",
@@ -88,11 +84,7 @@ _STATES = {
         "quiescing": "closed closing forming rebuilding",
         "closing": "closed",
     },
-    "position": {
-        "fresh": "ready",
-        "ready": "collecting gone",
-        "collecting": "ready gone",
-    },
+    "position": {"fresh": "ready", "ready": "collecting gone", "collecting": "ready gone"},
     "supervision": {
         "waiting": "away over starting",
         "starting": "over running",

@@ -144,15 +144,7 @@ def saturate(home: Path, seconds: float, busy_s: float) -> BusyOutcome:
         if numbers != list(range(len(numbers))):
             raise JobFailed(f"the ledger does not hold each step once: {len(numbers)} lines, {len(set(numbers))} steps")
     all_s, idle_s = (now - then for now, then in zip(after, before, strict=True))
-    return BusyOutcome(
-        seconds,
-        idle_s / all_s,
-        len(numbers),
-        seen.checkpoints,
-        len(seen.pids),
-        done,
-        tuple(seen.lost),
-    )
+    return BusyOutcome(seconds, idle_s / all_s, len(numbers), seen.checkpoints, len(seen.pids), done, tuple(seen.lost))
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import inspect
 import os
+import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,3 +45,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     asyncio.run(pyfuncitem.obj(**given))
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """The bits of a sum depend on torch's thread count, and a test may change that: each begins with one thread."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    return (yield)

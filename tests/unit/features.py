@@ -52,6 +52,11 @@ def loader(job: Job, batch_size: int = BATCH, shards: int = SHARDS, **arguments:
     return job.loader(dataset(), batch_size, shards=shards, shuffle=True, **arguments)
 
 
+def update(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 Loss = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
@@ -74,8 +79,7 @@ def train(
             loss = compute(x, y)
             loss.backward()
             step.log(loss=loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
         after(step.index, step.metrics)
 
 
@@ -300,8 +304,7 @@ def attributes_set_at_each_step(job: Job) -> None:
         dropout.p = job.state.p
         for x, y in step:
             cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
         job.state.p += 0.1
 
 
@@ -316,8 +319,7 @@ def attributes_set_at_each_epoch(job: Job) -> None:
         for step in job.steps(data):
             for x, y in step:
                 cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
 
 
 # Parameters that come and go
@@ -363,8 +365,7 @@ def unused_in_some_shards(job: Job) -> None:
             if step.shard.index == 1 and step.index % 2:
                 scores = scores + model["rare"](x)
             cross_entropy(scores, y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 # Passes
@@ -382,8 +383,7 @@ def several_backwards_a_shard(job: Job) -> None:
             scores.square().mean().mul(0.1).backward()
             for half in x.chunk(2):
                 model(half).abs().mean().mul(0.1).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 @feature
@@ -420,12 +420,10 @@ def modes_in_the_inner_loop(job: Job) -> None:
                 scores = model(x)
             loss: Any = F.softplus(-critic(scores)).mean()
             loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
         for x, y in step:
             cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 @feature
@@ -450,8 +448,7 @@ def sharpness_aware(job: Job) -> None:
             cross_entropy(model(x), y).backward()
         with torch.no_grad():
             torch._foreach_sub_(parameters, climbed)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 # Optimizers
@@ -467,8 +464,7 @@ def several_models_and_optimizers(job: Job) -> None:
         for x, y in step:
             cross_entropy(head(encoder(x).tanh()), y).backward()
         for optimizer in (of_encoder, of_head):
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
 
 
 def with_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> Feature:
@@ -567,8 +563,7 @@ def with_clipping(clip: Callable[[nn.Module], object]) -> Feature:
             for x, y in step:
                 (cross_entropy(model(x), y) * 10).backward()
             clip(model)
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
 
     return train_with
 
@@ -685,8 +680,7 @@ def random_in_the_loop(job: Job) -> None:
             model(x).square().mean().backward()
         with torch.no_grad():
             model.weight.add_(torch.randn_like(model.weight) * 1e-3)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 @feature
@@ -700,8 +694,7 @@ def random_once_an_epoch(job: Job) -> None:
         for step in job.steps(data):
             for x, y in step:
                 cross_entropy(model(x + noise), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
 
 
 @feature
@@ -718,8 +711,7 @@ def random_before_the_inner_loop(job: Job) -> None:
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.grad.mul_(1 + ratio)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 @feature
@@ -734,8 +726,7 @@ def anchor(job: Job) -> None:
         for step in job.steps(data):
             for x, y in step:
                 (cross_entropy(model(x), y) + distance(model, anchor.parameters())).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
         anchor.load_state_dict(model.state_dict())
 
 
@@ -750,8 +741,7 @@ def anchored_in_a_variable(job: Job) -> None:
         for step in job.steps(data):
             for x, y in step:
                 (cross_entropy(model(x), y) + distance(model, anchor)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
 
 
 def distance(model: nn.Module, anchor: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -774,8 +764,7 @@ def state_read_once_an_epoch(job: Job) -> None:
         for step in job.steps(data):
             for x, y in step:
                 (scale * cross_entropy(model(x - mean), y)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
             job.state.p += 0.1  # type: ignore[operator]
             job.state.mean.add_(0.01 * (step.index + 1))
 
@@ -790,8 +779,7 @@ def random_behind_the_steps(job: Job) -> None:
         for step in job.steps(data):
             for x, y in step:
                 cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
         with torch.no_grad():
             model.weight.add_(torch.randn_like(model.weight) * random.random())
 
@@ -843,8 +831,7 @@ def ragged_batches_with_weigh(job: Job) -> None:
             loss.backward()
             step.weigh(int(kept.sum()))
             step.log(loss=loss, sum={"tokens": kept.sum()})
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 @feature
@@ -858,8 +845,7 @@ def skipped_shards_and_sums(job: Job) -> None:
                 step.skip()
                 continue
             F.cross_entropy(model(x), y, reduction="sum").backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
 
 
 @feature
@@ -880,8 +866,7 @@ def evaluation_before_the_inner_loop(job: Job) -> None:
             optimizer.param_groups[0]["lr"] = 0.05 * loss
         for x, y in step:
             cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer)
         job.state.told += loss + better
 
 
@@ -896,8 +881,7 @@ def decisions_by_evaluation(job: Job) -> None:
         for step in job.steps(data):
             for x, y in step:
                 cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
             loss = job.evaluate(lambda x, y: {"loss": F.cross_entropy(model(x), y)}, dataset())["loss"]
             if loss < job.state.best:
                 job.state.best = loss
@@ -927,8 +911,7 @@ def logged_outside_the_passes(job: Job) -> None:
                 loss = cross_entropy(model(x), y)
                 loss.backward()
                 step.log(loss=loss)
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer)
             if step.index % 2:
                 job.log(late=score(), **{"a/b": torch.tensor(step.metrics["loss"])})
         job.log(end=score(), epoch=epoch)

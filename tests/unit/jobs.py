@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from elastic.config import Compression, Reduction
 from runtime.loop.job import Job
 from runtime.session import Session, StepRecord
 from runtime.worker.single import SingleSession
+
+if TYPE_CHECKING:
+    import pytest
 
 SHARDS = 4
 BATCH = 16
@@ -121,3 +124,23 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def digest_of(session: Any, run: Callable[[Job], object]) -> str:
+    """What a script comes to."""
+    job = make_job(session)
+    run(job)
+    digest = job.digest()
+    job.close()
+    return digest
+
+
+def ledger(session: Any) -> list[object]:
+    """The part of its records that must not depend on the world."""
+    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """Settings of the checkpoints of the next job."""
+    for name, value in settings.to_environment().items():
+        monkeypatch.setenv(name, value)

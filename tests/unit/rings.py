@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
@@ -143,3 +143,10 @@ def wait_until(fact: Callable[[], bool]) -> None:
         if time.monotonic() > end_s:
             raise TimeoutError
         threading.Event().wait(0.002)
+
+
+def in_thread(call: Callable[[], T]) -> Future[T]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call)
+    pool.shutdown(wait=False)
+    return future

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,33 +116,3 @@ def test_targets_are_of_samples_and_of_stall() -> None:
     assert row.what == "a SIGKILL every 15 s: samples / undisturbed"
     (row,) = report.missed(goodput.rows_of(measured(stall_s=1.1)))
     assert row.what == "a SIGKILL every 15 s: nobody computes (stall)"
-
-
-@pytest.mark.parametrize(
-    ("stall_s", "words", "code"),
-    [(1.0, [], 0), (1.1, [], 1), (1.1, ["--no-targets"], 0), (1.1, ["--small"], 0), (1.1, ["--only", MIXED], 1)],
-    ids=["met", "missed", "only measured", "smoke run", "one recipe"],
-)
-def test_a_missed_target_is_a_failure_unless_it_was_only_to_measure(
-    stall_s: float,
-    words: list[str],
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    page, figures = tmp_path / "performance.md", tmp_path / "goodput.json"
-    empty = "\n".join(goodput.MARKERS)
-    page.write_text(empty)
-    found = measured(stall_s=stall_s)
-    monkeypatch.setattr(goodput, "DOCUMENT", page)
-    monkeypatch.setattr(goodput, "measure", lambda sizes, seed, only: found)
-    monkeypatch.setattr(goodput, "exit_on_sigterm", lambda: None)
-    assert goodput.main([*words, "--json", str(figures)]) == code
-    assert capsys.readouterr().out.splitlines()[-1] == goodput.summary(found)
-    assert json.loads(figures.read_text())["measured"]["legs"][KILLS][0]["stall_s"] == stall_s
-    assert (page.read_text() == empty) == bool({"--small", "--only"} & set(words))
-
-
-def test_the_page_has_the_markers() -> None:
-    report.around_section(goodput.DOCUMENT, goodput.MARKERS)

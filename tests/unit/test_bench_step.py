@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -89,28 +88,3 @@ def test_bytes_are_counted_where_they_leave(tmp_path: Path, monkeypatch: pytest.
     SendQueue.drop_sent(None, 30)  # type: ignore[arg-type]
     counter.write()
     assert sent.read(tmp_path) == {"w": (2, 100)}
-
-
-@pytest.mark.parametrize(
-    ("exact", "words", "code"),
-    [(1.0, [], 0), (1.2, [], 1), (1.2, ["--no-targets"], 0), (1.2, ["--small"], 0)],
-    ids=["met", "missed", "only measured", "smoke run"],
-)
-def test_a_missed_bar_is_a_failure_unless_it_was_only_to_measure(
-    exact: float,
-    words: list[str],
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    page, figures = tmp_path / "performance.md", tmp_path / "step.json"
-    empty = "\n".join(step.MARKERS)
-    page.write_text(empty)
-    monkeypatch.setattr(step, "DOCUMENT", page)
-    monkeypatch.setattr(step, "measure", lambda sizes: measured(exact))
-    monkeypatch.setattr(step, "exit_on_sigterm", lambda: None)
-    assert step.main([*words, "--json", str(figures)]) == code
-    assert capsys.readouterr().out.splitlines()[-1] == step.summary(measured(exact))
-    assert json.loads(figures.read_text())["measured"]["compared"][0]["workers"] == 2
-    assert (page.read_text() == empty) == ("--small" in words)

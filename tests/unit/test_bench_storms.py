@@ -32,10 +32,7 @@ def test_steps_behind_a_checkpoint_are_done_again() -> None:
 
 
 def test_what_a_step_was_committed_without_is_dropped() -> None:
-    told = {
-        "a": [stamp(t, t - 1, began=2) for t in range(1, 5)],
-        "b": [stamp(1, 0, began=3), stamp(4, 3, began=0)],
-    }
+    told = {"a": [stamp(t, t - 1, began=2) for t in range(1, 5)], "b": [stamp(1, 0, began=3), stamp(4, 3, began=0)]}
     leg = judge(told, 0, 5 * S, own_parts=True)
     assert (leg.steps, leg.samples) == (4, (4 * 2 + 3) * BATCH)
     assert leg.dropped == (4 * work.SHARDS - 11) * BATCH

@@ -90,7 +90,13 @@ STUBS_ARE_READ_BY = (
     "chaos_tests.nemesis.nodes",
 )
 
-PURE_PACKAGES = ("elastic.protocol", "chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report")
+PURE_PACKAGES = (
+    "elastic.config",
+    "elastic.protocol",
+    "chaos_tests.scenario",
+    "chaos_tests.checkers",
+    "chaos_tests.report",
+)
 
 PURE_MODULES = (
     "elastic.agent.rare_beats",
@@ -106,7 +112,6 @@ PURE_MODULES = (
     "elastic.checkpoints.policy",
     "elastic.checkpoints.select",
     "elastic.platforms.local.outer_launcher",
-    "elastic.config",
     "elastic.errors",
     "elastic.fleet.documents",
     "elastic.fleet.findings",
@@ -166,6 +171,7 @@ SMALL = {
     "elastic.observability.timeline.chrome_trace": "a format of others; the other one has a library",
     "elastic.version": "agents, replicas and daemons say it without the public package",
     "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
+    "runtime.frontends.ddp.script.calls": "what collectives count, which import the script that has it",
     "runtime.launched": "a program of its own, which `elastic run -m` starts",
     "runtime.worker.gpu": "what torch says of a GPU, for who starts a worker and for who reports its end",
     "runtime.recovery.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
@@ -437,7 +443,7 @@ def test_a_package_is_neither_a_drawer_nor_a_warehouse(package: str) -> None:
 
 def test_the_top_of_each_part_is_small() -> None:
     top = {part: [path.name for path in (ROOT / part).glob("*.py")] for part in PARTS}
-    assert {part: len(names) for part, names in top.items() if len(names) > {"elastic": 8}.get(part, 6)} == {}
+    assert {part: len(names) for part, names in top.items() if len(names) > {"elastic": 7}.get(part, 6)} == {}
 
 
 def test_a_small_module_has_a_reason() -> None:
@@ -491,12 +497,10 @@ FILE_LINES, FUNCTION_LINES, CLASS_FIELDS, PARAMETERS = 500, 77, 20, 8
 """The most that there may be. What a class has as fields is what its body and its methods assign to."""
 
 OVER = {
-    "elastic.config": 675,
-    "runtime.frontends.ddp.rank_script": 653,
-    "elastic.config.JobSpec": 30,
+    "elastic.config.job_spec.JobSpec": 30,
     "elastic.protocol.membership.group.Group": 58,
     "elastic.protocol.worker_state.state.WorkerState": 31,
-    "runtime.frontends.ddp.rank_script.RankScript": 45,
+    "runtime.frontends.ddp.rank_script.RankScript": 27,
     "runtime.data.loader.Loader.__init__": 11,
     "runtime.loop.job.Job.loader": 10,
 }

@@ -56,12 +56,7 @@ class Launcher:
     """Used on the event loop only, by the main thread."""
 
     def __init__(
-        self,
-        spec: JobSpec,
-        logs: Path,
-        node: str,
-        journal: Journal,
-        fork_server: ForkServerProcess | None = None,
+        self, spec: JobSpec, logs: Path, node: str, journal: Journal, fork_server: ForkServerProcess | None = None
     ) -> None:
         """fork_server: the job's, if it was started already."""
         self._spec = spec

@@ -51,11 +51,7 @@ class Subreaper:
         self._status: int | None = None
         command = children.dying_with_this(sys.executable, "-P", "-m", "elastic.agent", *arguments)
         self._agent = os.posix_spawn(
-            command[0],
-            command,
-            stop_signals.environment(os.environ),
-            setpgroup=0,
-            setsigmask=stop_signals.BLOCKED,
+            command[0], command, stop_signals.environment(os.environ), setpgroup=0, setsigmask=stop_signals.BLOCKED
         )
 
     def run(self) -> int:

@@ -56,11 +56,7 @@ class WorkerProcess:
     """
 
     def __init__(
-        self,
-        pid: int,
-        outlets: Outlets,
-        on_line: Callable[[bytes], None],
-        on_exit: Callable[[int], None],
+        self, pid: int, outlets: Outlets, on_line: Callable[[bytes], None], on_exit: Callable[[int], None]
     ) -> None:
         outlets.close_out()
         self.pid = pid

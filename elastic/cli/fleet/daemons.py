@@ -126,10 +126,7 @@ def _rendezvous(options: argparse.Namespace) -> int:
     begin = log.beginning(LogFormat(options.log_format), options.log_level)
     with _logged(), _metrics_of_replica(options.metrics, directory, lock.keyrings) as metrics:
         server = Server(
-            *(directory, endpoints, listen, lock),
-            unsafe_etcd=options.allow_unsafe_etcd,
-            metrics=metrics,
-            listens=begin,
+            *(directory, endpoints, listen, lock), unsafe_etcd=options.allow_unsafe_etcd, metrics=metrics, listens=begin
         )
         return asyncio.run(server.run())
 
@@ -203,11 +200,7 @@ def _add_agent(verbs: Any) -> None:
         "else 1)",
     )
     verb.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="a label that jobs may ask for; repeatable",
+        "--label", action="append", default=[], metavar="K=V", help="a label that jobs may ask for; repeatable"
     )
     verb.add_argument(
         "--address",

@@ -51,10 +51,7 @@ class _BatchParser(Parser):
 def add(verbs: Any) -> None:
     """The verb."""
     slurm = verbs.add_parser(
-        "slurm",
-        help="batch scripts for a fleet on the nodes of Slurm",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
+        "slurm", help="batch scripts for a fleet on the nodes of Slurm", description=DESCRIPTION, epilog=EXAMPLES
     )
     what = slurm.add_subparsers(dest="slurm", required=True, metavar="WHAT", parser_class=_BatchParser)
     agents = what.add_parser(

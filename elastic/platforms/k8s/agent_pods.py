@@ -129,12 +129,7 @@ def _pod(options: ManifestOptions, container: str) -> dict[str, Any]:
         "terminationGracePeriodSeconds": options.grace_s,
         "securityContext": POD_SECURITY,
         "initContainers": [
-            {
-                "name": ENTER,
-                **common,
-                "command": enter,
-                "volumeMounts": mounted(ca=CA, own=OWN, job=JOB, **claimed),
-            }
+            {"name": ENTER, **common, "command": enter, "volumeMounts": mounted(ca=CA, own=OWN, job=JOB, **claimed)}
         ],
         "containers": [
             {

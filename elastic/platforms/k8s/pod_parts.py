@@ -131,11 +131,7 @@ def from_pod(variable: str, path: str) -> dict[str, Any]:
 
 
 ABOUT_POD = [from_pod(POD, "metadata.name"), from_pod(ADDRESS, "status.podIP")]
-ABOUT_AGENT = [
-    *ABOUT_POD,
-    from_pod(NODE, "spec.nodeName"),
-    from_pod(OWNER, "metadata.labels['controller-uid']"),
-]
+ABOUT_AGENT = [*ABOUT_POD, from_pod(NODE, "spec.nodeName"), from_pod(OWNER, "metadata.labels['controller-uid']")]
 
 CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """What the process of a container may not do."""

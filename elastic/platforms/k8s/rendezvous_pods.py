@@ -94,7 +94,7 @@ def _pod(options: ManifestOptions) -> dict[str, Any]:
         "securityContext": POD_SECURITY,
         "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_apart(options)]}},
         "initContainers": [
-            {"name": "certificates", **common, "command": issue, "volumeMounts": mounted(ca=CA, own=OWN)},
+            {"name": "certificates", **common, "command": issue, "volumeMounts": mounted(ca=CA, own=OWN)}
         ],
         "containers": [
             {

@@ -93,14 +93,7 @@ class ShortLives:
 
 
 def attempt(
-    spec: JobSpec,
-    job_dir: Path,
-    signals: Signals,
-    *,
-    notices: str,
-    grace_s: float | None,
-    quiet: bool,
-    as_json: bool,
+    spec: JobSpec, job_dir: Path, signals: Signals, *, notices: str, grace_s: float | None, quiet: bool, as_json: bool
 ) -> RunOutcome:
     """Run the job of a claimed and prepared directory until it ends, or a signal asks to stop.
 

@@ -9,15 +9,7 @@ codec.py is the only translator between these and the wire.
     orders.py      what the leader says
 """
 
-from elastic.protocol.messages.generation import (
-    ANEW,
-    Generation,
-    Kind,
-    Laggard,
-    Member,
-    Plan,
-    Share,
-)
+from elastic.protocol.messages.generation import ANEW, Generation, Kind, Laggard, Member, Plan, Share
 from elastic.protocol.messages.orders import (
     Close,
     Drain,

@@ -369,8 +369,7 @@ class Harvest:
             for buffer in self._integers
         ]
         copy_all(
-            [_quietly(buffer.live) for buffer in self._integers],
-            device_copies(values, self._integers[0].live.device),
+            [_quietly(buffer.live) for buffer in self._integers], device_copies(values, self._integers[0].live.device)
         )
 
     def _end(self) -> None:

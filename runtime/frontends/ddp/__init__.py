@@ -12,9 +12,8 @@ are the gradients of all ranks in place, and only there optimizers and scheduler
     sampler_source.py those that a DistributedSampler gives each rank
     drawn_batches.py  those that the script draws itself: elastic.ddp.batches()
     frames/           what the script keeps in its frames: undone after silent turns, given to newcomers
-    turns.py          one pass over the ranks, a turn of the script's loop for each of this worker's
     rank_script.py    the script: where it is, and what comes next
-    script_objects.py what it has made: models, optimizers, schedulers
+    script/           what the script has: its objects, turns, loop, calls, kept values and epochs
     evaluation/       its evaluations, spread over the workers
     batches.py        what iterating over a DataLoader gives: turns, or an evaluation
     collectives.py    torch.distributed's collectives, of logical ranks

@@ -40,8 +40,7 @@ def exchange(
     mine = [RankValue((script.job.rank,), value)]
     if not script.begun:
         own = _packed(mine if by_leader else [RankValue(_owned(script), value)], call)
-        name = f"{script.calls} {label}"
-        script.calls += 1
+        name = f"{script.calls.next_number()} {label}"
         note = script.training.calls.shared(name, empty_leaf, lambda result: result.note, OpKind.ALLREDUCE, own)
         return _unpacked(note, value.device)
     if script.training.calls.leaders is not None and call == "dist.barrier":
@@ -54,11 +53,11 @@ def exchange(
     if script.passing or script.training.at.joining:
         told = script.training.replies.shared.get(occasion)
         return alone(script, value) if told is None else _unpacked(told, value.device)
-    number, script.calls = script.calls, script.calls + 1
+    number = script.calls.next_number()
     if script.turn is Turn.ENDED and (rank := script.turned[-1]) is not None:
-        script.brought.setdefault(number, {})[rank] = value.detach().clone()
+        script.calls.brought.setdefault(number, {})[rank] = value.detach().clone()
     if script.silent:
-        call_before, values = script.results.get(number, ("", []))
+        call_before, values = script.calls.results.get(number, ("", []))
         return values if call_before == label else alone(script, value)
     own = _packed(mine if by_leader else _brought(script, number, value), call)
     note = script.training.calls.collective(OpKind.ALLREDUCE, label, 1, empty_leaf, lambda result: result.note, own)
@@ -66,7 +65,7 @@ def exchange(
     if value.numel() * value.element_size() <= REMEMBERED_MAX and call != "dist.barrier":
         script.training.replies.remember(occasion, note)
     if script.turn is Turn.ENDED:
-        script.results[number] = (label, values)
+        script.calls.results[number] = (label, values)
     return values
 
 
@@ -83,7 +82,7 @@ def _brought(script: RankScript, number: int, value: torch.Tensor) -> list[RankV
     """What this worker brings to the n-th collective of a turn that is not silent, or outside of the training loop."""
     if script.turn is Turn.ENDED and not script.evaluations.collected:
         turned = [rank for rank in script.turned if rank is not None]
-        rows = script.brought.get(number, {})
+        rows = script.calls.brought.get(number, {})
         if rows.keys() == set(turned):
             return [RankValue((rank,), rows[rank]) for rank in sorted(rows)]
         return [RankValue(tuple(sorted(turned)), value)]

@@ -69,7 +69,7 @@ class DrawnSource(RankSource):
         self._wanted = _wanted(draw)
         self._steps = steps
         self._seed = seed
-        self._epoch = script.epochs
+        self._epoch = script.epochs.now + 1
         with randomness_kept():
             if not _equal(self.fetch(0, 0), self.fetch(0, 0)):
                 raise ConfigError(

@@ -12,6 +12,13 @@ ELSE = (
 )
 
 
+def made_late(thing: str) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{thing} was made after the first training batch. What is trained must be there before the loop, as a "
+        "replacement that joins later copies it: make it before the first epoch"
+    )
+
+
 def read_ahead() -> errors.ReadAhead:
     return errors.ReadAhead(
         "the training loader was asked for a batch before the one it gave last had come to backward(). Each batch is a "

@@ -112,11 +112,7 @@ class Calls:
                 return result
 
     def in_turns(
-        self,
-        op: Op,
-        leaf: Callable[[int], Partial],
-        results: list[CallResult],
-        groups: dict[str, int] | None = None,
+        self, op: Op, leaf: Callable[[int], Partial], results: list[CallResult], groups: dict[str, int] | None = None
     ) -> Iterator[int]:
         """As `run`, but the caller computes each unit that it gets before it asks for the next one.
 

@@ -313,11 +313,7 @@ class Saver:
         )
         self._tried(task, lambda: series.publish(manifest))
         self._note(
-            "checkpoint_complete",
-            series=task.series,
-            entry=str(task.name),
-            step=task.moment.step,
-            bytes=manifest.size,
+            "checkpoint_complete", series=task.series, entry=str(task.name), step=task.moment.step, bytes=manifest.size
         )
         with self._idle:
             self._asked[series.name] = task.name

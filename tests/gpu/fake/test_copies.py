@@ -277,12 +277,7 @@ def fetched(loop: Any, stream: torch.cuda.Stream, number: int) -> None:
 def test_results_for_a_newcomer_are_copied_outside_the_lock_through_one_piece_of_pinned_memory(
     device: FakeDevice,
 ) -> None:
-    assert device.call(results) == {
-        "free": [True, True],
-        "pinned": CHUNK,
-        "on the CPU": [True] * 3,
-        "same": [True] * 3,
-    }
+    assert device.call(results) == {"free": [True, True], "pinned": CHUNK, "on the CPU": [True] * 3, "same": [True] * 3}
 
 
 def staged() -> dict[str, Any]:

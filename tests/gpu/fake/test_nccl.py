@@ -313,10 +313,7 @@ def nccl_error_in_a_call() -> dict[str, Any]:
 @pytest.mark.parametrize("case", [nccl_error, nccl_error_in_a_call], ids=lambda case: case.__name__)
 @pytest.mark.parametrize(
     "given",
-    [
-        {},
-        {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_NCCL_DESYNC_DEBUG": "1", "TORCH_NCCL_PROPAGATE_ERROR": "1"},
-    ],
+    [{}, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_NCCL_DESYNC_DEBUG": "1", "TORCH_NCCL_PROPAGATE_ERROR": "1"}],
     ids=["", "debug"],
 )
 def test_after_an_error_of_nccl_the_worker_lives_and_closes_at_once(

@@ -41,10 +41,7 @@ class PaperWorker:
         self.job_dir = Path(os.environ["ELASTIC_JOB_DIR"])
         self.orders: queue.Queue[Order | str] = queue.Queue()
         self.client = AgentClient(
-            os.environ["ELASTIC_AGENT_SOCKET"],
-            job=os.environ["ELASTIC_JOB"],
-            worker_id=self.me,
-            job_dir=self.job_dir,
+            os.environ["ELASTIC_AGENT_SOCKET"], job=os.environ["ELASTIC_JOB"], worker_id=self.me, job_dir=self.job_dir
         )
         self.client.connect(self.orders.put, self.orders.put)
         self.term = 0

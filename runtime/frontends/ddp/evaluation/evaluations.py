@@ -21,7 +21,7 @@ from runtime.frontends.ddp.frames.loop_shape import asked_in_loop
 from runtime.frontends.ddp.frames.places import ScriptFrames
 from runtime.frontends.ddp.rank_values import RankValue
 from runtime.frontends.ddp.sampler_source import ListedSource
-from runtime.frontends.ddp.script_objects import ScriptObjects
+from runtime.frontends.ddp.script.objects import ScriptObjects
 from runtime.loop.training import Training, empty_leaf
 from runtime.loop.training.calls import CallResult
 from runtime.session import Op, OpKind

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from elastic.errors import ConfigError
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.places import CODE, DEPTH_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.recovery.state.change_detection import version_of
@@ -110,11 +109,7 @@ class ModelCopies:
         for place, tensor in late.items():
             was, version = self._late.get(place, (tensor, version_of(tensor)))
             if was is tensor and version_of(tensor) != version:
-                raise ConfigError(
-                    f"{place.spelling}, an average of the weights, was made after the first training batch. What is "
-                    "trained must be there before the loop, as a replacement that joins later copies it: make it "
-                    "before the first epoch"
-                )
+                raise mistakes.made_late(f"{place.spelling}, an average of the weights,")
         self._late = {place: (tensor, version_of(tensor)) for place, tensor in late.items()}
 
     def keep(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
-from runtime.frontends.ddp.script_objects import is_meter
+from runtime.frontends.ddp.script.objects import is_meter
 from runtime.script_files import is_library
 
 DEPTH_MAX = 3

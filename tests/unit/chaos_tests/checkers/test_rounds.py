@@ -110,8 +110,7 @@ def test_a_bad_history_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("homes", "answer"),
-    [((A, A, B, C), Truth.TRUE), ((A, A, B, B), Truth.FALSE), ((A, B, C, D), Truth.FALSE)],
+    ("homes", "answer"), [((A, A, B, C), Truth.TRUE), ((A, A, B, B), Truth.FALSE), ((A, B, C, D), Truth.FALSE)]
 )
 def test_workers_share_the_ranks_of_a_script(homes: tuple[str, ...], answer: Truth) -> None:
     assert answers(shared(homes))["I17"][0] is answer

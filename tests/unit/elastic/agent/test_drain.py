@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,32 +60,22 @@ class Host:
         self.orders.append(codec.order_from_bytes(codec.order_to_wire(order).SerializeToString()))
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[[Callable[[Host, NodeDrain], None]], None]:
-    """Run a scene on an event loop."""
-
-    def run(scene: Callable[[Host, NodeDrain], None]) -> None:
-        async def on_loop() -> None:
-            host = Host()
-            with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-                departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
-                scene(host, departure)
-                departure.close()
-
-        asyncio.run(on_loop())
-
-    return run
-
-
-Play = Callable[[Callable[[Host, NodeDrain], None]], None]
+@contextmanager
+def drained(tmp_path: Path) -> Iterator[tuple[Host, NodeDrain]]:
+    """An agent's workers and leader, and what makes them leave; on an event loop."""
+    host = Host()
+    with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+        departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
+        yield host, departure
+        departure.close()
 
 
 def notice(left_s: float) -> Notice:
     return Notice(NoticeKind.RECLAIM, left_s, "spot")
 
 
-def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_left(play: Play) -> None:
-    def scene(host: Host, departure: NodeDrain) -> None:
+async def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_left(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.notices.heard("EC2", notice(100.0))
         wishes = [word for word in host.said if isinstance(word, DrainWish)]
         assert [(wish.worker_id, wish.because) for wish in wishes] == [("a.0.0", "spot"), ("a.1.0", "spot")]
@@ -93,8 +84,6 @@ def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_lef
         assert [wish.worker_id for wish in departure.wishes()] == ["a.0.0", "a.1.0"]
         assert all(later.left_ms <= first.left_ms for later, first in zip(departure.wishes(), wishes, strict=True))
 
-    play(scene)
-
 
 def told(host: Host, worker_id: str) -> list[tuple[str, str, str, bool]]:
     """What this worker was told, in order."""
@@ -102,10 +91,9 @@ def told(host: Host, worker_id: str) -> list[tuple[str, str, str, bool]]:
     return [(order.kind, order.said_by, order.because, order.over) for order in orders]
 
 
-def test_workers_are_told_who_says_why_and_which_of_several_notices_stands(play: Play) -> None:
+async def test_workers_are_told_who_says_why_and_which_of_several_notices_stands(tmp_path: Path) -> None:
     later = Notice(NoticeKind.MAINTENANCE, 200.0, "rack 7 is switched off", "file /run/a notice")
-
-    def scene(host: Host, departure: NodeDrain) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.notices.heard("node", later)
         departure.notices.heard("EC2", notice(100.0))
         departure.notices.heard("EC2", None)
@@ -114,75 +102,59 @@ def test_workers_are_told_who_says_why_and_which_of_several_notices_stands(play:
         assert told(host, "a.0.0") == [first, ("reclaim", "EC2", "spot", False), first, (*first[:3], True)]
         assert told(host, "a.1.0") == told(host, "a.0.0")
 
-    play(scene)
 
-
-def test_a_signal_that_joins_a_notice_is_told_too(play: Play) -> None:
+async def test_a_signal_that_joins_a_notice_is_told_too(tmp_path: Path) -> None:
     """The script may have a handler for it."""
-
-    def scene(host: Host, departure: NodeDrain) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.notices.heard("EC2", notice(100.0))
         departure.asked(300.0, "it was asked to stop (SIGTERM)", SIGTERM)
         signalled = [order.signalled for order in host.orders if isinstance(order, Drain)]
         assert signalled == [False, False, True, True]
 
-    play(scene)
 
-
-def test_a_worker_that_comes_after_a_notice_was_taken_back_hears_nothing(play: Play) -> None:
-    def scene(host: Host, departure: NodeDrain) -> None:
+async def test_a_worker_that_comes_after_a_notice_was_taken_back_hears_nothing(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.notices.heard("EC2", notice(100.0))
         departure.notices.heard("EC2", None)
         host.orders.clear()
         departure.announced("a.1.0")
         assert host.orders == []
 
-    play(scene)
 
-
-def test_a_node_that_stays_wishes_nothing(play: Play) -> None:
-    def scene(host: Host, departure: NodeDrain) -> None:
+async def test_a_node_that_stays_wishes_nothing(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.announced("a.0.0")
         assert (host.said, host.orders, list(departure.wishes()), departure.is_done) == ([], [], [], False)
 
-    play(scene)
 
-
-def test_a_worker_that_announces_itself_on_a_leaving_node_is_told(play: Play) -> None:
-    def scene(host: Host, departure: NodeDrain) -> None:
+async def test_a_worker_that_announces_itself_on_a_leaving_node_is_told(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.notices.heard("EC2", notice(100.0))
         host.said.clear()
         departure.announced("a.1.0")
         assert [word.worker_id for word in host.said if isinstance(word, DrainWish)] == ["a.1.0"]
 
-    play(scene)
 
-
-def test_a_notice_that_is_taken_back_is_taken_back_for_each_worker(play: Play) -> None:
-    def scene(host: Host, departure: NodeDrain) -> None:
+async def test_a_notice_that_is_taken_back_is_taken_back_for_each_worker(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.notices.heard("EC2", notice(100.0))
         host.said.clear()
         departure.notices.heard("EC2", None)
         assert host.said == [DrainOver("a.0.0"), DrainOver("a.1.0")]
         assert not any(slot.node_leaves for slot in host.slots)
 
-    play(scene)
-
 
 @pytest.mark.parametrize(("others", "ended"), [(True, ["a.0.0", "a.1.0"]), (False, [])])
 async def test_members_are_ended_only_if_others_go_on(tmp_path: Path, others: bool, ended: list[str]) -> None:
-    host = Host()
-    host.has_others = others
-    with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-        departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
+    with drained(tmp_path) as (host, departure):
+        host.has_others = others
         departure.notices.heard("EC2", notice(0.0))
         await asyncio.sleep(0.01)
-        departure.close()
     assert sorted(set(host.signals)) == ended
 
 
-def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:
-    def scene(host: Host, departure: NodeDrain) -> None:
+async def test_the_node_is_done_when_its_last_worker_has_gone(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
         departure.asked(100.0, "maintenance")
         for number in range(2):
             assert not departure.is_done
@@ -190,13 +162,10 @@ def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:
             host.tell(number, worker_slot.Exited(0))
         assert departure.is_done
 
-    play(scene)
 
-
-def test_a_node_leaves_from_the_first_notice_until_the_last_one_is_taken_back(play: Play) -> None:
+async def test_a_node_leaves_from_the_first_notice_until_the_last_one_is_taken_back(tmp_path: Path) -> None:
     """A worker that ends meanwhile is no loss of the node."""
-
-    def scene(host: Host, departure: NodeDrain) -> None:
+    with drained(tmp_path) as (_, departure):
         assert not departure.is_leaving
         departure.asked(100.0, "maintenance", source=SIGTERM)
         departure.asked(100.0, "maintenance")
@@ -204,8 +173,6 @@ def test_a_node_leaves_from_the_first_notice_until_the_last_one_is_taken_back(pl
         assert departure.is_leaving
         departure.notices.heard(OPERATOR, None)
         assert not departure.is_leaving
-
-    play(scene)
 
 
 def test_a_newcomer_that_came_too_late_is_no_loss_for_which_its_node_is_left() -> None:

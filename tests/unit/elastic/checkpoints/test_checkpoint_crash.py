@@ -27,11 +27,11 @@ from elastic.checkpoints.naming import MANIFEST, EntryName, part_note
 from elastic.checkpoints.select import Found
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import LocalStorage
-from tests.unit.elastic.checkpoints.test_checkpoints import Configure, configure, settle, single_threaded
+from tests.unit.elastic.checkpoints.test_checkpoints import Configure, configure, settle
 from tests.unit.jobs import Setup, make_job, set_up, train
 from tests.unit.worlds import FakeMember, World
 
-__all__ = ["configure", "single_threaded"]
+__all__ = ["configure"]
 
 
 @dataclass

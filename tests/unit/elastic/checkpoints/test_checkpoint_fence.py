@@ -28,11 +28,10 @@ from tests.unit.elastic.checkpoints.test_checkpoints import (
     flip,
     run_and_die,
     settle,
-    single_threaded,
 )
 from tests.unit.jobs import Recorded, make_job, set_up, train
 
-__all__ = ["configure", "single_threaded"]
+__all__ = ["configure"]
 
 
 class Unanswered(Recorded):

@@ -23,13 +23,12 @@ from tests.unit.elastic.checkpoints.test_checkpoints import (
     file_of,
     flip,
     run_and_die,
-    single_threaded,
     taken,
     two,
 )
 from tests.unit.jobs import Recorded, make_job, set_up, train
 
-__all__ = ["configure", "single_threaded", "taken", "two"]
+__all__ = ["configure", "taken", "two"]
 
 
 class GivesWay(Exception):

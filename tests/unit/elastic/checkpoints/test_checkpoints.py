@@ -32,16 +32,10 @@ from elastic.records.resume import decide
 from runtime.loop.job import Job
 from runtime.recovery.checkpoint import coordinator, reader
 from runtime.recovery.checkpoint.saver import SaverTask
-from tests.unit.jobs import Recorded, Setup, make_job, one_thread, set_up, train
+from tests.unit.jobs import Recorded, Setup, make_job, set_up, train
 from tests.unit.worlds import FakeMember, World
 
 Configure = Callable[..., Series]
-
-
-@pytest.fixture(autouse=True)
-def single_threaded() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture
@@ -451,7 +445,7 @@ def test_what_a_dead_member_did_not_write_of_a_save_a_survivor_writes(configure:
 def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with two complete checkpoints, of steps 4 and 8, which stays as it is."""
     root = tmp_path_factory.mktemp("taken")
-    with pytest.MonkeyPatch.context() as patch, one_thread():
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in (
             Settings(root=str(root), job="train", job_id="feed", every="4 steps").to_environment().items()
         ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,9 @@ from runtime.recovery.transfer.multi_source import MultiSourceCopy
 from runtime.session import Op, OpKind
 from runtime.worker.donor import op_json, result_json
 from tests.unit.broken import DEEP, documents
-from tests.unit.jobs import Setup, make_job, one_thread, set_up, train
+from tests.unit.jobs import Setup, make_job, set_up, train
 
 Body = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def single_threaded() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +52,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Series, Setup]:
     """Checkpoints of steps 4 and 8, and what has taken them. Memory of the machine is read by the same code."""
     root = tmp_path_factory.mktemp("checkpoints")
     about = Settings(root=str(root), job="train", job_id="feed", every="4 steps", keep="last 9")
-    with pytest.MonkeyPatch.context() as patch, one_thread():
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in about.to_environment().items():
             patch.setenv(name, value)
         setup = set_up(make_job())

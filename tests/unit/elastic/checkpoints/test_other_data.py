@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,8 @@ from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, Disagree
 from runtime.session import Session
 from tests.unit.features import mlp, train
-from tests.unit.jobs import Recorded, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, dataset, make_job
 from tests.unit.worlds import World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def script(session: Session, samples: int = 50, **arguments: Any) -> str:

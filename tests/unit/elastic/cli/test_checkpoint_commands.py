@@ -16,7 +16,7 @@ from elastic import cli
 from elastic.checkpoints.settings import Settings
 from elastic.errors import ExitCode
 from tests.unit.elastic.checkpoints.test_checkpoints import flip, settle
-from tests.unit.jobs import Setup, make_job, one_thread, set_up, train
+from tests.unit.jobs import Setup, make_job, set_up, train
 
 
 @pytest.fixture
@@ -25,24 +25,23 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pat
     settings = Settings(root=str(tmp_path / "checkpoints"), every="4 steps", job="train", job_id="feed")
     for name, value in settings.to_environment().items():
         monkeypatch.setenv(name, value)
-    with one_thread():
-        setup = set_up(make_job())
-        setup.model.register_buffer("scale", torch.ones(2), persistent=False)
+    setup = set_up(make_job())
+    setup.model.register_buffer("scale", torch.ones(2), persistent=False)
 
-        def keep_notes(directory: Path, step: int) -> None:
-            (directory / "notes.txt").write_text(f"step {step}")
+    def keep_notes(directory: Path, step: int) -> None:
+        (directory / "notes.txt").write_text(f"step {step}")
 
-        setup.job.on_checkpoint(keep_notes)
-        setup.job.state.mean = torch.arange(3.0)
-        setup.job.state.by_class = {1: torch.ones(2), "1": torch.zeros(3)}
+    setup.job.on_checkpoint(keep_notes)
+    setup.job.state.mean = torch.arange(3.0)
+    setup.job.state.by_class = {1: torch.ones(2), "1": torch.zeros(3)}
 
-        def body(setup: Setup) -> None:
-            settle(setup)
-            if setup.job._training.at.step == 9:
-                setup.job.save("best")
+    def body(setup: Setup) -> None:
+        settle(setup)
+        if setup.job._training.at.step == 9:
+            setup.job.save("best")
 
-        train(setup, epochs=3, body=body)
-        yield tmp_path / "checkpoints", setup
+    train(setup, epochs=3, body=body)
+    yield tmp_path / "checkpoints", setup
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:

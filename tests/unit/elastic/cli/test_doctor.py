@@ -7,7 +7,6 @@ import os
 import runpy
 import subprocess
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,13 +31,7 @@ from runtime.worker.isolated_shards import IsolatedSession
 from runtime.worker.recorded_join import Joining, Recording
 from tests.unit import features
 from tests.unit.features import FEATURES, STEPS, anchored_in_a_variable, loader, mlp, train
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 
 
 def digest(feature: Any, session: Session) -> str:

@@ -23,6 +23,7 @@ from elastic.fleet.remote_logs import DirectoryLogs, FleetLogs, is_worker, show
 from elastic.protocol.worker_id import node_name
 from elastic.rendezvous import endpoint
 from elastic.wire import elastic_pb2 as pb
+from tests.unit.elastic.cli.test_cli import code_of
 
 HERE = ["--rendezvous", "127.0.0.1:1"]
 JOB = 'name = "t"\ncommand = ["python", "t.py"]\nworkers = 2\n'
@@ -32,13 +33,6 @@ JOB = 'name = "t"\ncommand = ["python", "t.py"]\nworkers = 2\n'
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def code_of(arguments: list[str]) -> int:
-    try:
-        return cli.main(arguments)
-    except SystemExit as exit_:
-        return int(exit_.code or 0)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,7 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.services import RendezvousStub, add_to_server
 from tests.memory_store import MemoryStore
 from tests.unit.elastic.agent.test_leader_session import Attendant
-from tests.unit.elastic.fleet.test_leader import Leading, duties
-from tests.unit.elastic.fleet.test_leader import play as led
+from tests.unit.elastic.fleet.test_leader import Leading, duties, leads
 
 PATIENCE_S = 30.0
 CALL_S = 20.0
@@ -130,10 +129,10 @@ async def tokens(leading: Leading, wanted: Collection[str]) -> dict[str, str]:
         await asyncio.sleep(0.005)  # the store has a thread of its own
 
 
-def test_a_daemon_is_told_its_token_which_dies_when_the_agent_has_left_and_is_another_one_the_next_time(
+async def test_a_daemon_is_told_its_token_which_dies_when_the_agent_has_left_and_is_another_one_the_next_time(
     tmp_path: Path,
 ) -> None:
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         a, b = daemon(leading, "a"), daemon(leading, "b")
         name = await leading.submit("train", 1, 1)
         (duty,) = await duties(a, {name: 1})
@@ -152,11 +151,9 @@ def test_a_daemon_is_told_its_token_which_dies_when_the_agent_has_left_and_is_an
         (again,) = await duties(a, {name: 1})
         assert again.token not in ("", duty.token)
 
-    led(tmp_path, story)
 
-
-def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
+async def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
         name = await leading.submit("train", 1, 1)
         (duty,) = await duties(daemon(leading, "a"), {name: 1})
         other = leader_module.FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
@@ -167,17 +164,14 @@ def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> Non
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
-    led(tmp_path, story)
 
-
-def test_a_grant_ends_also_where_nobody_says_that_the_agent_has_left(
+async def test_a_grant_ends_also_where_nobody_says_that_the_agent_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(leader_module, "ABSENT_S", 0.05)
     monkeypatch.setattr(leader_module, "AWAY_S", 0.05)
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         a = daemon(leading, "a")
         name = await leading.submit("train", 1, 1)
         await duties(a, {name: 1})
@@ -187,21 +181,18 @@ def test_a_grant_ends_also_where_nobody_says_that_the_agent_has_left(
         await leading.fleet_leader.change(lambda to: to.scale(name, 2))
         await tokens(leading, "b")
 
-    led(tmp_path, story)
-
 
 # ------------------------------------------------------------------------------------------------------- the replica
 
 
-def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_cannot(
+async def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "PAUSE_S", 0.01)
     monkeypatch.setattr(admission, "REREAD_S", 0.2)
     refused: list[tuple[str, ...]] = []
     wanted = 0
-
-    async def story() -> None:
+    async with asyncio.timeout(PATIENCE_S):
         state: FleetState | None = FleetState((job("a", grants=(Grant("a", "t"),)),))
 
         def reread() -> None:
@@ -222,8 +213,6 @@ def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_cannot(
         with pytest.raises(NotKnown):
             await door.objection("train-1", "b", "t", "")
         assert len(refused) == 1
-
-    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
 
 
 class At:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,10 +51,16 @@ def calling(*names: str) -> Any:
 HERE = calling()
 
 
+@pytest.fixture(autouse=True)
+def absent_nodes_are_looked_for_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
+
+
 class Leading:
     """A leader of a fleet on a store in memory, with nodes on paper."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.store = MemoryStore()
         self.candidate = Candidate(self.store, registry.NAME, "here", time.monotonic)
         won = self.candidate.stand()
@@ -65,6 +72,11 @@ class Leading:
 
     def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", lock: str = "") -> NodeSession:
         return self.fleet_leader.attach(pb.NodeHello(node=name, slots=slots, address=address, lock=lock))
+
+    def service(self, fleet_leader: FleetLeader | None = None) -> FleetService:
+        found = FleetService(RendezvousService(), self.journal, SeenCertificates(), self.directory, dict)
+        found.fleet_leader = fleet_leader or self.fleet_leader
+        return found
 
     async def submit(self, name: str, workers: int, least: int, priority: int = 0) -> str:
         spec = JobSpec(
@@ -79,23 +91,21 @@ class Leading:
         return await self.fleet_leader.change(lambda to: to.submit(spec))
 
 
-def play(tmp_path: Path, story: Callable[[Leading], Awaitable[None]]) -> None:
-    async def told() -> None:
-        leading = Leading(tmp_path)
-        try:
-            async with leading.tenure:
-                work = asyncio.create_task(leading.fleet_leader.lead())
-                try:
-                    async with asyncio.timeout(PATIENCE_S):
-                        await story(leading)
-                finally:
-                    work.cancel()
-                    await asyncio.gather(work, return_exceptions=True)
-        finally:
-            leading.thread.close()
-            leading.journal.close()
-
-    asyncio.run(told())
+@asynccontextmanager
+async def leads(tmp_path: Path) -> AsyncIterator[Leading]:
+    leading = Leading(tmp_path)
+    try:
+        async with leading.tenure:
+            work = asyncio.create_task(leading.fleet_leader.lead())
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    yield leading
+            finally:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+    finally:
+        leading.thread.close()
+        leading.journal.close()
 
 
 async def duties(session: NodeSession, wanted: dict[str, int]) -> list[pb.Duty]:
@@ -108,8 +118,8 @@ async def duties(session: NodeSession, wanted: dict[str, int]) -> list[pb.Duty]:
                 return told
 
 
-def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
+async def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
         a = leading.node("a")
         assert (await a.outbox.get()).welcome.term == leading.fleet_leader.term, "the first word"
         job = await leading.submit("train", 3, 2)
@@ -128,11 +138,9 @@ def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> N
         assert ([one.job for one in told.over], list(told.duties)) == ([job], []), "what follows the training may go on"
         assert codec.from_json(Result, told.over[0].result.encode()) == Result(6, "drained")
 
-    play(tmp_path, story)
 
-
-def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
+async def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
         a, b, c = (leading.node(name) for name in "abc")
         job = await leading.submit("train", 1, 1)
         await duties(a, {job: 1})
@@ -144,16 +152,12 @@ def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path
         await duties(b, {})
         await duties(c, {job: 1})
 
-    play(tmp_path, story)
 
-
-def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
+async def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(leader_module, "ABSENT_S", 0.2)
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         a, b = leading.node("a"), leading.node("b")
         job = await leading.submit("train", 2, 1)
         await duties(a, {job: 1})
@@ -162,16 +166,12 @@ def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
         await duties(leading.node("c"), {job: 1})
         await duties(leading.node("b"), {})
 
-    play(tmp_path, story)
 
-
-def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_elsewhere_at_once(
+async def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_elsewhere_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(leader_module, "ABSENT_S", 1e9)
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         a, b, c = leading.node("a"), leading.node("b"), leading.node("c")
         job = await leading.submit("train", 2, 1)
         await duties(a, {job: 1})
@@ -185,20 +185,12 @@ def test_the_slots_of_an_absent_node_that_an_operator_has_given_up_are_given_els
         await leading.fleet_leader.change(lambda to: to.cordon("c", "its machine is gone"))
         await duties(leading.node("d"), {job: 1})
 
-    play(tmp_path, story)
 
-
-def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_may_still_come(
+async def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_may_still_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
-
-    async def story(leading: Leading) -> None:
-        leader, fleet_service = (
-            leading.fleet_leader,
-            FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict),
-        )
-        fleet_service.fleet_leader = leader
+    async with leads(tmp_path) as leading:
+        leader, fleet_service = leading.fleet_leader, leading.service()
         b = leading.node("b", slots=2)
         leading.node("a")
 
@@ -234,19 +226,25 @@ def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_
         monkeypatch.setattr(c, "leaves", "asked")
         assert leader.plan().larger == {"huge-2", "other-4"}, "and one that has said goodbye does not"
 
-    play(tmp_path, story)
+
+async def preempted(leading: Leading, a: NodeSession) -> tuple[str, str]:
+    """A job that node a is told to leave, and the one that it leaves for."""
+    low = await leading.submit("low", 1, 1)
+    await duties(a, {low: 1})
+    high = await leading.submit("high", 1, 1, priority=1)
+    while not (await duties(a, {low: 1}))[0].leave:
+        pass
+    return low, high
 
 
 POINTER = Pointer("step-000000000080.0.g3-e09a5847", "a.0.0", 3)
 
 
-def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhile(
+async def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         a = leading.node("a", slots=2)
         low = await leading.submit("low", 2, 2)
         await duties(a, {low: 2})
@@ -273,8 +271,7 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
             before = next(job for job in state.jobs if job.name == low).submission
             told = again.submission
             assert (told.series, told.identity, told.resume) == (before.series, before.identity, POINTER.entry)
-            fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-            fleet_service.fleet_leader = successor
+            fleet_service = leading.service(successor)
             shown = {job["job"]: job for job in (fleet_service.overview() or {})["jobs"]}
             assert shown[low]["because"] == f"preempted for {high}; goes on as low-3"
             while not (told_now := {job["job"]: job for job in (fleet_service.overview() or {})["jobs"]}["low-3"])[
@@ -296,8 +293,6 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    play(tmp_path, story)
-
 
 @pytest.mark.parametrize(
     ("ended", "stopped", "again"),
@@ -310,22 +305,15 @@ def test_a_preempted_job_leaves_and_goes_on_as_another_one_whoever_leads_meanwhi
         (Result(4, "all nodes died meanwhile"), False, True),
     ],
 )
-def test_which_preempted_job_waits_again(
+async def test_which_preempted_job_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Result, stopped: bool, again: bool
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         a = leading.node("a")
-        low = await leading.submit("low", 1, 1)
-        await duties(a, {low: 1})
-        high = await leading.submit("high", 1, 1, priority=1)
-        while not (await duties(a, {low: 1}))[0].leave:
-            pass
+        low, high = await preempted(leading, a)
         if stopped:
-            fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-            fleet_service.fleet_leader = leading.fleet_leader
+            fleet_service = leading.service()
             assert not (await fleet_service.Ask(pb.Question(stop=pb.Stop(job=low, because="enough")), HERE)).refused
         registry.end(leading.store, low, ended)
         leading.fleet_leader.read(*registry.read(leading.store))
@@ -336,21 +324,16 @@ def test_which_preempted_job_waits_again(
         names = [job.name for job in registry.read(leading.store)[0].jobs]
         assert names == [low, high, *(["low-3"] if again else [])]
 
-    play(tmp_path, story)
-
 
 @pytest.mark.parametrize("when", ["before it is preempted", "after it has been written again"])
-def test_an_operators_stop_wins_whatever_the_leader_is_writing_meanwhile(
+async def test_an_operators_stop_wins_whatever_the_leader_is_writing_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
     plan, writes_again = FleetLeader.plan, Registry.resubmit
     stops: list[str] = []
-
-    async def story(leading: Leading) -> None:
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+    async with leads(tmp_path) as leading:
+        fleet_service = leading.service()
         written, named = asyncio.Event(), {"job": "low-1"}
         loop = asyncio.get_running_loop()
 
@@ -372,11 +355,7 @@ def test_an_operators_stop_wins_whatever_the_leader_is_writing_meanwhile(
         monkeypatch.setattr(Registry, "resubmit", unanswered)
         monkeypatch.setattr(leader_module, "RETRY_S", 0.3)
         a = leading.node("a")
-        low = await leading.submit("low", 1, 1)
-        await duties(a, {low: 1})
-        high = await leading.submit("high", 1, 1, priority=1)
-        while not (await duties(a, {low: 1}))[0].leave:
-            pass
+        low, high = await preempted(leading, a)
         registry.end(leading.store, low, Result(6, "drained"))
         leading.fleet_leader.read(*registry.read(leading.store))
         if when.startswith("after"):
@@ -392,16 +371,12 @@ def test_an_operators_stop_wins_whatever_the_leader_is_writing_meanwhile(
         assert live == []
         assert named == {"job": "low-3" if when.startswith("after") else low}
 
-    play(tmp_path, story)
 
-
-def test_a_preempted_job_that_cannot_be_written_again_is_told_of_and_holds_up_nobody(
+async def test_a_preempted_job_that_cannot_be_written_again_is_told_of_and_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         a = leading.node("a")
         long = await leading.submit("a" * 61, 1, 1)  # with the next number of two digits the name is too long
         await duties(a, {long: 1})
@@ -412,21 +387,17 @@ def test_a_preempted_job_that_cannot_be_written_again_is_told_of_and_holds_up_no
         registry.end(leading.store, long, Result(6, "drained"))
         leading.fleet_leader.read(*registry.read(leading.store))
         await duties(a, {high: 1})
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+        fleet_service = leading.service()
         shown = {job["job"]: job for job in (fleet_service.overview() or {})["jobs"]}[long]
         assert shown["state"] == "waits" and "too long for a fleet" in shown["because"]
         events = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
         assert [event["job"] for event in events if event["event"] == "not_waiting_again"] == [long]
 
-    play(tmp_path, story)
 
-
-def test_a_quota_is_given_and_shown(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
+async def test_a_quota_is_given_and_shown(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
         await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+        fleet_service = leading.service()
 
         async def allow(owner: str, slots: int) -> pb.Answer:
             return await fleet_service.Ask(pb.Question(allow=pb.Allow(owner=owner, slots=slots)), HERE)
@@ -438,14 +409,11 @@ def test_a_quota_is_given_and_shown(tmp_path: Path) -> None:
         assert "OWNER='Ann/../x' must be" in (await allow("Ann/../x", 4)).refused
         assert "give 1 to 1000000" in (await allow("ann", -1)).refused
 
-    play(tmp_path, story)
 
-
-def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_path: Path) -> None:
+async def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_path: Path) -> None:
     """Else each would end the other's stream, and both would run the node's jobs. Who holds the lock of a node is the
     only one who does, so nobody has to find out first that the one before it is gone."""
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         first = leading.node("a", lock="1f boot")
         for other in ("2e boot", "1f another boot"):
             with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
@@ -458,10 +426,8 @@ def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_p
         leading.fleet_leader.detach(again)
         assert leading.node("a", lock="2e boot") is leading.fleet_leader.sessions["a"]
 
-    play(tmp_path, story)
 
-
-def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
+async def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(leading: Leading) -> None:
@@ -476,18 +442,15 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
         leading.fleet_leader.read(*registry.read(leading.store))  # as the replica does on its own
         await duties(a, {job: 1})
 
-    async def begun(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
         await story(leading)
 
-    play(tmp_path, begun)
 
-
-def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
+async def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
         await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+        fleet_service = leading.service()
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.to_json(spec).decode(), token="t1")
         answers = [await fleet_service.Ask(pb.Question(submit=submit), HERE) for _ in range(2)]
@@ -498,13 +461,10 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
         )
         assert "token='xxx" in answer.refused
 
-    play(tmp_path, story)
 
-
-def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+async def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
+        fleet_service = leading.service()
         a, b = leading.node("a"), leading.node("b")
         job = await leading.submit("train", 2, 1)
         await duties(a, {job: 1})
@@ -522,13 +482,10 @@ def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> 
         await leading.fleet_leader.change(lambda to: to.end(job, Result(0, "done")))
         assert (await ask(1)).refused == f"{job} is over: done"
 
-    play(tmp_path, story)
 
-
-def test_only_the_agent_of_a_drained_node_is_told_to_end(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+async def test_only_the_agent_of_a_drained_node_is_told_to_end(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
+        fleet_service = leading.service()
         await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
         a = leading.node("a")
         end = pb.Question(end_agent=pb.EndAgent(node="a", process="p"))
@@ -540,17 +497,13 @@ def test_only_the_agent_of_a_drained_node_is_told_to_end(tmp_path: Path) -> None
         leading.fleet_leader.detach(a)
         assert json.loads((await fleet_service.Ask(end, HERE)).document) == {"away": True}
 
-    play(tmp_path, story)
 
-
-def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
+async def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(registry, "ENDED_KEPT", 0)
     tried = asyncio.Event()
-
-    async def story(leading: Leading) -> None:
+    async with leads(tmp_path) as leading:
         loop = asyncio.get_running_loop()
 
         def refused(to: Registry, state: FleetState) -> None:
@@ -574,8 +527,6 @@ def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
         while [job.name for job in leading.fleet_leader.state.jobs] != [second]:
             await asyncio.sleep(0.01)
 
-    play(tmp_path, story)
-
 
 def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_path: Path) -> None:
     async def told() -> str:
@@ -594,24 +545,20 @@ def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_
     assert "lease has expired" in asyncio.run(told())
 
 
-def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
-    async def story() -> None:
-        session = NodeSession(pb.NodeHello(node="a"))
-        order = pb.NodeOrder(log=pb.LogQuery())
-        asking = asyncio.create_task(session.ask(order, order.log))
-        await session.outbox.get()
-        asking.cancel()
-        await asyncio.wait([asking])
-        assert not session.queries
-
-    asyncio.run(story())
+async def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
+    session = NodeSession(pb.NodeHello(node="a"))
+    order = pb.NodeOrder(log=pb.LogQuery())
+    asking = asyncio.create_task(session.ask(order, order.log))
+    await session.outbox.get()
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert not session.queries
 
 
-def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp_path: Path) -> None:
-    async def story(leading: Leading) -> None:
+async def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
         await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+        fleet_service = leading.service()
         a = leading.node("a", slots=2)
         ann, spec = (
             calling("elastic://operator/ann"),
@@ -649,20 +596,16 @@ def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp
         said = [moment.said for moment in stories.of_generation(about[:1] + led + about[1:], 1)]
         assert "operator ann submits it, from 10.0.0.3:4711" in said
 
-    play(tmp_path, story)
-
 
 def test_what_was_submitted_to_an_older_version_has_no_owner() -> None:
     told = {"job": "train-1", "state": "waits", "slots": {}, "workers": 1, "because": ""}
     assert "whom the version of then did not note" in overview_text({"jobs": [told], "nodes": []}, long=True)
 
 
-def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> None:
+async def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> None:
     """It ends the words, and then it cancels the call, which may just be ending because of the words."""
-
-    async def story(leading: Leading) -> None:
-        fleet_service = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
-        fleet_service.fleet_leader = leading.fleet_leader
+    async with leads(tmp_path) as leading:
+        fleet_service = leading.service()
 
         speaking = asyncio.Event()
 
@@ -690,5 +633,3 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> N
             await call
         assert leading.fleet_leader.sessions == {}
         leading.node("a", lock="another one")
-
-    play(tmp_path, story)

@@ -44,6 +44,11 @@ def members_of(count: int) -> list[Line]:
     return [{"worker_id": f"n.{rank}.0", "rank": rank} for rank in range(count)]
 
 
+def folding() -> tuple[MetricRegistry, JobFold]:
+    registry = MetricRegistry()
+    return registry, JobFold(registry, "j")
+
+
 def test_who_is_waited_for_is_told_by_rank_and_taken_back() -> None:
     registry = MetricRegistry()
     status = {"state": "running", "generation": 7, "members": members_of(3)}
@@ -59,8 +64,7 @@ def steps(first: int, end: int) -> list[Line]:
 
 
 def test_a_loss_is_counted_with_its_phases_and_taken_from_the_goodput() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     fold.see(line(0, "running", "", 1))
     fold.applied(steps(0, 1), 0.0)
     for found in LOSS:
@@ -96,8 +100,7 @@ def test_a_replica_sees_of_a_loss_what_leaders_write_and_no_other_phase() -> Non
 
 
 def test_generations_are_counted_by_kind_and_the_first_one_is_none() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     for number, kind in enumerate(("form", "planned", "planned", "loss", "form"), start=1):
         fold.see(line(number, "published", "", number, kind=kind))
     seen = shown(registry)
@@ -107,8 +110,7 @@ def test_generations_are_counted_by_kind_and_the_first_one_is_none() -> None:
 
 
 def test_a_resume_counts_the_steps_done_again_once_and_its_gap_is_no_steps_time() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     fold.see(line(0, "published", "", 1, kind="form"))
     fold.see(line(0, "running", "", 1))
     fold.see(line(2000, "state_lost", "", 1))
@@ -146,8 +148,7 @@ def test_a_pause_is_lost_and_a_replica_and_an_agent_alone_show_no_goodput() -> N
 
 
 def test_checkpoints_have_an_age_and_a_size_and_failures_make_no_age() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     fold.see(line(0, "snapshot_failed", "a", because="no memory"))
     fold.see(line(0, "checkpoint_complete", "a", bytes=700, step=3))
     fold.tick(0.0, 1060.0)
@@ -161,8 +162,7 @@ def test_checkpoints_have_an_age_and_a_size_and_failures_make_no_age() -> None:
 
 
 def test_parts_that_one_machine_alone_has_are_counted_in_each_round_anew() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     assert ("elastic_kept_thin_parts", "j") not in shown(registry), "most jobs keep nothing in this way"
     for event, fields, wanted in (
         ("kept_found", {"step": 4, "kept_in": "0.1"}, 0),
@@ -175,8 +175,7 @@ def test_parts_that_one_machine_alone_has_are_counted_in_each_round_anew() -> No
 
 
 def test_rounds_of_replicas_are_counted_and_other_steps_are_not() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     fold.applied(steps(0, 2), 0.0)
     assert not any(key[0].startswith("elastic_outer") for key in shown(registry))
     plain = {"elastic.drift": 0.5, "elastic.summed_bytes": 100.0, "loss": 3.0}
@@ -194,8 +193,7 @@ def test_rounds_of_replicas_are_counted_and_other_steps_are_not() -> None:
 
 
 def test_phases_without_waiting_are_counted_by_what_became_of_their_updates() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     store = {"elastic.updates": 8.0, "elastic.staleness": 1.5, "elastic.staleness_max": 4.0, "elastic.dropped": 2.0}
     told = store | {"elastic.scaled": 1.0, "elastic.lost_updates": 1.0, "elastic.pieces_fell_back": 3.0}
     fold.applied([{"step": 0, "samples": [], "scalars": told}], 0.0)
@@ -212,8 +210,7 @@ def test_phases_without_waiting_are_counted_by_what_became_of_their_updates() ->
 
 
 def test_the_nearest_notice_counts_down_and_goes_with_its_end() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     fold.see(line(0, "notice", source="aws", seconds_left=120.0))
     fold.see(line(0, "notice", source="SIGTERM", seconds_left=30))
     fold.see(line(0, "notice", source="advice", seconds_left=None))
@@ -228,16 +225,14 @@ def test_the_nearest_notice_counts_down_and_goes_with_its_end() -> None:
 
 
 def test_a_door_that_refused_many_is_counted_as_many_and_a_refused_worker_is_no_stranger() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
     fold.see(line(0, "refused", "a", at="ring", because="no token", times=40))
     fold.see(line(0, "refused", "b", because="its numerics differ"))
     assert shown(registry)["elastic_refusals_total",] == 40
 
 
 def test_a_thousand_members_and_ten_thousand_incarnations_add_no_series() -> None:
-    registry = MetricRegistry()
-    fold = JobFold(registry, "j")
+    registry, fold = folding()
 
     def live(count: int) -> None:
         members = [{"worker_id": f"n{i}.0.{count}", "rank": i} for i in range(count)]

@@ -63,6 +63,12 @@ class Life:
         return word
 
 
+def living() -> Life:
+    life = Life()
+    life.live(0.0)
+    return life
+
+
 def test_a_member_killed_from_outside_is_replaced_at_once_however_often() -> None:
     life = Life(spec(max_restarts=0))
     for round_ in range(30):
@@ -74,8 +80,7 @@ def test_a_member_killed_from_outside_is_replaced_at_once_however_often() -> Non
 
 
 def test_a_death_is_said_when_it_begins_once_and_the_replacement_waits_for_its_end() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     assert life.tell(1.0, sv.Dying(KILLED)) == ["WorkerDead", "SIGKILL"]
     assert life.said == [WorkerDead("a.0.0", "killed by SIGKILL")]
     assert life.tell(1.0, sv.Dying(KILLED)) == []
@@ -88,16 +93,14 @@ def test_a_death_is_said_when_it_begins_once_and_the_replacement_waits_for_its_e
 
 @pytest.mark.parametrize("leaving", [sv.MayLeave(), sv.JobOver(complete=True), sv.StopSlot()])
 def test_a_worker_that_may_go_dies_when_it_is_gone(leaving: sv.Event) -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     life.tell(1.0, leaving)
     assert life.tell(2.0, sv.Dying(KILLED)) == []
     assert "WorkerDead" in life.tell(3.0, sv.Exited(KILLED))
 
 
 def test_an_end_that_tells_nothing_yet_waits_for_the_exit() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     assert life.tell(1.0, sv.Dying(0)) == []
     assert life.tell(1.1, sv.Exited(1)) == ["WorkerDead"]
 
@@ -121,8 +124,7 @@ def test_back_off_grows_only_while_workers_die_before_they_took_part() -> None:
 
 
 def test_nothing_starts_before_the_back_off_is_over() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     life.tell(1.0, sv.Exited(1))
     assert life.tell(1.25, sv.Due()) == []
     assert life.tell(1.5, sv.Due()) == ["spawn a.0.1 again"]
@@ -321,8 +323,7 @@ def test_a_worker_that_leaves_with_0_in_the_middle_counts_as_the_scripts_doing()
 
 
 def test_a_finished_or_released_worker_leaves_for_good() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     life.tell(1.0, sv.MayLeave())
     assert life.tell(2.0, sv.Exited(0)) == ["WorkerDead"]
     assert life.slot.phase is sv.SlotPhase.OVER
@@ -330,8 +331,7 @@ def test_a_finished_or_released_worker_leaves_for_good() -> None:
 
 
 def test_a_worker_killed_while_it_was_about_to_leave_is_replaced() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     life.tell(1.0, sv.MayLeave())
     assert life.tell(2.0, sv.Exited(KILLED)) == ["WorkerDead"]
     assert life.tell(2.0, sv.Due()) == ["spawn a.0.1 again"]
@@ -382,8 +382,7 @@ def test_a_thawed_newcomer_and_a_frozen_member_are_left_alone() -> None:
 
 
 def test_stop_asks_first_and_kills_after_the_grace() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     assert life.tell(10.0, sv.StopSlot()) == ["SIGTERM"]
     assert life.tell(12.9, sv.Due()) == []
     assert life.tell(13.0, sv.Due()) == ["SIGKILL"]
@@ -425,16 +424,14 @@ def test_after_the_job_a_frozen_member_is_not_waited_for() -> None:
 
 
 def test_after_a_failed_job_nobody_has_longer_than_the_grace() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     life.tell(1.0, sv.MayLeave())
     life.tell(2.0, sv.JobOver(complete=False))
     assert life.tell(5.0, sv.Due()) == ["SIGTERM"]
 
 
 def test_an_interrupt_reaches_a_finished_worker_that_takes_its_time() -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     life.tell(1.0, sv.MayLeave())
     life.tell(2.0, sv.JobOver(complete=True))
     assert life.tell(9.0, sv.StopSlot()) == ["SIGTERM"]
@@ -508,8 +505,7 @@ def test_a_start_that_fails_when_its_job_has_ended_is_no_news() -> None:
 
 @pytest.mark.parametrize("before", [None, sv.StopSlot(), sv.NodeLeaves(), sv.MayLeave()])
 def test_a_process_that_has_ended_is_not_signalled_any_more(before: sv.Event | None) -> None:
-    life = Life()
-    life.live(0.0)
+    life = living()
     assert life.slot.pid == 100
     if before is not None:
         life.tell(0.5, before)

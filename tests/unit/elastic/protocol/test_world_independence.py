@@ -7,7 +7,7 @@ install the sum of everybody's roots. One digest covers parameters, optimizer st
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -27,15 +27,6 @@ STEPS = 6
 SAMPLES = 96
 BATCH = 29
 """Not a multiple of the shards, so their weights differ."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As in every worker: the bits depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

@@ -62,6 +62,13 @@ def candidate(store: MemoryStore, name: str, clock: Clock | None = None) -> Cand
     return Candidate(store, "job", name, clock or Clock())
 
 
+def leads(store: MemoryStore) -> Candidate:
+    """It stands, and is elected."""
+    leader = candidate(store, "one:1")
+    leader.stand()
+    return leader
+
+
 def record(number: int, kind: Kind = Kind.LOSS, base: int | None = None, because: str = "") -> Generation:
     return Generation(number, kind, number if base is None else base, (), Plan(), because)
 
@@ -106,9 +113,7 @@ def test_a_leader_stops_relying_on_its_lease_before_the_store_ends_it() -> None:
 
 
 def test_committed_records_are_read_back_from_the_last_loss_on() -> None:
-    store = MemoryStore()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(store := MemoryStore())
     assert leader.chain() == ()
     records = [record(1, Kind.FORM), record(2, Kind.PLANNED, 1), record(3), record(4, Kind.PLANNED, 3)]
     for generation in records:
@@ -134,8 +139,7 @@ def test_a_long_chain_is_read_in_few_reads_whatever_came_before_it(
             return super().between(first, end, limit=limit, timeout_s=timeout_s)
 
     store = Counting()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(store)
     records = [record(number) for number in range(1, 6)]
     records += [record(number, Kind.PLANNED, 5) for number in range(6, 6 + planned)]
     for generation in records:
@@ -166,9 +170,7 @@ def test_a_leader_that_was_replaced_commits_nothing() -> None:
 
 
 def test_a_number_is_never_given_twice() -> None:
-    store = MemoryStore()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(MemoryStore())
     leader.commit(record(1, Kind.FORM))
     with pytest.raises(CompareFailed):
         leader.commit(record(1, because="another plan"))
@@ -180,8 +182,7 @@ def test_a_commit_whose_answers_are_lost_happens_once(after: bool) -> None:
     """The 1st, 2nd, 3rd ... call to the store is lost, until the commit gets through."""
     for lost in range(6):
         store = LossyStore()
-        leader = candidate(store, "one:1")
-        leader.stand()
+        leader = leads(store)
         leader.chain()
         store.fail_in, store.after = lost, after
         for _ in range(4):
@@ -202,8 +203,7 @@ def test_a_record_in_pieces_is_committed_once_and_whole(after: bool, monkeypatch
     monkeypatch.setattr(chunks, "PIECE_BYTES", 100)
     for lost in range(8):
         store = LossyStore()
-        leader = candidate(store, "one:1")
-        leader.stand()
+        leader = leads(store)
         assert leader.chain() == ()
         store.fail_in, store.after = lost, after
         for _ in range(3):
@@ -223,9 +223,7 @@ def test_a_record_in_pieces_is_committed_once_and_whole(after: bool, monkeypatch
 
 def test_a_record_with_a_lost_piece_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "PIECE_BYTES", 100)
-    store = MemoryStore()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(store := MemoryStore())
     leader.commit(record(1, Kind.FORM))
     delete_key(store, store.prefix("/elastic/job/pieces/", timeout_s=1).items[1].key, timeout_s=1)
     with pytest.raises(WireError, match="generation 1 is not whole"):
@@ -262,9 +260,7 @@ def test_an_election_whose_answers_are_lost_is_won_once(after: bool) -> None:
 
 
 def test_how_a_job_ended_is_known_to_every_later_leader() -> None:
-    store = MemoryStore()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(store := MemoryStore())
     leader.finish({"exit_code": 0, "because": "done"})
     leader.resign()
     successor = candidate(store, "two:2")
@@ -291,8 +287,7 @@ SECOND = Pointer("step-000000000200.0.g1-00000000", "b.0.0", 1)
 
 
 def test_the_pointer_only_moves_to_what_is_newer() -> None:
-    leader = candidate(MemoryStore(), "one:1")
-    leader.stand()
+    leader = leads(MemoryStore())
     assert leader.pointer("_periodic") is None
     assert leader.point("_periodic", SECOND) == SECOND
     assert leader.point("_periodic", FIRST) == SECOND
@@ -303,8 +298,7 @@ def test_the_pointer_only_moves_to_what_is_newer() -> None:
 
 
 def test_a_later_generation_that_went_back_to_an_older_checkpoint_moves_it_to_a_lower_step() -> None:
-    leader = candidate(MemoryStore(), "one:1")
-    leader.stand()
+    leader = leads(MemoryStore())
     leader.point("_periodic", SECOND)
     back = Pointer("step-000000000104.0.g3-00000000", "a.0.1", 3)
     assert leader.point("_periodic", back) == back
@@ -312,8 +306,7 @@ def test_a_later_generation_that_went_back_to_an_older_checkpoint_moves_it_to_a_
 
 
 def test_a_pointer_made_anew_from_the_storage_is_older_than_whatever_is_taken_then() -> None:
-    leader = candidate(MemoryStore(), "one:1")
-    leader.stand()
+    leader = leads(MemoryStore())
     found = Pointer("step-000000000100.0.g9-00000000", "", 0)
     assert leader.point("_periodic", found) == found
     taken = Pointer("step-000000000104.0.g1-11111111", "a.0.0", 1)
@@ -334,9 +327,7 @@ def test_a_leader_that_was_replaced_moves_no_pointer() -> None:
 
 
 def test_a_leader_that_has_not_read_the_highest_generation_moves_no_pointer() -> None:
-    store = MemoryStore()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(store := MemoryStore())
     write_key(store, "/elastic/job/top", b"7", timeout_s=1.0)
     with pytest.raises(CompareFailed):
         leader.point("_periodic", FIRST)
@@ -347,8 +338,7 @@ def test_a_leader_that_has_not_read_the_highest_generation_moves_no_pointer() ->
 @pytest.mark.parametrize("lost", range(3))
 def test_whatever_call_is_lost_the_pointer_is_moved_by_asking_again(lost: int, after: bool) -> None:
     store = LossyStore()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(store)
     leader.point("_periodic", FIRST)
     store.fail_in, store.after = lost, after
     try:
@@ -362,9 +352,7 @@ def test_whatever_call_is_lost_the_pointer_is_moved_by_asking_again(lost: int, a
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"entry": "best", "holder": "", "since": 0}'])
 def test_a_damaged_pointer_is_named(content: bytes) -> None:
-    store = MemoryStore()
-    leader = candidate(store, "one:1")
-    leader.stand()
+    leader = leads(store := MemoryStore())
     write_key(store, "/elastic/job/checkpoints/_periodic", content, timeout_s=1.0)
     with pytest.raises(CheckpointCorrupt):
         leader.pointer("_periodic")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,26 @@ from runtime.asynchronous import Asynchronous, Gossip, asynchronous
 from runtime.asynchronous.local_training import LocalTraining
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 
 SHARDS, EVERY, ROUNDS = 4, 3, 5
 BATCH, SAMPLES = 8, 48
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def model_of(job: Job) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def parts(kind: type[LocalTraining] = Asynchronous, optimizer_of: Any = SGD) -> Any:
+    """(job, model, optimizer, outer, data), registered."""
+    job = make_job()
+    model = model_of(job)
+    optimizer = optimizer_of(model.parameters())
+    outer = kind(model, optimizer, every=2)
+    job.register(model=model, optimizer=optimizer, outer=outer)
+    return job, model, optimizer, outer, job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
 
 
 def train(
@@ -158,12 +162,7 @@ def test_each_kind_has_a_loop_of_its_own() -> None:
 
 
 def test_the_inner_loop_ends_by_itself() -> None:
-    job = make_job()
-    model = model_of(job)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = Asynchronous(model, optimizer, every=2)
-    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
-    job.register(model=model, optimizer=optimizer, outer=outer)
+    job, _, _, outer, data = parts()
     phases = asynchronous(job, data, outer=outer, total=2)
     phase = next(phases)
     with pytest.raises(UsageError, match="inner loop"):
@@ -179,12 +178,7 @@ def test_the_inner_loop_ends_by_itself() -> None:
 
 @pytest.mark.parametrize("kind", [Asynchronous, Gossip])
 def test_a_unit_whose_parameters_are_not_finite_is_dropped(kind: type[LocalTraining]) -> None:
-    job = make_job()
-    model = model_of(job)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = kind(model, optimizer, every=2)
-    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
-    job.register(model=model, optimizer=optimizer, outer=outer)
+    job, model, optimizer, outer, data = parts(kind)
     metrics = []
     for number, phase in enumerate(asynchronous(job, data, outer=outer, total=2, phase_s=1e-9)):
         for x, y in phase:
@@ -201,12 +195,7 @@ def test_a_unit_whose_parameters_are_not_finite_is_dropped(kind: type[LocalTrain
 @pytest.mark.parametrize("kind", [Asynchronous, Gossip])
 def test_a_worker_trains_on_behind_a_unit_that_was_dropped(kind: type[LocalTraining], phase_s: float) -> None:
     """The moments of its optimizer were not finite either: no later unit would have been."""
-    job = make_job()
-    model = model_of(job)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    outer = kind(model, optimizer, every=2)
-    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
-    job.register(model=model, optimizer=optimizer, outer=outer)
+    job, model, optimizer, outer, data = parts(kind, partial(torch.optim.AdamW, lr=0.01))
     metrics, inner = [], 0
     moments: list[torch.Tensor] = []
     for phase in asynchronous(job, data, outer=outer, total=3, phase_s=phase_s):
@@ -259,12 +248,7 @@ def test_what_bfloat16_rounds_away_is_no_part_of_an_update() -> None:
 
 
 def test_calls_of_all_workers_have_no_place_in_the_inner_loop() -> None:
-    job = make_job()
-    model = model_of(job)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = Asynchronous(model, optimizer, every=2)
-    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
-    job.register(model=model, optimizer=optimizer, outer=outer)
+    job, model, optimizer, outer, data = parts()
 
     def evaluated(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"loss": cross_entropy(model(x), y)}
@@ -285,12 +269,7 @@ def test_calls_of_all_workers_have_no_place_in_the_inner_loop() -> None:
 
 
 def test_the_loop_has_no_epochs() -> None:
-    job = make_job()
-    model = model_of(job)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = Asynchronous(model, optimizer, every=2)
-    data = job.loader(dataset(SAMPLES), BATCH, shards=SHARDS)
-    job.register(model=model, optimizer=optimizer, outer=outer)
+    job, _, _, outer, data = parts()
     for _ in job.epochs(2):
         with pytest.raises(ConfigError, match=r"job\.epochs"):
             next(asynchronous(job, data, outer=outer, total=2))

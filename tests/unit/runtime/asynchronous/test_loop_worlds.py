@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,18 +24,12 @@ from runtime.asynchronous.loop import LocalPhase
 from runtime.loop.training.calls import Calls
 from runtime.loop.training.vector_sums import VectorSums
 from runtime.session import Session
-from tests.unit.jobs import cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import cross_entropy, dataset, make_job
 from tests.unit.runtime.asynchronous.loop_world import world_of
 from tests.unit.worlds import FakeMember, Killed, World
 
 SHARDS, EVERY, ROUNDS = 4, 3, 6
 RATE, GAMMA = 0.1, 0.9
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Rates:

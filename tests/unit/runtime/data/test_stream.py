@@ -22,7 +22,7 @@ from elastic.errors import ConfigError, UsageError
 from runtime.loop.job import Job
 from runtime.session import Session
 from tests.unit.features import mlp
-from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, ledger, make_job
 from tests.unit.thoroughness import EXAMPLES
 from tests.unit.worlds import FakeMember, Killed, World
 
@@ -31,12 +31,6 @@ LENGTHS = (5, 4, 7, 6)
 SHARDS = len(LENGTHS)
 STEPS = 4 + 5
 """Of two epochs: the shortest shard ends each."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @dataclass
@@ -80,10 +74,6 @@ def train(job: Job, shelf: Shelf, epochs: int = 2) -> str:
     digest = job.digest()
     job.close()
     return digest
-
-
-def ledger(session: FakeMember | Recorded) -> list[object]:
-    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
 
 
 def run(session: Session, shelf: Shelf | None = None) -> str:

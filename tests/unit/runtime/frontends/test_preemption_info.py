@@ -14,7 +14,7 @@ from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.preemption_info import _info, get_preemption_info
 from runtime.loop import job as jobs
 from runtime.loop.job import Job
-from tests.unit.jobs import Recorded, Setup, make_job, one_thread, set_up, train
+from tests.unit.jobs import Recorded, Setup, make_job, set_up, train
 from tests.unit.worlds import FakeMember, Killed, World
 
 
@@ -58,8 +58,7 @@ def test_all_workers_get_one_answer_also_a_newcomer_and_through_a_death(
         return train(setup, epochs=3, body=ask)
 
     world = World(3, kills={"w0": (8, 0)})
-    with one_thread():
-        world.run(script, newcomers=newcomers, asked_at=2, admit_at=2)
+    world.run(script, newcomers=newcomers, asked_at=2, admit_at=2)
     assert {type(error) for error in world.errors.values()} <= {Killed}
     first, *later = answers["w1"]
     assert first is None

@@ -32,15 +32,14 @@ from runtime.loop.job import Job
 from runtime.loop.step import Step
 from runtime.session import JoinMeta, Op, OpKind, ScriptLoop
 from tests.unit.features import StatisticsInParameters
-from tests.unit.jobs import SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, one_thread, set_up
+from tests.unit.jobs import SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, set_up
 
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
-    with one_thread():
-        setup = set_up(make_job())
-        yield setup
-        setup.job._detach()
+    setup = set_up(make_job())
+    yield setup
+    setup.job._detach()
 
 
 Body = Callable[[Step, torch.Tensor, torch.Tensor], Any]
@@ -253,7 +252,7 @@ def test_a_buffer_that_changes_in_a_pass_undeclared_is_named_with_the_declaratio
             return super().forward(x)
 
     named = pytest.raises(BufferChanged, match=r"buffer model\.seen .*job\.register\(buffers=")
-    with one_thread(), named, make_job() as job:
+    with named, make_job() as job:
         model = Counting()
         job.register(model=model)
         for step in job.steps(job.loader(dataset(), 16, shards=SHARDS), total=2):
@@ -262,7 +261,7 @@ def test_a_buffer_that_changes_in_a_pass_undeclared_is_named_with_the_declaratio
 
 
 def test_statistics_in_a_parameter_that_is_not_trained_are_named_with_the_declaration() -> None:
-    with one_thread(), make_job() as job:
+    with make_job() as job:
         model = StatisticsInParameters()
         job.register(model=model)
         with pytest.raises(StateChanged, match=r'buffers=\{"model\.layer\.moving/mean": "mean"\}'):
@@ -274,7 +273,7 @@ def test_statistics_in_a_parameter_that_is_not_trained_are_named_with_the_declar
 
 def test_an_embedding_that_renormalises_its_weights_in_forward_gets_advice_that_helps() -> None:
     def run(layer: nn.Embedding, renormalise: Callable[[], object]) -> None:
-        with one_thread(), make_job() as job:
+        with make_job() as job:
             model = nn.Sequential(layer, nn.Linear(2, 1))
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             job.register(model=model, optimizer=optimizer)
@@ -373,7 +372,7 @@ def test_accumulating_over_steps_is_a_stray_gradient(setup: Setup) -> None:
 
 
 def test_so_is_accumulating_in_gradients_that_are_no_part_of_a_flat_tensor() -> None:
-    with one_thread(), make_job() as job, pytest.raises(StrayGradient, match="raise the loader's batch_size"):
+    with make_job() as job, pytest.raises(StrayGradient, match="raise the loader's batch_size"):
         model = nn.Linear(2, 1).bfloat16()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         job.register(model=model, optimizer=optimizer)
@@ -394,7 +393,7 @@ def test_zero_grad_before_the_inner_loop_is_as_good(setup: Setup, set_to_none: b
 
 def test_gradients_left_in_the_discriminator_by_the_generators_pass_are_no_mistake() -> None:
     """The usual GAN calls each zero_grad() just before its own pass."""
-    with one_thread(), make_job() as job:
+    with make_job() as job:
         g, d = nn.Linear(2, 6), nn.Linear(6, 1)
         of_g, of_d = torch.optim.SGD(g.parameters(), 0.1), torch.optim.SGD(d.parameters(), 0.1)
         job.register(g=g, d=d, of_g=of_g, of_d=of_d)
@@ -593,8 +592,7 @@ def test_a_newcomer_whose_epoch_is_over_is_replaced() -> None:
         def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
             return JoinMeta(epoch=1, step=3, epoch_start=3, state={}, once={})
 
-    with one_thread():
-        setup = set_up(make_job(Outside()))
-        with pytest.raises(JoinMissed, match="epoch 1"):
-            list(setup.job.epochs(3))
-        setup.job.close()
+    setup = set_up(make_job(Outside()))
+    with pytest.raises(JoinMissed, match="epoch 1"):
+        list(setup.job.epochs(3))
+    setup.job.close()

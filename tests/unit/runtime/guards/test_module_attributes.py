@@ -14,16 +14,10 @@ from elastic.errors import Unregistered
 from runtime.loop.job import Job
 from runtime.loop.step import Step
 from tests.unit.features import STEPS, loader, mlp
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 from tests.unit.worlds import World
 
 Call = Callable[[Step], object]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torch.backends import cuda, cudnn
 
 from elastic.errors import Disagree, TimedKernels
 from runtime.guards import numerics_fingerprint
-from tests.unit.jobs import Recorded, Setup, make_job, one_thread, set_up, train
+from tests.unit.jobs import Recorded, Setup, make_job, set_up, train
 from tests.unit.worlds import World
 
 ANY: Any = torch.backends
@@ -103,8 +103,7 @@ def test_members_with_other_settings_disagree_before_the_next_pass(monkeypatch: 
         "settings",
         lambda device: {"torch's cudnn.deterministic": str(device.index == 1)} if device.type == "cuda" else {},
     )
-    with one_thread():
-        world.run(lambda session: train(set_up(make_job(session)), body=onto_a_gpu))
+    world.run(lambda session: train(set_up(make_job(session)), body=onto_a_gpu))
     assert {type(error) for error in world.errors.values()} == {Disagree}
     assert "torch's cudnn.deterministic: w0=False, w1=True" in str(world.errors["w0"])
 
@@ -115,8 +114,7 @@ def test_kernels_that_are_chosen_by_their_time_are_refused_where_bits_are_promis
 ) -> None:
     world = World(2, reduction=reduction)
     monkeypatch.setattr(cudnn, "benchmark", True)
-    with one_thread():
-        world.run(lambda session: train(set_up(make_job(session)), body=onto_a_gpu))
+    world.run(lambda session: train(set_up(make_job(session)), body=onto_a_gpu))
     assert {type(error) for error in world.errors.values()} == (set() if reduction == "allreduce" else {TimedKernels})
     for error in world.errors.values():
         assert "Set torch.backends.cudnn.benchmark = False" in str(error) and "--reduction allreduce" in str(error)
@@ -124,8 +122,7 @@ def test_kernels_that_are_chosen_by_their_time_are_refused_where_bits_are_promis
 
 def test_on_a_cpu_and_alone_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "benchmark", True)
-    with one_thread():
-        world = World(2)
-        world.run(lambda session: train(set_up(make_job(session))))
-        assert world.errors == {}
-        train(set_up(make_job(Recorded())), body=onto_a_gpu)
+    world = World(2)
+    world.run(lambda session: train(set_up(make_job(session))))
+    assert world.errors == {}
+    train(set_up(make_job(Recorded())), body=onto_a_gpu)

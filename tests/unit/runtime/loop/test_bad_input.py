@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,17 +14,11 @@ from runtime.loop.job import Job
 from runtime.loop.step import Step
 from runtime.session import Session
 from tests.unit.features import mlp
-from tests.unit.jobs import SHARDS, Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import SHARDS, Recorded, cross_entropy, dataset, make_job
 from tests.unit.worlds import Killed, World
 
 BAD = 2
 """The step in which it happens."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def script(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,21 +17,15 @@ from elastic.errors import ConfigError
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.loop.job import Job
 from runtime.loop.passes import NONFINITE, Nonfinite
-from runtime.session import Op, Session
+from runtime.session import Op
 from tests.unit import jobs
-from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, one_thread, set_up
+from tests.unit.jobs import SHARDS, Recorded, configure, cross_entropy, digest_of, set_up
 from tests.unit.thoroughness import some
 from tests.unit.worlds import Killed, World
 
 STEPS = 6
 BAD_AT = 3
 ALL = ["bf16", "fp16", "int8"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def script(factor: float = 1.0, nonfinite: Nonfinite = "pass") -> Callable[[Job], nn.Module]:
@@ -49,14 +43,6 @@ def script(factor: float = 1.0, nonfinite: Nonfinite = "pass") -> Callable[[Job]
         return setup.model
 
     return run
-
-
-def digest_of(session: Session, run: Callable[[Job], nn.Module]) -> str:
-    job = make_job(session)
-    run(job)
-    digest = job.digest()
-    job.close()
-    return digest
 
 
 def quiet(compression: str, run: Callable[[Job], nn.Module] | None = None) -> str:
@@ -127,11 +113,6 @@ def test_a_run_does_not_go_on_with_another_one(
     configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
     with pytest.raises(ConfigError, match=f"begun with --compression {before}, and goes on with {after}"):
         quiet(after)
-
-
-def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    for name, value in settings.to_environment().items():
-        monkeypatch.setenv(name, value)
 
 
 class Sized(Recorded):

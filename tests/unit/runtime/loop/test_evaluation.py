@@ -11,16 +11,15 @@ from torch import nn
 
 from elastic.errors import ConfigError, UsageError
 from runtime.loop.job import Job
-from tests.unit.jobs import Recorded, Setup, dataset, make_job, one_thread, set_up
+from tests.unit.jobs import Recorded, Setup, dataset, make_job, set_up
 
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
-    with one_thread():
-        setup = set_up(make_job())
-        next(iter(setup.job.epochs(1)))
-        yield setup
-        setup.job._detach()
+    setup = set_up(make_job())
+    next(iter(setup.job.epochs(1)))
+    yield setup
+    setup.job._detach()
 
 
 def evaluate(job: Job, fn: Any, **arguments: Any) -> dict[str, float]:
@@ -106,8 +105,7 @@ def test_a_score_of_another_kind_is_named(setup: Setup, fn: Any, words: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "batch_size", "words"),
-    [([], 8, "empty"), (dataset(), 0, "batch_size=0"), (iter([1]), 8, "map-style")],
+    ("data", "batch_size", "words"), [([], 8, "empty"), (dataset(), 0, "batch_size=0"), (iter([1]), 8, "map-style")]
 )
 def test_a_dataset_that_cannot_be_evaluated_is_refused(setup: Setup, data: Any, batch_size: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -115,7 +113,7 @@ def test_a_dataset_that_cannot_be_evaluated_is_refused(setup: Setup, data: Any, 
 
 
 def test_evaluation_after_the_loop_is_possible() -> None:
-    with one_thread(), make_job(Recorded()) as job:
+    with make_job(Recorded()) as job:
         set_up(job)
         assert list(job.epochs(1)) == [0]
         assert evaluate(job, lambda x, y: {"one": 1}) == {"one": 1.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -21,18 +21,12 @@ from runtime.loop.job import Job
 from runtime.loop.step import Step
 from runtime.session import Session
 from tests.unit.features import FEATURES, STEPS, Feature, anchored_in_a_variable, loader, mlp, train
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, configure, cross_entropy, dataset, ledger, make_job
 from tests.unit.thoroughness import some
-from tests.unit.worlds import FakeMember, Killed, World
+from tests.unit.worlds import Killed, World
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "exactness.md"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def run(feature: Feature, session: Session) -> str:
@@ -48,16 +42,6 @@ def quiet_run(name: str, reduction: str, compression: str) -> tuple[str, list[ob
     """Digest and ledger of a feature in a job of one; two tests of each feature ask for it."""
     session = Recorded(reduction, compression)
     return run(FEATURES[name], session), ledger(session)
-
-
-def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    """Of the checkpoints of the next job."""
-    for name, value in settings.to_environment().items():
-        monkeypatch.setenv(name, value)
-
-
-def ledger(session: FakeMember | Recorded) -> list[object]:
-    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

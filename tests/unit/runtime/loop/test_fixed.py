@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,12 @@ from runtime.loop.passes import NONFINITE, Nonfinite
 from runtime.recovery.state.training_state import Carrier, Values
 from runtime.session import Op
 from tests.unit import jobs
-from tests.unit.jobs import SHARDS, Recorded, cross_entropy, make_job, one_thread, set_up
+from tests.unit.jobs import SHARDS, Recorded, configure, cross_entropy, digest_of, set_up
 from tests.unit.worlds import Killed, World
 
 STEPS = 8
 LARGE_AT = 5
 ALL = ["fixed", "fixed64"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def script(
@@ -56,14 +50,6 @@ def script(
 def grown(step: int, shard: int) -> float:
     """One shard's gradient is a million times the others' and the last ones'."""
     return 1e6 if (step, shard) == (LARGE_AT, 2) else 1.0
-
-
-def digest_of(session: object, run: Callable[[Job], nn.Module]) -> str:
-    job = make_job(session)  # type: ignore[arg-type]
-    run(job)
-    digest = job.digest()
-    job.close()
-    return digest
 
 
 class Noted(Recorded):
@@ -248,11 +234,6 @@ def test_a_run_does_not_go_on_with_another_way_to_sum(
     configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
     with pytest.raises(ConfigError, match=f"begun with --reduction {before}, and goes on with {after}"):
         digest_of(Recorded(after), script())
-
-
-def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    for name, value in settings.to_environment().items():
-        monkeypatch.setenv(name, value)
 
 
 class TwoMeans(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from runtime.allreduce.reduction.host_copies import host_copies
-from tests.unit.jobs import SHARDS, cross_entropy, make_job, one_thread
+from tests.unit.jobs import SHARDS, cross_entropy, make_job
 
 WAITS = {
     *("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "is_nonzero"),
@@ -28,12 +28,6 @@ WAITS = {
 PRODUCT = f"{Path(__file__).resolve().parents[4] / 'runtime'}/"
 ON_THE_HOST = ("flat_pool.py", "random_state.py")
 """Whose tensors are always there."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Waits(TorchFunctionMode):

@@ -13,14 +13,8 @@ import elastic
 from elastic.checkpoints.settings import Settings
 from elastic.errors import Disagree, LeaderOnly, NotCarried, UsageError
 from runtime.loop.step import Step
-from tests.unit.jobs import Recorded, Setup, make_job, one_thread, set_up
+from tests.unit.jobs import Recorded, Setup, make_job, set_up
 from tests.unit.worlds import FakeMember, World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def train(setup: Setup, step: Step) -> None:

@@ -23,14 +23,8 @@ from runtime.loop.job import Job
 from runtime.loop.passes import PassWork, Place
 from runtime.loop.step import Step
 from runtime.session import Session
-from tests.unit.jobs import BATCH, SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, one_thread, set_up, train
+from tests.unit.jobs import BATCH, SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, set_up, train
 from tests.unit.worlds import FakeMember, World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

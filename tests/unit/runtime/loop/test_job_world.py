@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,14 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from elastic.errors import Disagree, LeaderOnly, LeftAlone
-from tests.unit.jobs import Recorded, Setup, dataset, make_job, one_thread, set_up, train
+from tests.unit.jobs import Recorded, Setup, dataset, ledger, make_job, set_up, train
 from tests.unit.worlds import FakeMember, Killed, World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def evaluated(setup: Setup) -> None:
@@ -38,11 +31,6 @@ def quiet() -> tuple[str, Recorded]:
     return script(session), session
 
 
-def comparable(session: FakeMember | Recorded) -> list[object]:
-    """The part of the ledger that must not depend on the world."""
-    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
-
-
 def the_error(world: World, kind: type[BaseException]) -> BaseException:
     """All members raise the same one."""
     assert {type(error) for error in world.errors.values()} == {kind}
@@ -57,7 +45,7 @@ def test_every_world_size_ends_in_the_same_digest_and_ledger(workers: int) -> No
     assert world.errors == {}
     assert set(world.digests.values()) == {digest}
     for session in world.sessions.values():
-        assert comparable(session) == comparable(alone)
+        assert ledger(session) == ledger(alone)
 
 
 @pytest.mark.parametrize("op", [1, 2, 4, 5, 9])
@@ -68,7 +56,7 @@ def test_a_worker_that_dies_in_any_operation_changes_no_bit(op: int) -> None:
     world.run(script)
     assert {type(error) for error in world.errors.values()} == {Killed}
     assert world.digests == {"w2": digest}
-    assert comparable(world.sessions["w2"]) == comparable(alone)
+    assert ledger(world.sessions["w2"]) == ledger(alone)
 
 
 @pytest.mark.parametrize(("asked_at", "admit_at"), [(0, 0), (0, 2), (4, 4), (3, 5), (8, 8)])
@@ -79,7 +67,7 @@ def test_a_newcomer_enters_in_the_middle_and_ends_with_the_same_state(asked_at: 
     world.run(script, newcomers=1, asked_at=asked_at, admit_at=admit_at)
     assert world.errors == {}
     assert world.digests == dict.fromkeys(("w0", "w1", "n0"), digest)
-    assert comparable(world.sessions["n0"]) == comparable(alone)[admit_at:]
+    assert ledger(world.sessions["n0"]) == ledger(alone)[admit_at:]
 
 
 def test_a_job_whose_first_workers_all_died_is_finished_by_a_newcomer() -> None:
@@ -183,7 +171,7 @@ def test_a_newcomer_enters_a_bare_loop_in_a_later_pass_over_the_data() -> None:
     world.run(bare, newcomers=2, asked_at=2, admit_at=4)
     assert world.errors == {}
     assert set(world.digests.values()) == {alone}
-    assert comparable(world.sessions["n1"]) == comparable(session)[4:]
+    assert ledger(world.sessions["n1"]) == ledger(session)[4:]
 
 
 def test_two_passes_a_step_have_the_same_bits_in_every_world() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,13 @@ from elastic.errors import ConfigError, NotUnderElastic
 from runtime.data.fetch_process import _sendable
 from runtime.loop import process_start
 from runtime.script_end import raised_at
-from tests.unit.jobs import one_thread
 
 
 @pytest.fixture(autouse=True)
-def _outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No agent and no launcher, and torch's thread count put back."""
+def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent and no launcher."""
     for name in ("ELASTIC_AGENT_SOCKET", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with one_thread():
-        yield
 
 
 def test_without_an_agent_it_is_a_job_of_one() -> None:

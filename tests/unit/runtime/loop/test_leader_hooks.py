@@ -19,14 +19,8 @@ from runtime.loop.hooks import leader_hooks
 from runtime.loop.hooks.leader_hooks import RECORDS_KEPT, JobView, LeaderHooks
 from runtime.loop.sinks import JsonLines, TensorBoard
 from runtime.session import Session, StepRecord
-from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train
+from tests.unit.jobs import Recorded, make_job, set_up, train
 from tests.unit.worlds import Killed, World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Remembering:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from threading import Event, get_ident
 
@@ -20,7 +20,7 @@ from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.reduction.schedule import DTYPES, Cut
 from runtime.session import Op
 from tests.unit.features import FEATURES
-from tests.unit.jobs import Recorded, one_thread
+from tests.unit.jobs import Recorded
 from tests.unit.runtime.loop.test_exactness import quiet_run, run
 from tests.unit.thoroughness import some
 
@@ -29,12 +29,6 @@ WRONG = {"several_backwards_a_shard", "ragged_batches_with_weigh", "sharpness_aw
 LATE = {"unused_parameters", "unused_in_some_shards", "embedding_sparse", "gan", "ema", "modes_in_the_inner_loop"}
 LATE |= {"skipped_shards_and_sums"}
 """Features with gradients that never come, or are not dense: nothing behind them is sent early."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)

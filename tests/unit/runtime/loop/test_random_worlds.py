@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from runtime.loop.job import Job
 from tests.unit.features import STEPS, Lion, loader, mlp, train
-from tests.unit.jobs import Recorded, make_job, one_thread
+from tests.unit.jobs import Recorded, ledger, make_job
 from tests.unit.thoroughness import EXAMPLES
 from tests.unit.worlds import FakeMember, Killed, World
 
@@ -79,10 +79,6 @@ class Outcome:
     ledger: list[object] = field(default_factory=list)
 
 
-def ledger(session: FakeMember | Recorded) -> list[object]:
-    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
-
-
 @cache
 def quiet(training: Training) -> Outcome:
     alone = Recorded()
@@ -106,12 +102,6 @@ def fates(draw: st.DrawFn) -> Fate:
     mortal = [f"w{i}" for i in range(workers) if i != survivor] + [f"n{i}" for i in range(newcomers)]
     kills = {worker: draw(moments) for worker in mortal if draw(st.booleans())}
     return Fate(workers, kills, newcomers, admit_at, draw(st.integers(0, admit_at)), draw(st.booleans()))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @settings(

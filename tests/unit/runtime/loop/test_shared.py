@@ -18,16 +18,10 @@ from runtime.loop.node_lock import node_lock
 from runtime.session import Session
 from tests.children import child
 from tests.unit.elastic.checkpoints.test_checkpoints import Configure, Dies, configure, dying_at
-from tests.unit.jobs import make_job, one_thread, set_up, train
+from tests.unit.jobs import make_job, set_up, train
 from tests.unit.worlds import FakeMember, Killed, World
 
 __all__ = ["configure"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Sharing:

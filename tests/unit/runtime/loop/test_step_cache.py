@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,8 @@ from elastic.errors import UsageError
 from runtime.loop.job import Job
 from runtime.loop.step import Step
 from runtime.session import Session
-from tests.unit.jobs import Recorded, dataset, make_job, one_thread
+from tests.unit.jobs import Recorded, dataset, make_job
 from tests.unit.worlds import Killed, World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def registered(session: Session | None = None) -> tuple[Job, nn.Module]:

@@ -18,7 +18,7 @@ from runtime.loop.hooks import leader_hooks
 from runtime.loop.sinks import MLflow, trackers
 from runtime.session import Session, StepRecord
 from tests.unit.elastic.observability.trackers import LIBRARIES
-from tests.unit.jobs import make_job, one_thread, set_up, train
+from tests.unit.jobs import make_job, set_up, train
 from tests.unit.worlds import Killed, World
 
 WAIT_S = 60.0
@@ -28,8 +28,7 @@ WAIT_S = 60.0
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(LIBRARIES)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([LIBRARIES, os.environ.get("PYTHONPATH", "")]))
-    with one_thread():
-        yield
+    yield
     for sink in SINKS:  # those of dead leaders
         sink.close()
     SINKS.clear()

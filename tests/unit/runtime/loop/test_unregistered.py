@@ -13,16 +13,15 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 
 from elastic.errors import Unregistered
 from runtime.loop.job import Job
-from tests.unit.jobs import cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import cross_entropy, dataset, make_job
 from tests.unit.runtime.recovery.state.test_training_state import AcceleratedOptimizer
 
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    with one_thread():
-        job = make_job()
-        yield job
-        job._detach()
+    job = make_job()
+    yield job
+    job._detach()
 
 
 def nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from torch import nn
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo
 from runtime.session import Session
-from tests.unit.jobs import cross_entropy, dataset, make_job, one_thread
+from tests.unit.jobs import cross_entropy, dataset, make_job
 from tests.unit.worlds import Killed, World
 
 REPLICAS = 4
 BATCH = 8
 SAMPLES = 48
+ADAMW = partial(torch.optim.AdamW, lr=0.01)
 
 MakeOuter = Callable[[nn.Module, torch.optim.Optimizer], DiLoCo]
 
@@ -26,6 +28,24 @@ def diloco(**options: Any) -> MakeOuter:
     """Makes a DiLoCo with these options, by default of 3 inner steps."""
     chosen = {"every": 3} | options
     return lambda model, optimizer: DiLoCo(model, optimizer, **chosen)
+
+
+def small(
+    body: Callable[[Job, torch.nn.Linear, torch.optim.Optimizer], None],
+    optimizer_of: Any = ADAMW,
+) -> Callable[[Session], str]:
+    """A script of any body around a small model; returns its digest."""
+
+    def script(session: Session) -> str:
+        job = make_job(session)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 2)
+        body(job, model, optimizer_of(model.parameters()))
+        digest = job.digest()
+        job.close()
+        return digest
+
+    return script
 
 
 @dataclass
@@ -86,8 +106,7 @@ class Fate:
 def run(job: OuterJob, fate: Fate, **world_options: str) -> World:
     """Run it. Raises what a script raised, other than a planned death."""
     world = World(fate.workers, fate.kills, **world_options)
-    with one_thread():
-        world.run(job.script, fate.newcomers, fate.copy_at, fate.admit_at, fate.copy_at)
+    world.run(job.script, fate.newcomers, fate.copy_at, fate.admit_at, fate.copy_at)
     for name, error in world.errors.items():
         if name not in fate.kills or not isinstance(error, Killed):
             raise error

@@ -18,13 +18,7 @@ from runtime.allreduce.reduction.partial_sum import Partial
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo, LocalSGD
 from runtime.session import OpKind
-from tests.unit.jobs import Recorded, dataset, make_job, one_thread
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+from tests.unit.jobs import Recorded, dataset, make_job
 
 
 @dataclass
@@ -56,6 +50,14 @@ def set_up(
 def steps(setup: Setup, **options: Any) -> Any:
     data = setup.job.loader(dataset(), 8, shards=2)
     return setup.job.steps(data, total=2, outer=setup.outer, **options)
+
+
+def inner_steps(setup: Setup) -> Iterator[None]:
+    """Behind each inner step."""
+    for step in steps(setup):
+        for x, _ in step:
+            setup.inner_step(x)
+            yield
 
 
 def test_a_loop_without_its_diloco_and_a_diloco_without_its_loop() -> None:
@@ -153,16 +155,12 @@ def test_what_no_replica_has_for_itself_does_not_change_in_a_round() -> None:
     average = nn.Linear(6, 2).requires_grad_(False)
     setup.job.register(average=average)
     with pytest.raises(StateChanged, match=r"average\.weight"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                average.weight.lerp_(setup.model.weight.detach(), 0.1)
+        for _ in inner_steps(setup):
+            average.weight.lerp_(setup.model.weight.detach(), 0.1)
     setup = set_up()
     with pytest.raises(StateChanged, match="learning rate of outer optimizer"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                setup.outer.outer_optimizer.param_groups[0]["lr"] *= 0.9
+        for _ in inner_steps(setup):
+            setup.outer.outer_optimizer.param_groups[0]["lr"] *= 0.9
 
 
 def test_a_parameter_that_is_trained_later_is_no_silent_part_of_a_replica() -> None:
@@ -211,10 +209,8 @@ def test_an_object_with_tensors_changes_after_the_inner_loop_and_not_in_it() -> 
     average = Average(setup.model)
     setup.job.register(average=average)
     with pytest.raises(NotCarried, match="average has tensors that change"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                average.update(setup.model)
+        for _ in inner_steps(setup):
+            average.update(setup.model)
 
 
 def test_nothing_is_cached_for_a_second_pass() -> None:
@@ -316,20 +312,16 @@ def test_job_state_does_not_change_in_a_round() -> None:
     setup = set_up()
     setup.job.state.setdefault(seen=[0])
     with pytest.raises(StateChanged, match="seen"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                setup.job.state.seen[0] += 1
+        for _ in inner_steps(setup):
+            setup.job.state.seen[0] += 1
 
 
 def test_an_undeclared_buffer_does_not_change_in_a_round() -> None:
     setup = set_up()
     setup.model.register_buffer("seen", torch.zeros(1))
     with pytest.raises(BufferChanged, match="seen"):
-        for step in steps(setup):
-            for x, _ in step:
-                setup.inner_step(x)
-                cast(torch.Tensor, setup.model.seen).add_(1)
+        for _ in inner_steps(setup):
+            cast(torch.Tensor, setup.model.seen).add_(1)
 
 
 def test_an_error_in_a_body_leaves_the_usual_guards_for_a_loop_without_replicas() -> None:
@@ -347,18 +339,17 @@ def test_an_error_in_a_body_leaves_the_usual_guards_for_a_loop_without_replicas(
 def test_local_sgd_ends_each_round_with_the_mean_of_the_replicas() -> None:
     """DiLoCo with SGD(1.0) as outer optimizer, up to the rounding of p - mean(p - q)."""
     setup = set_up(lambda m, o: LocalSGD(m, o, every=3))
-    with one_thread():
-        for step in steps(setup):
-            begun = [parameter.detach().clone() for parameter in setup.model.parameters()]
-            replicas: dict[int, list[torch.Tensor]] = {}
-            for x, _ in step:
-                if step.shard.inner == 0:
-                    assert all(map(torch.equal, setup.model.parameters(), begun))
-                setup.inner_step(x)
-                replicas[step.shard.index] = [parameter.detach().clone() for parameter in setup.model.parameters()]
-            assert len(replicas) == 2
-            for now, one, other in zip(setup.model.parameters(), replicas[0], replicas[1], strict=True):
-                torch.testing.assert_close(now.detach(), (one + other) / 2, rtol=1e-6, atol=1e-7)
+    for step in steps(setup):
+        begun = [parameter.detach().clone() for parameter in setup.model.parameters()]
+        replicas: dict[int, list[torch.Tensor]] = {}
+        for x, _ in step:
+            if step.shard.inner == 0:
+                assert all(map(torch.equal, setup.model.parameters(), begun))
+            setup.inner_step(x)
+            replicas[step.shard.index] = [parameter.detach().clone() for parameter in setup.model.parameters()]
+        assert len(replicas) == 2
+        for now, one, other in zip(setup.model.parameters(), replicas[0], replicas[1], strict=True):
+            torch.testing.assert_close(now.detach(), (one + other) / 2, rtol=1e-6, atol=1e-7)
 
 
 def test_one_inner_step_of_sgd_is_the_synchronous_step_up_to_rounding() -> None:
@@ -383,9 +374,8 @@ def test_one_inner_step_of_sgd_is_the_synchronous_step_up_to_rounding() -> None:
             optimizer.zero_grad()
         return list(model.parameters())
 
-    with one_thread():
-        for one, other in zip(weights(True), weights(False), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    for one, other in zip(weights(True), weights(False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
 def test_the_ledger_proves_that_each_sample_was_used_once() -> None:

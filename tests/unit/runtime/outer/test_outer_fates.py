@@ -3,7 +3,7 @@ reduction, of the first worker, newcomers with an older state, a resume in the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
+from runtime.loop.job import Job
 from tests.unit.features import Lion
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
-from tests.unit.runtime.outer.outer_jobs import Fate, OuterJob, Seen, digests, diloco, run
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
+from tests.unit.runtime.outer.outer_jobs import Fate, OuterJob, Seen, digests, diloco, run, small
 from tests.unit.thoroughness import EXAMPLES, some
 from tests.unit.worlds import World
 
@@ -39,12 +40,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
     "lion": lambda p: Lion(p, 0.01),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def job(kind: str, optimizer: str = "adamw") -> OuterJob:
@@ -82,10 +77,7 @@ def fates(draw: st.DrawFn, operations: int) -> Fate:
 
 
 @settings(
-    max_examples=EXAMPLES or 20,
-    deadline=None,
-    derandomize=not EXAMPLES,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=EXAMPLES or 20, deadline=None, derandomize=not EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(data=st.data(), kind=st.sampled_from(list(KINDS)), optimizer=st.sampled_from(list(OPTIMIZERS)))
 def test_any_fate_ends_in_the_bits_of_a_job_of_one(data: st.DataObject, kind: str, optimizer: str) -> None:
@@ -125,11 +117,7 @@ def test_a_resume_in_the_middle_of_an_epoch_has_the_same_bits(kind: str, tmp_pat
 def test_a_round_that_is_not_finite_is_skipped_by_all_and_leaves_no_trace_in_the_outer_parameters() -> None:
     """One inner step of one replica has an infinite loss."""
 
-    def script(session: Any) -> str:
-        made = make_job(session)
-        torch.manual_seed(0)
-        model = torch.nn.Linear(6, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    def script(made: Job, model: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
         outer = diloco(every=4, fragments=2, alpha=0.5)(model, optimizer)
         data = made.loader(dataset(96), 8, shards=4, shuffle=True)
         made.register(model=model, optimizer=optimizer, outer=outer)
@@ -142,14 +130,11 @@ def test_a_round_that_is_not_finite_is_skipped_by_all_and_leaves_no_trace_in_the
                 optimizer.zero_grad()
             skipped = all(map(torch.equal, before, model.parameters()))
             assert skipped == (step.index == 3) == (step.metrics.get("elastic.nonfinite", 0.0) == 1.0)
-        digest = made.digest()
-        made.close()
-        return digest
 
     found = set()
     for workers, kills in ((1, {}), (3, {"w0": (4, 1)})):
         world = World(workers, kills)
-        world.run(script)
+        world.run(small(script))
         assert set(world.errors) == set(kills), world.errors
         found |= digests(world)
     assert len(found) == 1
@@ -172,11 +157,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 def test_a_scheduler_counts_inner_steps_on_every_worker(name: str) -> None:
     rates: list[list[float]] = []
 
-    def script(session: Any) -> str:
-        made = make_job(session)
-        torch.manual_seed(0)
-        model = torch.nn.Linear(6, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    def script(made: Job, model: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
         scheduler = SCHEDULERS[name](optimizer)
         outer = diloco()(model, optimizer)
         made.register(model=model, optimizer=optimizer, scheduler=scheduler, outer=outer)
@@ -190,14 +171,11 @@ def test_a_scheduler_counts_inner_steps_on_every_worker(name: str) -> None:
                 scheduler.step()
             assert scheduler.last_epoch == 3 * (step.index + 1)
             mine.append(optimizer.param_groups[0]["lr"])
-        digest = made.digest()
-        made.close()
-        return digest
 
     found = set()
     for workers in (1, 6):  # of six, two have no replica
         world = World(workers)
-        world.run(script)
+        world.run(small(script))
         assert world.errors == {}
         found |= digests(world)
     assert len(found) == 1

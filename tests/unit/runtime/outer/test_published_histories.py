@@ -18,7 +18,7 @@ from torch import nn
 
 from runtime.outer import DiLoCo
 from runtime.session import Session
-from tests.unit.jobs import make_job, one_thread
+from tests.unit.jobs import make_job
 from tests.unit.worlds import Killed, World
 
 HISTORIES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "torchft_histories.json").read_text())
@@ -81,8 +81,7 @@ def test_a_published_history_is_reproduced(history: dict[str, Any], workers: int
     seen = Seen(history)
     kills = {"w1": (1, 1)} if history["failure"] and workers > 1 else {}
     world = World(workers, kills)
-    with one_thread():
-        world.run(seen.script)
+    world.run(seen.script)
     assert {name: type(error) for name, error in world.errors.items()} == dict.fromkeys(kills, Killed)
     for replica, published in enumerate(history["replicas"]):
         for at, expected in published["local"].items():

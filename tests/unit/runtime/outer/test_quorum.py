@@ -4,8 +4,9 @@ and newcomers begin with the outer parameters. The decisions are in tests/unit/e
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,23 +20,18 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
+from runtime.loop.job import Job
 from runtime.outer import DiLoCo, LocalSGD
 from runtime.outer.diloco import Moments
 from runtime.session import Session
-from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
-from tests.unit.runtime.outer.outer_jobs import MakeOuter, OuterJob, Seen
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
+from tests.unit.runtime.outer.outer_jobs import MakeOuter, OuterJob, Seen, small
 from tests.unit.thoroughness import EXAMPLES
 from tests.unit.worlds import Killed, World
 
 INNER_STEPS = 3
 REPLICAS = 4
 STEPS = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def op_of(step: int) -> int:
@@ -152,10 +148,7 @@ def storms(draw: st.DrawFn) -> tuple[int, int, list[tuple[str, int]], dict[str, 
 
 
 @settings(
-    max_examples=EXAMPLES or 20,
-    deadline=None,
-    derandomize=not EXAMPLES,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=EXAMPLES or 20, deadline=None, derandomize=not EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(storm=storms())
 def test_in_any_storm_all_have_the_same_weights_and_each_round_has_its_quorum(storm: Any) -> None:
@@ -236,11 +229,7 @@ def test_differences_are_weighed_by_their_samples() -> None:
 def test_a_worker_keeps_its_own_moments(moments: Moments, kept: bool) -> None:
     counts: SimpleQueue[tuple[int, int, float]] = SimpleQueue()
 
-    def script(session: Session) -> str:
-        job = make_job(session)
-        torch.manual_seed(0)
-        model = torch.nn.Linear(6, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    def script(job: Job, model: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
         outer = DiLoCo(model, optimizer, every=INNER_STEPS, moments=moments).with_quorum(1)
         job.register(model=model, optimizer=optimizer, outer=outer)
         for step in job.steps(shards=2, total=3, outer=outer):
@@ -250,12 +239,9 @@ def test_a_worker_keeps_its_own_moments(moments: Moments, kept: bool) -> None:
                 optimizer.zero_grad()
                 counts.put((step.index, shard.inner, float(optimizer.state[model.weight]["step"])))
             assert not optimizer.state, "between rounds nobody has a state"
-        digest = job.digest()
-        job.close()
-        return digest
 
     world = World(2)
-    world.run(script)
+    world.run(small(script))
     assert world.errors == {} and len(set(world.digests.values())) == 1
     for step, inner, count in drained(counts):
         if step:
@@ -263,11 +249,7 @@ def test_a_worker_keeps_its_own_moments(moments: Moments, kept: bool) -> None:
 
 
 def test_a_late_replica_that_accumulates_gradients_makes_a_step_first() -> None:
-    def script(session: Session) -> str:
-        job = make_job(session)
-        torch.manual_seed(0)
-        model = torch.nn.Linear(6, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def script(job: Job, model: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
         outer = DiLoCo(model, optimizer, every=6).with_quorum(1)
         job.register(model=model, optimizer=optimizer, outer=outer)
         for step in job.steps(shards=2, total=3, outer=outer):
@@ -277,22 +259,15 @@ def test_a_late_replica_that_accumulates_gradients_makes_a_step_first() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
             assert step.metrics["elastic.inner_steps"] == (6 + 3 if step.index == 1 else 12)
-        digest = job.digest()
-        job.close()
-        return digest
 
     world = World(2)
     world.late = {("w1", op_of(1))}
-    world.run(script)
+    world.run(small(script, partial(torch.optim.SGD, lr=0.1)))
     assert world.errors == {} and len(set(world.digests.values())) == 1
 
 
 def test_moments_that_are_not_finite_are_not_kept() -> None:
-    def script(session: Session) -> str:
-        job = make_job(session)
-        torch.manual_seed(0)
-        model = torch.nn.Linear(6, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    def script(job: Job, model: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
         outer = DiLoCo(model, optimizer, every=INNER_STEPS).with_quorum(1)
         job.register(model=model, optimizer=optimizer, outer=outer)
         for step in job.steps(shards=2, total=4, outer=outer, nonfinite="skip"):
@@ -303,12 +278,9 @@ def test_moments_that_are_not_finite_are_not_kept() -> None:
                 optimizer.zero_grad()
             assert (step.metrics.get("elastic.nonfinite", 0.0) == 1.0) == (step.index == 1)
         assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-        digest = job.digest()
-        job.close()
-        return digest
 
     world = World(2)
-    world.run(script)
+    world.run(small(script))
     assert world.errors == {} and len(set(world.digests.values())) == 1
 
 

@@ -242,12 +242,22 @@ def other(number: int) -> Partial:
     return Partial(0, 1, {"float32": torch.full((2,), float(number))})
 
 
+def publish(workers: Sequence[Worker], *generations: Generation) -> None:
+    """All of them hear of each of these."""
+    for order in generations:
+        for worker in workers:
+            worker.hear(Publish(1, order))
+
+
+def begin(op: Op, *workers: Worker) -> None:
+    for worker in workers:
+        worker.begin(op)
+
+
 def follow(donor: Worker, newcomer: Worker, *others: Worker) -> None:
     """A job of these, and a plan that the newcomer joins it."""
     members = (donor, *others)
-    for order in (generation(1, Kind.FORM, *members), generation(2, Kind.PLANNED, *members, newcomer)):
-        for worker in (*members, newcomer):
-            worker.hear(Publish(1, order))
+    publish((*members, newcomer), generation(1, Kind.FORM, *members), generation(2, Kind.PLANNED, *members, newcomer))
 
 
 def fall_behind(newcomer: Worker, donor: Worker, *others: Worker) -> None:
@@ -302,9 +312,7 @@ def test_a_newcomer_whose_connection_breaks_while_its_generation_takes_effect_as
 
     a.breaks = first_question
     thread, joined = joining(c)
-    for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)):
-        a.hear(Publish(1, order))
-        c.hear(Publish(1, order))
+    follow(a, c)
     a.begin(STEP)
     a.await_position(lambda p: p.holders == ("c",))
     assert broken.wait(GENEROUS_S)
@@ -318,11 +326,8 @@ def test_a_newcomer_whose_connection_breaks_while_its_generation_takes_effect_as
 def test_a_newcomer_copies_from_the_donor_also_when_that_one_leaves_with_the_same_generation(make: Make) -> None:
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     thread, joined = joining(c)
-    for order in (generation(1, Kind.FORM, a, b), generation(2, Kind.PLANNED, b, c)):
-        for worker in (a, b, c):
-            worker.hear(Publish(1, order))
-    for worker in (a, b):
-        worker.begin(STEP)
+    publish((a, b, c), generation(1, Kind.FORM, a, b), generation(2, Kind.PLANNED, b, c))
+    begin(STEP, a, b)
     a.await_position(lambda p: p.holders == ("c",))
     for worker in (a, b):
         worker.complete((2, 2), RESULT)
@@ -341,13 +346,10 @@ def test_a_newcomer_that_has_asked_learns_of_a_generation_that_was_planned_meanw
 
     a.breaks = see
     thread, joined = joining(c)
-    for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)):
-        a.hear(Publish(1, order))
-        c.hear(Publish(1, order))
+    follow(a, c)
     a.begin(STEP)
     assert asked.wait(GENEROUS_S)
-    for worker in (a, c):
-        worker.hear(Publish(1, generation(3, Kind.PLANNED, a, c, d)))
+    publish((a, c), generation(3, Kind.PLANNED, a, c, d))
     a.complete((3,), RESULT)
     thread.join(GENEROUS_S)
     assert joined and c.shared.position.entered == 3
@@ -366,11 +368,8 @@ def test_a_copy_that_outlasts_a_loss_counts_for_donor_and_newcomer_alike(make: M
 
     a.breaks = too_late
     thread, joined = joining(c)
-    for order in (generation(1, Kind.FORM, a, b), generation(2, Kind.PLANNED, a, b, c)):
-        for worker in (a, b, c):
-            worker.hear(Publish(1, order))
-    for worker in (a, b):
-        worker.begin(STEP)
+    follow(a, c, b)
+    begin(STEP, a, b)
     a.await_position(lambda p: p.entered == 3 and p.holders == ("c",))
     a.complete((4,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
@@ -392,18 +391,14 @@ def test_a_donor_that_hears_late_of_a_loss_does_not_count_a_copy(make: Make) -> 
 
     c.before_load = the_newcomer_hears
     thread, joined = joining(c)
-    for order in (generation(1, Kind.FORM, a, b), generation(2, Kind.PLANNED, a, b, c)):
-        for worker in (a, b, c):
-            worker.hear(Publish(1, order))
-    for worker in (a, b):
-        worker.begin(STEP)
+    follow(a, c, b)
+    begin(STEP, a, b)
     c.await_event("state_copied")
     assert heard.wait(GENEROUS_S)
     wait_until(lambda: not a.shared.position.copying)
     assert a.shared.position.holders == ()
     a.hear(Publish(1, loss))
-    for worker in (a, c):
-        worker.hear(Publish(1, generation(4, Kind.PLANNED, a, c, base=3)))
+    publish((a, c), generation(4, Kind.PLANNED, a, c, base=3))
     a.complete((0,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
     thread, joined = joining(c, at_step(1))
@@ -418,8 +413,7 @@ def test_a_newcomer_that_hears_late_of_a_loss_is_not_counted(make: Make) -> None
     """It asks to count in a generation that is over; the donor knows that, and says so."""
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     follow(a, c, b)
-    for worker in (a, b):
-        worker.begin(STEP)
+    begin(STEP, a, b)
     loss, plan = generation(3, Kind.LOSS, a), generation(4, Kind.PLANNED, a, c, base=3)
     news: tuple[Order, ...] = (Quiesce(1, 1, 2), Publish(1, loss), Publish(1, plan))
     for order in news:
@@ -438,9 +432,7 @@ def test_a_newcomer_that_hears_late_of_a_loss_is_not_counted(make: Make) -> None
 def test_a_newcomer_after_whose_copy_no_generation_took_effect_takes_over_the_result(make: Make) -> None:
     a, c = make("a", 7.0), make("c")
     thread, joined = joining(c)
-    for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)):
-        a.hear(Publish(1, order))
-        c.hear(Publish(1, order))
+    follow(a, c)
     a.begin(STEP)
     a.await_position(lambda p: p.holders == ("c",))
     assert c.shared.position.copied == 0
@@ -492,6 +484,16 @@ def go_astray(newcomer: Worker, donor: Worker) -> None:
     assert newcomer.script.at.behind and newcomer.shared.position.phase is Phase.FRESH
 
 
+def copied_anew(newcomer: Worker, donor: Worker) -> list[Copy]:
+    """What it copies in step 1, which begins meanwhile."""
+    copies: list[Copy] = []
+    thread = threading.Thread(target=lambda: copies.append(newcomer.admission.copy_anew()), daemon=True)
+    thread.start()
+    donor.begin(at_step(1))
+    thread.join(GENEROUS_S)
+    return copies
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_a_newcomer_bound_to_another_step_goes_through_it_and_copies_anew(
     make: Make, monkeypatch: pytest.MonkeyPatch, held: bool
@@ -505,12 +507,7 @@ def test_a_newcomer_bound_to_another_step_goes_through_it_and_copies_anew(
     a.go_through(evaluation, (0,), other(2))
     assert values(c.admission.take_over(evaluation, {"weights": "its own"})) == [2.0, 2.0]
     a.weigh(9.0)
-    copies: list[Copy] = []
-    thread = threading.Thread(target=lambda: copies.append(c.admission.copy_anew()), daemon=True)
-    thread.start()
-    a.begin(at_step(1))
-    thread.join(GENEROUS_S)
-    (copy,) = copies
+    (copy,) = copied_anew(c, a)
     c.carrier.load(copy.header, copy.blobs)
     assert (copy.op, c.model.weight.tolist()) == (at_step(1), [[9.0, 9.0]])
     assert a.shared.position.holders == (), "its script may yet fail before it comes to that pass"
@@ -544,22 +541,14 @@ def test_a_connection_that_is_found_to_have_ended_late_does_not_end_the_copy_ove
 
     monkeypatch.setattr(CopyServer, "_forget", forgetting)
     monkeypatch.setattr(JoinProtocol, "_say_complete", saying)
-    thread = threading.Thread(target=c.admission.copy_anew, daemon=True)
-    thread.start()
-    a.begin(at_step(1))
-    thread.join(GENEROUS_S)
+    copied_anew(c, a)
     assert copying == [("c",)]
 
 
 def test_the_results_since_its_second_copy_are_there_for_a_newcomer_that_takes_its_time(make: Make) -> None:
     a, c = make("a", 7.0), make("c")
     go_astray(c, a)
-    copies: list[Copy] = []
-    thread = threading.Thread(target=lambda: copies.append(c.admission.copy_anew()), daemon=True)
-    thread.start()
-    a.begin(at_step(1))
-    thread.join(GENEROUS_S)
-    assert [copy.op for copy in copies] == [at_step(1)]
+    assert [copy.op for copy in copied_anew(c, a)] == [at_step(1)]
     a.await_position(lambda p: not p.copying)  # the end of a window cuts off a copy whose end is not known here yet
     a.complete((0,), other(1))
     a.go_through(at_step(2), (0,), other(2))
@@ -587,12 +576,7 @@ def test_a_second_copy_that_is_cut_off_before_the_donor_hears_of_it_is_tried_aga
     a, c = make("a", 7.0), make("c")
     go_astray(c, a)
     cut_off_once(monkeypatch)
-    copies: list[Copy] = []
-    thread = threading.Thread(target=lambda: copies.append(c.admission.copy_anew()), daemon=True)
-    thread.start()
-    a.begin(at_step(1))
-    thread.join(GENEROUS_S)
-    assert [copy.op for copy in copies] == [at_step(1)] and c.events("copy_failed") == 1
+    assert [copy.op for copy in copied_anew(c, a)] == [at_step(1)] and c.events("copy_failed") == 1
 
 
 def test_a_first_copy_that_is_cut_off_before_the_donor_hears_of_it_is_tried_again(
@@ -617,9 +601,7 @@ def test_a_newcomer_that_a_step_waits_for_gives_way_to_a_new_process_if_it_is_bo
     """It would wait for the result of that step, and the step for it."""
     a, c = make("a", 7.0), make("c")
     form, plan = generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)
-    for order in (replace(form, hold=True), replace(plan, hold=True)):
-        a.hear(Publish(1, order))
-        c.hear(Publish(1, order))
+    publish((a, c), replace(form, hold=True), replace(plan, hold=True))
     a.begin(STEP)
     in_pass(c, at_step(5), bound=True)
     with pytest.raises(JoinMissed, match="step 0 waits for this newcomer"):
@@ -634,8 +616,7 @@ def test_a_newcomer_that_goes_through_a_step_which_begins_to_wait_for_it_gives_w
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     follow(a, c, b)
     in_pass(c, at_step(5), bound=True)
-    for member in (a, b):
-        member.begin(STEP)
+    begin(STEP, a, b)
     errors: list[str] = []
 
     def join() -> None:
@@ -707,8 +688,7 @@ def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Mak
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     fall_behind(c, a, b)
     thread, joined = joining(c, at_step(1))
-    for worker in (a, b):
-        worker.begin(at_step(1))
+    begin(at_step(1), a, b)
     a.await_position(lambda p: p.holders == ("c",))
     die(a, survivors=(b, c), op=1)
     b.await_position(lambda p: p.holders == ("c",))
@@ -745,8 +725,7 @@ def test_the_next_donor_keeps_as_many_results_for_a_newcomer_as_the_one_that_die
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     fall_behind(c, a, b)
     thread, joined = joining(c, at_step(1))
-    for worker in (a, b):
-        worker.begin(at_step(1))
+    begin(at_step(1), a, b)
     a.await_position(lambda p: p.holders == ("c",))
     die(a, survivors=(b, c), op=1)
     b.await_position(lambda p: p.holders == ("c",))
@@ -795,8 +774,7 @@ def test_a_newcomer_goes_on_with_its_copy_where_the_donor_died_and_the_operation
 
     a.breaks, b.breaks = break_at_the_second_part, note
     thread, joined = joining(c)
-    for worker in (a, b):
-        worker.begin(STEP)
+    begin(STEP, a, b)
     assert second.wait(GENEROUS_S)
     die(a, survivors=(b, c), op=0)
     b.await_position(lambda p: p.holders == ("c",))
@@ -834,8 +812,7 @@ def test_between_passes_the_next_donor_keeps_what_is_in_progress(
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     fall_behind(c, a, b)
     score = Op(OpKind.EVALUATE, 1, step=1, label="score")
-    for worker in (a, b):
-        worker.begin(score)
+    begin(score, a, b)
     taken = list[Partial]()
     thread = threading.Thread(target=lambda: taken.append(c.admission.take_over(score, {})), daemon=True)
     thread.start()
@@ -981,8 +958,7 @@ def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_
     a, c = make("a", 7.0), make("c")
     thread, joined = joining(c)
     for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)):
-        for worker in (a, c):
-            worker.hear(Publish(1, replace(order, hold=True)))
+        publish((a, c), replace(order, hold=True))
     a.begin(STEP)
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((2,), RESULT)
@@ -1027,8 +1003,7 @@ def test_a_donor_that_has_no_memory_waits_no_longer_when_the_step_waits(
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     follow(a, c, b)
     thread, joined = joining(c)
-    for worker in (a, b):
-        worker.begin(STEP)
+    begin(STEP, a, b)
     a.await_event("state_not_held")
     for number, order in enumerate((generation(3, Kind.LOSS, a), generation(4, Kind.PLANNED, a, c, base=3))):
         for worker in (a, c):
@@ -1078,8 +1053,7 @@ def test_members_on_other_hosts_send_parts_of_the_state_too(make: Make, monkeypa
     a.breaks, b.breaks = wait_for_help, help_now
     follow(a, c, b)
     thread, joined = joining(c)
-    for worker in (a, b):
-        worker.begin(STEP)
+    begin(STEP, a, b)
     a.await_position(lambda p: p.holders == ("c",))
     assert helped.is_set()
     for worker in (a, b):
@@ -1103,9 +1077,7 @@ def test_a_member_that_is_in_another_operation_or_has_drifted_sends_no_part(make
 
 def test_two_newcomers_are_sent_one_copy_and_are_counted_together(make: Make, large: None) -> None:
     a, c, d = make("a", 7.0), make("c"), make("d")
-    for order in (generation(1, Kind.FORM, a), generation(3, Kind.PLANNED, a, c, d)):
-        for worker in (a, c, d):
-            worker.hear(Publish(1, order))
+    publish((a, c, d), generation(1, Kind.FORM, a), generation(3, Kind.PLANNED, a, c, d))
     both = [joining(c), joining(d)]
     a.begin(STEP)
     a.await_position(lambda p: p.holders == ("c", "d"))
@@ -1115,9 +1087,7 @@ def test_two_newcomers_are_sent_one_copy_and_are_counted_together(make: Make, la
 
 def test_as_many_newcomers_as_come_at_once_join_together(make: Make) -> None:
     a, *newcomers = make("a", 7.0), *(make(f"n{number:02}") for number in range(20))
-    for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, *newcomers)):
-        for worker in (a, *newcomers):
-            worker.hear(Publish(1, order))
+    publish((a, *newcomers), generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, *newcomers))
     all_joining = [joining(newcomer) for newcomer in newcomers]
     a.begin(STEP)
     a.await_position(lambda p: len(p.holders) == len(newcomers))

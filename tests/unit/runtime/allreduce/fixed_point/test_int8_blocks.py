@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 from runtime.allreduce.fixed_point import conversion
 from runtime.allreduce.fixed_point.int8_blocks import BLOCK_BYTES, CODES, add, has_nonfinite, pack, stored, unpack
-from tests.unit.jobs import one_thread
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(params=["kernel", "torch"])

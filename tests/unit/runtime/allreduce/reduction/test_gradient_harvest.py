@@ -52,6 +52,12 @@ def net() -> tuple[Net, Harvest]:
     return model, harvest_of(carried(model=model))
 
 
+def in_a_pass() -> tuple[Net, Harvest]:
+    model, harvest = net()
+    harvest.begin_pass(1, 0, 0)
+    return model, harvest
+
+
 def run(model: nn.Module, harvest: Harvest, shard: int, weight: float = 1.0, rows: int = 5) -> Partial:
     harvest.before(shard)
     model(torch.randn(rows, 3)).square().mean().backward()
@@ -68,8 +74,7 @@ def draws() -> tuple[float, float, float]:
 
 
 def test_a_leaf_depends_on_the_shard_and_not_on_what_ran_before_it() -> None:
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     alone = run(model, harvest, 3)
     run(model, harvest, 0)
     again = run(model, harvest, 3)
@@ -119,8 +124,7 @@ def test_random_numbers_after_a_pass_that_does_not_count_are_the_same_too() -> N
 
 def test_a_dropped_shard_leaves_no_trace() -> None:
     """A rehearsal comes before the first shard of a worker, and some workers have no shard."""
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     before = draws()
     buffers = [buffer.clone() for buffer in model.buffers()]
     harvest.before(0)
@@ -166,8 +170,7 @@ def test_a_mean_is_divided_once_by_the_total_weight() -> None:
 
 @pytest.mark.parametrize("gradients", ["mean", "sum"])
 def test_what_the_user_does_to_a_gradient_does_not_reach_the_result(gradients: Literal["mean", "sum"]) -> None:
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     result = run(model, harvest, 0)
     before = copy_of(result)
     harvest.install(result, gradients)
@@ -194,8 +197,7 @@ def test_a_gradient_that_the_script_keeps_is_not_overwritten_by_the_next_pass() 
 
 def test_no_gradient_is_not_a_zero_gradient() -> None:
     """A parameter that nobody used must not be moved by weight decay or momentum."""
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     result = fold(run(model, harvest, 0), run(model, harvest, 1))
     model.unused.weight.grad = torch.ones(2, 2)
     harvest.install(result, "mean")
@@ -227,8 +229,7 @@ def test_memory_of_an_earlier_leaf_does_not_show_through() -> None:
 
 
 def test_a_skipped_shard_counts_for_nothing_whatever_it_computed() -> None:
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     counted = run(model, harvest, 0)
     alone = copy_of(counted)
     harvest.before(1)
@@ -348,8 +349,7 @@ def test_a_gradient_has_the_memory_layout_of_its_parameter() -> None:
 
 
 def test_every_shard_starts_from_the_same_statistics() -> None:
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     starts = []
     for shard in range(3):
         harvest.before(shard)
@@ -361,8 +361,7 @@ def test_every_shard_starts_from_the_same_statistics() -> None:
 
 
 def test_merged_statistics_are_the_weighted_mean_and_batches_count_once() -> None:
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     seen: list[torch.Tensor] = []
     leaves: list[Partial] = []
     for shard, weight in enumerate((1.0, 3.0)):
@@ -394,8 +393,7 @@ def test_statistics_that_no_shard_changed_keep_their_bits() -> None:
 
 def test_a_graph_over_two_shards_survives_the_reset_of_the_buffers() -> None:
     """autograd saves running statistics and would refuse a buffer whose version moved."""
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     harvest.before(0)
     loss = model(torch.randn(5, 3)).sum()
     harvest.before(1)
@@ -436,8 +434,7 @@ def test_declared_buffers_are_merged_by_their_rule() -> None:
 
 
 def test_the_note_of_a_leaf_is_plain_json() -> None:
-    model, harvest = net()
-    harvest.begin_pass(1, 0, 0)
+    model, harvest = in_a_pass()
     leaf = run(model, harvest, 0)
     meta = json.loads(json.dumps(leaf.meta()))
     assert meta["note"] == {"integers": {"model.norm.num_batches_tracked": 1}}

@@ -7,8 +7,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +24,7 @@ from runtime.allreduce.ring.frames import UNREAD_MAX, Frame, FrameKind, PeerLink
 from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Ring
 from runtime.allreduce.ring.tls import SealedSocket, TlsContexts
-from tests.unit.rings import GENEROUS_S, build_all, build_one, everyone, listeners, peers_of, wait_until
+from tests.unit.rings import GENEROUS_S, build_all, build_one, everyone, in_thread, listeners, peers_of, wait_until
 from tests.unit.runtime.allreduce.reduction.test_over_mesh import LENGTHS, assert_same, run, sum_of
 
 T = TypeVar("T")
@@ -96,13 +95,6 @@ def close_all(built: Sequence[Ring]) -> None:
         ring.close()
 
 
-def later(call: Callable[[], T]) -> Future[T]:
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call)
-    pool.shutdown(wait=False)
-    return future
-
-
 def test_after_losses_the_survivors_keep_their_connections(opened: dict[str, Listener], called: list[str]) -> None:
     built = build_all(opened)
     reduce(built, 0)
@@ -127,7 +119,7 @@ def test_a_newcomer_is_connected_and_the_others_keep_theirs(opened: dict[str, Li
     def member(ring: Ring) -> Ring:
         return build_one(opened[ring.me], ring.me, peers_of(opened), generation=2, kept=ring.hand_over(NAMES))
 
-    newcomer = later(lambda: build_one(opened["w3"], "w3", peers_of(opened), generation=2))
+    newcomer = in_thread(lambda: build_one(opened["w3"], "w3", peers_of(opened), generation=2))
     second = everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
     second.append(newcomer.result(GENEROUS_S))
     assert sorted(set(called)) == ["w0", "w1", "w2"] and "w3" in second[0].links
@@ -227,7 +219,7 @@ def test_a_peer_that_leaves_late_is_called_anew(
     monkeypatch.setattr(dialer, "KEPT_S", 0.05)
     built = build_all(opened)
     called.clear()
-    early = [later(lambda ring=ring: follow_alone(opened, ring)) for ring in built[1:]]  # type: ignore[misc]
+    early = [in_thread(lambda ring=ring: follow_alone(opened, ring)) for ring in built[1:]]  # type: ignore[misc]
     wait_until(lambda: called.count("w0") == 3)
     second = [follow_alone(opened, built[0]), *(future.result(GENEROUS_S) for future in early)]
     reduce(second, 3)
@@ -241,7 +233,7 @@ def follow_alone(opened: dict[str, Listener], ring: Ring, generation: int = 2, *
 
 def test_who_waits_in_the_old_ring_finds_that_a_peer_has_left_it_and_is_not_gone(opened: dict[str, Listener]) -> None:
     built = build_all(opened)
-    running = later(lambda: run([built[0]], [0, 0], LENGTHS))
+    running = in_thread(lambda: run([built[0]], [0, 0], LENGTHS))
     wait_until(built[0]._using.locked)
     kept = built[1].hand_over(NAMES)
     with pytest.raises(RingBroken, match="w1 has left this ring") as broken:
@@ -264,7 +256,7 @@ def test_another_plan_or_token_is_refused(opened: dict[str, Listener], other: di
         kept = first.hand_over(NAMES)
         return build_one(two["w0"], "w0", peers_of(two), generation=2, kept=kept, cancelled=cancelled)
 
-    waits = later(older)
+    waits = in_thread(older)
     kept = second.hand_over(NAMES)
     with pytest.raises(BuildFailed, match=said) as failure:
         build_one(two["w1"], "w1", peers_of(two), generation=2, kept=kept, **other)  # type: ignore[arg-type]
@@ -284,7 +276,7 @@ def test_members_that_build_different_generations_do_not_meet(opened: dict[str, 
         kept = first.hand_over(NAMES)
         return build_one(two["w0"], "w0", peers_of(two), generation=3, kept=kept, cancelled=cancelled)
 
-    waits = later(ahead)
+    waits = in_thread(ahead)
     with pytest.raises(BuildFailed, match="generation 2 is over"):
         build_one(two["w1"], "w1", peers_of(two), generation=2, kept=second.hand_over(NAMES))
     third = [build_one(two["w1"], "w1", peers_of(two), generation=3), waits.result(GENEROUS_S)]
@@ -342,7 +334,7 @@ def test_rings_left_in_the_middle_of_operations_follow_one_another(
     chance = random.Random(seed)
     built = build_all(opened)
     for generation in range(2, 12):
-        doomed = [later(lambda ring=ring: run([ring], [0] * 6, LENGTHS)) for ring in built]  # type: ignore[misc]
+        doomed = [in_thread(lambda ring=ring: run([ring], [0] * 6, LENGTHS)) for ring in built]  # type: ignore[misc]
         first = chance.choice(built)
         peer, link = chance.choice(list(first.links.items()))
         if chance.random() < 0.5:

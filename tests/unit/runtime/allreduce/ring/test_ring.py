@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -31,6 +30,7 @@ from tests.unit.rings import (
     build_one,
     called,
     everyone,
+    in_thread,
     listeners,
     peers_of,
     rest_of,
@@ -43,13 +43,6 @@ def meet(ring: Ring, op: int = 0) -> None:
     """An operation of headers only, with one unit held by rank 0."""
     roots = [Partial(0, 1)] if ring.rank == 0 else []
     exchange(ring, ReductionRequest(op=op, roots=roots, units=1, groups={}))
-
-
-def in_thread(call: Callable[[], None]) -> Future[None]:
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call)
-    pool.shutdown(wait=False)
-    return future
 
 
 def blocked(ring: Ring) -> Future[None]:

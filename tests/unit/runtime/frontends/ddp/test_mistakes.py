@@ -83,12 +83,24 @@ class Setup:
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         return F.mse_loss(self.model(x), y)
 
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = self.loss(x, y)
+    def update(self, loss: Any) -> None:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = self.loss(x, y)
+        self.update(loss)
         return loss.detach()  # type: ignore[no-any-return]
+
+
+def trained() -> Setup:
+    """After an epoch, before an evaluation."""
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    return setup
 
 
 def stopped(main: Main, kind: type[BaseException], message: str) -> None:
@@ -145,9 +157,7 @@ def a_batch_left_out_behind_the_model() -> None:
         loss = setup.loss(x, y)
         if i == 1:
             continue
-        setup.optimizer.zero_grad()
-        loss.backward()
-        setup.optimizer.step()
+        setup.update(loss)
 
 
 def a_batch_left_out_by_weight() -> None:
@@ -155,34 +165,21 @@ def a_batch_left_out_by_weight() -> None:
     setup = Setup()
     for i, (x, y) in enumerate(setup.loader):
         loss = setup.loss(x, y) * float(i != 1)
-        setup.optimizer.zero_grad()
-        loss.backward()
-        setup.optimizer.step()
-
-
-@pytest.mark.parametrize(
-    "main",
-    [list_of_the_loader, two_batches_for_one_backward, a_batch_left_out, a_batch_left_out_behind_the_model],
-)
-def test_a_second_batch_before_backward_is_named(main: Main) -> None:
-    stopped(main, ReadAhead, "take one batch, call backward")
-
-
-def test_a_batch_whose_loss_does_not_count_is_a_step() -> None:
-    trains(a_batch_left_out_by_weight, BATCHES)
+        setup.update(loss)
 
 
 # MidShardCollective
 
 
-def all_reduce_before_backward() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        loss = setup.loss(x, y)
-        dist.all_reduce(loss.detach().clone())
-        setup.optimizer.zero_grad()
-        loss.backward()
-        setup.optimizer.step()
+def called_before_backward(call: Callable[[Setup], object]) -> Main:
+    def main() -> None:
+        setup = Setup()
+        for x, y in setup.loader:
+            loss = setup.loss(x, y)
+            call(setup)
+            setup.update(loss)
+
+    return main
 
 
 def barrier_before_the_model() -> None:
@@ -231,16 +228,6 @@ def all_reduce_behind_an_evaluation() -> None:
     assert SEEN["before"][0] == SEEN["behind"][0] == [496.0, 32.0]
 
 
-def evaluation_before_backward() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        loss = setup.loss(x, y)
-        evaluate(setup)
-        setup.optimizer.zero_grad()
-        loss.backward()
-        setup.optimizer.step()
-
-
 def broadcast_by_rank_0() -> None:
     """What a script gives to rank 0 alone, and what each rank has itself."""
     setup = Setup()
@@ -271,37 +258,6 @@ def objects_of_all_sizes() -> None:
     assert set(SEEN["gathered"]) == {dist.get_world_size()}
 
 
-@pytest.mark.parametrize("main", [all_reduce_before_backward, barrier_before_the_model, evaluation_before_backward])
-def test_a_collective_between_a_batch_and_its_backward_is_named(main: Main) -> None:
-    stopped(main, MidShardCollective, "between a batch and its backward")
-
-
-def test_a_collective_inside_an_evaluation_is_named() -> None:
-    stopped(broadcast_in_an_evaluation, MidShardCollective, "inside the loop of an evaluation")
-
-
-def test_behind_the_step_each_rank_brings_its_value_and_all_get_the_sum() -> None:
-    trains(all_reduce_behind_the_step, BATCHES)
-
-
-def test_behind_the_step_rank_0_may_broadcast() -> None:
-    trains(broadcast_by_rank_0, BATCHES)
-
-
-def test_behind_the_step_objects_may_differ_in_size_from_rank_to_rank_and_from_step_to_step() -> None:
-    digest, _ = threads.alone(objects_of_all_sizes)
-    told = SEEN["objects"][:]
-    for workers in (2, 4):
-        SEEN.clear()
-        outcome = threads.together(workers, objects_of_all_sizes)
-        assert outcome.errors == {} and set(outcome.digests.values()) == {digest}
-        assert sorted(SEEN["objects"], key=repr) == sorted(told * workers, key=repr)
-
-
-def test_behind_an_evaluation_there_is_the_sum_of_all_batches() -> None:
-    trains(all_reduce_behind_an_evaluation, BATCHES)
-
-
 def synchronised_norm() -> None:
     setup = Setup(norm=True)
     setup.model = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(setup.model.module))
@@ -313,11 +269,6 @@ def norm() -> None:
     setup = Setup(norm=True)
     for x, y in setup.loader:
         setup.step(x, y)
-
-
-def test_synchronised_batch_norm_is_named_and_batch_norm_works() -> None:
-    stopped(synchronised_norm, NotCarried, "SyncBatchNorm, .* use BatchNorm")
-    trains(norm, BATCHES)
 
 
 # TwoBackwards
@@ -346,9 +297,7 @@ def two_losses_added_up() -> None:
     setup = Setup()
     for x, y in setup.loader:
         loss = setup.loss(x, y) + setup.loss(-x, -y)
-        setup.optimizer.zero_grad()
-        loss.backward()
-        setup.optimizer.step()
+        setup.update(loss)
 
 
 def first_backward_without_reduction() -> None:
@@ -360,19 +309,6 @@ def first_backward_without_reduction() -> None:
             setup.loss(x, y).backward()
         setup.loss(-x, -y).backward()
         setup.optimizer.step()
-
-
-def test_a_second_backward_in_a_turn_is_named() -> None:
-    stopped(two_models_outputs, TwoBackwards, "Add the losses up")
-    trains(two_losses_added_up, BATCHES)
-
-
-def test_a_second_backward_of_one_output_is_named() -> None:
-    stopped(two_losses_of_one_output, TwoBackwards, "a second backward")
-
-
-def test_a_second_backward_works_if_the_first_is_under_no_sync() -> None:
-    trains(first_backward_without_reduction, BATCHES)
 
 
 # LeftPass
@@ -409,10 +345,6 @@ def accumulated(every: int, fits: bool) -> None:
             setup.optimizer.zero_grad()
 
 
-def test_leaving_the_loop_in_a_silent_turn_is_named() -> None:
-    stopped(left_by_the_loss_of_one_rank, LeftPass, "compare what dist.all_reduce")
-
-
 def test_leaving_the_loop_alone_is_named_where_each_worker_has_a_rank() -> None:
     def main() -> None:
         setup = Setup()
@@ -422,15 +354,6 @@ def test_leaving_the_loop_alone_is_named_where_each_worker_has_a_rank() -> None:
                 break
 
     assert {type(error) for error in threads.together(4, main).errors.values()} == {LeftAlone}
-
-
-def test_leaving_the_loop_by_what_all_reduce_gives_works() -> None:
-    trains(left_by_the_loss_of_all_ranks, 6)
-
-
-def test_accumulation_that_does_not_fit_the_epoch_is_named_and_works_with_a_step_on_the_last_batch() -> None:
-    stopped(lambda: accumulated(3, False), LeftPass, "Step on the last batch too")
-    trains(lambda: accumulated(3, True), 3)
 
 
 # UnknownBatches
@@ -465,11 +388,6 @@ def draws_its_own_batches() -> None:
 def no_batches() -> None:
     Setup()
     RankScript.running().close()
-
-
-def test_a_backward_outside_of_such_a_loop_is_named() -> None:
-    stopped(batches_of_a_tensor, UnknownBatches, "sampler=DistributedSampler")
-    stopped(batches_of_another_loader, UnknownBatches, "sampler=DistributedSampler")
 
 
 def test_a_script_that_never_trains_is_named() -> None:
@@ -575,16 +493,6 @@ def counted_by_enumerate() -> None:
         setup.step(x, y)
 
 
-@pytest.mark.parametrize("main", [counted_by_a_range, counted_by_a_zip, counted_by_a_slice])
-def test_a_loop_that_counts_turns_is_named(main: Main) -> None:
-    stopped(main, NotInPlace, "counts the turns of this loop")
-
-
-@pytest.mark.parametrize("main", [counted_by_a_variable, counted_by_enumerate])
-def test_what_its_message_says_works(main: Main) -> None:
-    trains(main, 4)
-
-
 def counted_by_a_named_range() -> None:
     setup = Setup()
     it, steps = iter(setup.loader), range(4)
@@ -632,14 +540,6 @@ def cycled() -> None:
         if i == 2 * BATCHES:
             break
         setup.step(x, y)
-
-
-def test_a_cycle_over_the_batches_of_one_epoch_is_named() -> None:
-    stopped(cycled, UnknownBatches, r"itertools.cycle\(loader\) keeps the batches of its first epoch")
-
-
-def test_enumerate_counts_the_batches_of_a_class_that_wraps_the_loader() -> None:
-    trains(counted_over_a_class_of_its_own, 4)
 
 
 def counted_in_a_dict() -> None:
@@ -705,13 +605,7 @@ def several_times_through_the_model() -> None:
         for _ in range(2):
             out = out + setup.model(x)
         loss: Any = F.mse_loss(out, y)
-        setup.optimizer.zero_grad()
-        loss.backward()
-        setup.optimizer.step()
-
-
-def test_a_range_inside_a_turn_counts_no_turns() -> None:
-    trains(several_times_through_the_model, BATCHES)
+        setup.update(loss)
 
 
 # StrayGradient
@@ -731,11 +625,6 @@ def gradients_dropped_behind_the_step() -> None:
         setup.loss(x, y).backward()
         setup.optimizer.step()
         setup.optimizer.zero_grad()
-
-
-def test_a_gradient_of_the_step_before_is_named_and_zero_grad_helps() -> None:
-    stopped(gradients_never_dropped, StrayGradient, "zero_grad")
-    trains(gradients_dropped_behind_the_step, BATCHES)
 
 
 def weights_changed_by_hand() -> None:
@@ -789,20 +678,6 @@ def no_process_group() -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=4, rank=0)
     for _ in DataLoader(data, sampler=sampler):
         pass
-
-
-@pytest.mark.parametrize(
-    ("main", "message"),
-    [
-        (optimizer_made_late, "make it before the first epoch"),
-        (scheduler_made_late, "make it before the first epoch"),
-        (sampler_for_two, "leave num_replicas= out"),
-        (world_of_two, "start the script with --ranks 2"),
-        (no_process_group, "init_process_group"),
-    ],
-)
-def test_what_cannot_begin_is_named(main: Main, message: str) -> None:
-    stopped(main, ConfigError, message)
 
 
 # What works
@@ -868,9 +743,7 @@ def centred(kind: str) -> Main:
             for x, y in setup.loader:
                 out = setup.model(x)
                 weight = {"in place": mean, "bound anew": bound, "list": sum(sizes) / len(sizes)}[kind]
-                setup.optimizer.zero_grad()
-                F.mse_loss(out - weight, y).backward()
-                setup.optimizer.step()
+                setup.update(F.mse_loss(out - weight, y))
                 now = out.detach().mean()
                 dist.all_reduce(now)
                 mean.mul_(0.9).add_(now / 4)
@@ -969,11 +842,6 @@ def one_step_by_enumerate() -> None:
             break
 
 
-@pytest.mark.parametrize("main", [one_step_by_a_variable, one_step_by_enumerate])
-def test_a_script_may_train_one_step(main: Main) -> None:
-    trains(main, 1)
-
-
 def held_iterator() -> None:
     setup = Setup()
     it, step = iter(setup.loader), 0
@@ -986,10 +854,6 @@ def held_iterator() -> None:
     dist.barrier()
 
 
-def test_a_loop_left_at_its_top_may_keep_its_iterator() -> None:
-    trains(held_iterator, 2)
-
-
 def reduced_now_and_then() -> None:
     setup = Setup()
     for i, (x, y) in enumerate(setup.loader):
@@ -997,10 +861,6 @@ def reduced_now_and_then() -> None:
         if i % 3 == 1:
             dist.all_reduce(loss)
             tell("loss", loss.item())
-
-
-def test_what_is_reduced_every_third_step_is_the_sum_over_ranks() -> None:
-    trains(reduced_now_and_then)
 
 
 def remembered_by_step() -> None:
@@ -1012,10 +872,6 @@ def remembered_by_step() -> None:
         rates[i] = setup.optimizer.param_groups[0]["lr"]
         scheduler.step()
     tell("rates", list(rates.items()))
-
-
-def test_what_is_remembered_under_the_number_of_a_step_is_that_of_the_step() -> None:
-    trains(remembered_by_step)
 
 
 def counted_as_tensor() -> None:
@@ -1034,43 +890,14 @@ def counted_as_new_tensor() -> None:
     tell("total", total.item())
 
 
-@pytest.mark.parametrize("main", [counted_as_tensor, counted_as_new_tensor])
-def test_a_sum_that_is_a_tensor_counts_steps_too(main: Main) -> None:
-    trains(main)
-
-
 def weighed_by(iterator: Callable[[], Any], weigh: Callable[[Any], float]) -> Main:
     def main() -> None:
         setup = Setup()
         kept = iterator()
         for x, y in setup.loader:
-            setup.optimizer.zero_grad()
-            (setup.loss(x, y) * weigh(kept)).backward()
-            setup.optimizer.step()
+            setup.update(setup.loss(x, y) * weigh(kept))
 
     return main
-
-
-@pytest.mark.parametrize(
-    ("iterator", "weigh", "kind"),
-    [
-        (itertools.count, next, "count"),
-        (lambda: iter([1.0] * 100), next, "list_iterator"),
-        (lambda: random.Random(1), lambda kept: kept.random(), "Random"),
-        (lambda: np.random.default_rng(1), lambda kept: float(kept.random()), "Generator"),
-        (lambda: np.random.RandomState(1), lambda kept: float(kept.rand()), "RandomState"),
-        (lambda: torch.Generator().manual_seed(1), lambda kept: torch.rand((), generator=kept).item(), "Generator"),
-        (
-            lambda: iter(DataLoader(TensorDataset(torch.ones(100)))),
-            lambda kept: next(kept)[0].item(),
-            "_SingleProcessDataLoaderIter",
-        ),
-    ],
-)
-def test_iterators_and_random_generators_that_go_on_are_named(
-    iterator: Callable[[], Any], weigh: Callable[[Any], float], kind: str
-) -> None:
-    stopped(weighed_by(iterator, weigh), NotInPlace, f"kept in .*, a {kind}, goes on in each turn")
 
 
 def counted_without_end() -> None:
@@ -1083,15 +910,8 @@ def counted_without_end() -> None:
             break
 
 
-def test_a_loop_over_count_is_named() -> None:
-    stopped(counted_without_end, NotInPlace, r"for step in count\(...\) counts the turns")
-
-
 def evaluated_as_tensor() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        setup.step(x, y)
-    setup.model.eval()
+    setup = trained()
     right: Any = 0
     with torch.no_grad():
         for _x, y in setup.test_loader:
@@ -1120,10 +940,7 @@ def evaluated_in_a_tensor_of_the_caller() -> None:
 
 
 def evaluated_in_numpy() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        setup.step(x, y)
-    setup.model.eval()
+    setup = trained()
     count, total = 0, 0.0
     with torch.no_grad():
         for _x, y in setup.test_loader:
@@ -1136,10 +953,7 @@ def evaluated_in_numpy() -> None:
 
 
 def evaluated_by_extremes() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        setup.step(x, y)
-    setup.model.eval()
+    setup = trained()
     lowest, highest = float("inf"), -float("inf")
     with torch.no_grad():
         for _x, y in setup.test_loader:
@@ -1149,10 +963,7 @@ def evaluated_by_extremes() -> None:
 
 
 def evaluated_in_a_list() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        setup.step(x, y)
-    setup.model.eval()
+    setup = trained()
     means = []
     with torch.no_grad():
         for _x, y in setup.test_loader:
@@ -1164,10 +975,7 @@ def evaluated_in_a_list() -> None:
 
 
 def evaluated_in_a_list_of_tensors() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        setup.step(x, y)
-    setup.model.eval()
+    setup = trained()
     right = []
     with torch.no_grad():
         for x, y in setup.test_loader:
@@ -1202,10 +1010,7 @@ def asked_in_a_generator(loader: Iterable[Any]) -> None:
 
 
 def evaluated_in_part() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        setup.step(x, y)
-    setup.model.eval()
+    setup = trained()
     total = torch.zeros(1)
     with torch.no_grad():
         for i, (_x, y) in enumerate(setup.test_loader):
@@ -1227,10 +1032,7 @@ def evaluated_in_the_loop() -> None:
 
 def evaluated_with_all_reduce_in_the_loop(first: int) -> Main:
     def main() -> None:
-        setup = Setup()
-        for x, y in setup.loader:
-            setup.step(x, y)
-        setup.model.eval()
+        setup = trained()
         total = 0.0
         with torch.no_grad():
             for i, (_x, y) in enumerate(setup.test_loader):
@@ -1245,10 +1047,7 @@ def evaluated_with_all_reduce_in_the_loop(first: int) -> Main:
 
 
 def batch_mixed_with_a_result() -> None:
-    setup = Setup()
-    for x, y in setup.loader:
-        setup.step(x, y)
-    setup.model.eval()
+    setup = trained()
     total = 0.0
     with torch.no_grad():
         for _x, y in setup.test_loader:
@@ -1264,18 +1063,6 @@ def two_loops_at_once() -> None:
         for u, _v in setup.test_loader:
             with torch.no_grad():
                 setup.model(u)
-
-
-def test_an_evaluation_may_reduce_for_each_batch() -> None:
-    trains(evaluated_with_all_reduce_in_the_loop(0))
-
-
-def test_a_collective_that_comes_first_for_a_later_batch_is_named() -> None:
-    stopped(evaluated_with_all_reduce_in_the_loop(1), MidShardCollective, "inside the loop of an evaluation")
-
-
-def test_a_value_of_a_batch_together_with_a_result_is_no_clock() -> None:
-    stopped(batch_mixed_with_a_result, NotInPlace, "total in .* by a value of the batch together with what")
 
 
 def test_an_evaluation_without_eval_does_not_stand_between_two_steps() -> None:
@@ -1328,56 +1115,6 @@ def a_probe_with_two_kinds_of_backward() -> None:
         setup.optimizer.zero_grad()
 
 
-def test_a_function_that_trains_and_evaluates_may_keep_gradients_in_the_evaluation() -> None:
-    trains(one_function_trains_and_evaluates, 2 * BATCHES)
-
-
-def test_a_backward_in_each_branch_of_a_condition_trains_in_eval() -> None:
-    trains(a_probe_with_two_kinds_of_backward)
-
-
-def test_an_evaluation_may_count_in_a_tensor_that_was_a_number() -> None:
-    trains(evaluated_as_tensor)
-
-
-def test_an_evaluation_may_add_to_a_tensor_of_its_caller() -> None:
-    trains(evaluated_in_a_tensor_of_the_caller)
-
-
-def test_an_evaluation_may_count_in_numbers_of_numpy() -> None:
-    trains(evaluated_in_numpy)
-
-
-def test_an_evaluation_behind_a_step_has_the_lowest_and_the_highest_of_all_ranks() -> None:
-    trains(evaluated_by_extremes)
-
-
-def test_an_evaluation_may_keep_one_number_a_batch_in_a_list() -> None:
-    trains(evaluated_in_a_list)
-
-
-def test_an_evaluation_that_collects_tensors_is_named() -> None:
-    stopped(
-        evaluated_in_a_list_of_tensors, NotInPlace, "right in .*, a list that gets other things than one number a batch"
-    )
-
-
-@pytest.mark.parametrize(
-    "collect", [list, lambda loader: sum(len(x) for x, _ in loader), lambda loader: [len(x) for x, _ in loader]]
-)
-def test_an_evaluation_whose_batches_no_statement_has_is_named(collect: Callable[[Iterable[Any]], object]) -> None:
-    stopped(evaluated_by(collect), NotInPlace, "a comprehension, over the batches of a DistributedSampler")
-
-
-@pytest.mark.parametrize("collect", [asked_with_next, asked_in_a_generator])
-def test_an_evaluation_may_ask_for_its_batches_in_any_loop(collect: Callable[[Iterable[Any]], object]) -> None:
-    trains(evaluated_by(collect), BATCHES, (2,))
-
-
-def test_an_evaluation_that_is_left_early_is_named() -> None:
-    stopped(evaluated_in_part, MidShardCollective, "without `break`")
-
-
 def statistics_in_an_evaluation() -> None:
     setup = Setup(norm=True)
     for x, y in setup.loader:
@@ -1398,16 +1135,6 @@ def statistics_of_an_average(distributed: bool) -> Main:
         torch.optim.swa_utils.update_bn(loader, average)
 
     return main
-
-
-def test_batch_norm_that_learns_in_an_evaluation_is_named() -> None:
-    stopped(statistics_in_an_evaluation, BufferChanged, r"model 0: 1.* changed .* call model.eval\(\) before the loop")
-    stopped(statistics_of_an_average(True), BufferChanged, r"average 0: module.1.* a DataLoader without a Distributed")
-    trains(statistics_of_an_average(False), BATCHES)
-
-
-def test_an_evaluation_behind_a_step_has_the_sum_of_all_batches() -> None:
-    trains(evaluated_in_the_loop)
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
@@ -1505,11 +1232,6 @@ def scheduler_at_the_bottom() -> None:
         scheduler.step()
 
 
-@pytest.mark.parametrize("main", [scheduler_at_the_top, scheduler_at_the_bottom])
-def test_a_scheduler_may_step_at_either_end_of_the_loop(main: Main) -> None:
-    trains(main, BATCHES)
-
-
 def rates_set_at_the_bottom() -> None:
     """By the step, relative to what they were, and by hand for the next one; other settings too."""
     setup = Setup()
@@ -1565,9 +1287,7 @@ def losses_weighed_by_sliding_windows() -> None:
     for epoch in range(2):
         setup.sampler.set_epoch(epoch)
         for x, y in setup.loader:
-            setup.optimizer.zero_grad()
-            (setup.loss(x, y) * (1 + sum(popped) + sum(sliced) + sum(ring) + counts[0])).backward()
-            setup.optimizer.step()
+            setup.update(setup.loss(x, y) * (1 + sum(popped) + sum(sliced) + sum(ring) + counts[0]))
             counts[0] += 1
             popped.append(counts[0] / 10)
             if len(popped) > 2:
@@ -1707,3 +1427,169 @@ def step_with_a_closure() -> None:
 def test_an_optimizer_with_a_closure_is_named() -> None:
     with pytest.raises(NotInPlace, match="closure"):
         threads.alone(step_with_a_closure)
+
+
+# By the tables
+
+STOPPED: dict[str, tuple[Main, type[BaseException], str]] = {
+    "a list of the loader": (list_of_the_loader, ReadAhead, "take one batch, call backward"),
+    "two batches for one backward": (two_batches_for_one_backward, ReadAhead, "take one batch, call backward"),
+    "a batch left out": (a_batch_left_out, ReadAhead, "take one batch, call backward"),
+    "one that the model has seen": (a_batch_left_out_behind_the_model, ReadAhead, "take one batch, call backward"),
+    "a collective before backward": (
+        called_before_backward(lambda _: dist.all_reduce(torch.ones(1))),
+        MidShardCollective,
+        "between a batch and its backward",
+    ),
+    "one before the model": (barrier_before_the_model, MidShardCollective, "between a batch and its backward"),
+    "one of an evaluation before backward": (
+        called_before_backward(evaluate),
+        MidShardCollective,
+        "between a batch and its backward",
+    ),
+    "one in an evaluation": (broadcast_in_an_evaluation, MidShardCollective, "inside the loop of an evaluation"),
+    "one that comes first for a later batch": (
+        evaluated_with_all_reduce_in_the_loop(1),
+        MidShardCollective,
+        "inside the loop of an evaluation",
+    ),
+    "an evaluation that is left early": (evaluated_in_part, MidShardCollective, "without `break`"),
+    "synchronised batch norm": (synchronised_norm, NotCarried, "SyncBatchNorm, .* use BatchNorm"),
+    "a second backward in a turn": (two_models_outputs, TwoBackwards, "Add the losses up"),
+    "a second backward of one output": (two_losses_of_one_output, TwoBackwards, "a second backward"),
+    "leaving the loop in a silent turn": (left_by_the_loss_of_one_rank, LeftPass, "compare what dist.all_reduce"),
+    "accumulation that does not fit": (lambda: accumulated(3, False), LeftPass, "Step on the last batch too"),
+    "batches of a tensor": (batches_of_a_tensor, UnknownBatches, "sampler=DistributedSampler"),
+    "batches of another loader": (batches_of_another_loader, UnknownBatches, "sampler=DistributedSampler"),
+    "a cycle over the batches of an epoch": (
+        cycled,
+        UnknownBatches,
+        r"itertools.cycle\(loader\) keeps the batches of its first epoch",
+    ),
+    "turns counted by a range": (counted_by_a_range, NotInPlace, "counts the turns of this loop"),
+    "turns counted by a zip": (counted_by_a_zip, NotInPlace, "counts the turns of this loop"),
+    "turns counted by a slice": (counted_by_a_slice, NotInPlace, "counts the turns of this loop"),
+    "turns counted without end": (counted_without_end, NotInPlace, r"for step in count\(...\) counts the turns"),
+    "a value of a batch together with a result": (
+        batch_mixed_with_a_result,
+        NotInPlace,
+        "total in .* by a value of the batch together with what",
+    ),
+    "an evaluation that collects tensors": (
+        evaluated_in_a_list_of_tensors,
+        NotInPlace,
+        "right in .*, a list that gets other things than one number a batch",
+    ),
+    "a gradient of the step before": (gradients_never_dropped, StrayGradient, "zero_grad"),
+    "an optimizer made late": (optimizer_made_late, ConfigError, "make it before the first epoch"),
+    "a scheduler made late": (scheduler_made_late, ConfigError, "make it before the first epoch"),
+    "a sampler for two": (sampler_for_two, ConfigError, "leave num_replicas= out"),
+    "a world of two": (world_of_two, ConfigError, "start the script with --ranks 2"),
+    "no process group": (no_process_group, ConfigError, "init_process_group"),
+    "batch norm that learns in an evaluation": (
+        statistics_in_an_evaluation,
+        BufferChanged,
+        r"model 0: 1.* changed .* call model.eval\(\) before the loop",
+    ),
+    "batch norm of an average that does": (
+        statistics_of_an_average(True),
+        BufferChanged,
+        r"average 0: module.1.* a DataLoader without a Distributed",
+    ),
+}
+
+GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "count": (itertools.count, next),
+    "list_iterator": (lambda: iter([1.0] * 100), next),
+    "Random": (lambda: random.Random(1), lambda kept: kept.random()),
+    "Generator": (lambda: np.random.default_rng(1), lambda kept: float(kept.random())),
+    "RandomState": (lambda: np.random.RandomState(1), lambda kept: float(kept.rand())),
+    "Generator of torch": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda kept: torch.rand((), generator=kept).item(),
+    ),
+    "_SingleProcessDataLoaderIter": (
+        lambda: iter(DataLoader(TensorDataset(torch.ones(100)))),
+        lambda kept: next(kept)[0].item(),
+    ),
+}
+"""Iterators and random generators, by their class."""
+STOPPED |= {
+    f"a {kind} that goes on": (weighed_by(*kept), NotInPlace, f"kept in .*, a {kind.split()[0]}, goes on in each turn")
+    for kind, kept in GOES_ON.items()
+}
+WITHOUT_A_STATEMENT: dict[str, Callable[[Iterable[Any]], object]] = {
+    "list()": list,
+    "sum()": lambda loader: sum(len(x) for x, _ in loader),
+    "a comprehension": lambda loader: [len(x) for x, _ in loader],
+}
+STOPPED |= {
+    f"an evaluation by {name}": (
+        evaluated_by(collect),
+        NotInPlace,
+        "a comprehension, over the batches of a DistributedSampler",
+    )
+    for name, collect in WITHOUT_A_STATEMENT.items()
+}
+
+
+@pytest.mark.parametrize("what", STOPPED)
+def test_what_breaks_a_rule_is_named(what: str) -> None:
+    stopped(*STOPPED[what])
+
+
+TRAINS: dict[str, tuple[Main, int | None]] = {
+    "a batch whose loss does not count is a step": (a_batch_left_out_by_weight, BATCHES),
+    "behind the step each rank brings its value, and all get the sum": (all_reduce_behind_the_step, BATCHES),
+    "behind the step rank 0 may broadcast": (broadcast_by_rank_0, BATCHES),
+    "behind an evaluation there is the sum of all batches": (all_reduce_behind_an_evaluation, BATCHES),
+    "batch norm works": (norm, BATCHES),
+    "two losses may be added up": (two_losses_added_up, BATCHES),
+    "a second backward works if the first is under no_sync": (first_backward_without_reduction, BATCHES),
+    "a loop may be left by what all_reduce gives": (left_by_the_loss_of_all_ranks, 6),
+    "accumulation works with a step on the last batch": (lambda: accumulated(3, True), 3),
+    "steps may be counted in a variable": (counted_by_a_variable, 4),
+    "steps may be counted by enumerate": (counted_by_enumerate, 4),
+    "enumerate counts the batches of a class that wraps the loader": (counted_over_a_class_of_its_own, 4),
+    "a range inside a turn counts no turns": (several_times_through_the_model, BATCHES),
+    "zero_grad may come behind the step": (gradients_dropped_behind_the_step, BATCHES),
+    "one step by a variable": (one_step_by_a_variable, 1),
+    "one step by enumerate": (one_step_by_enumerate, 1),
+    "a loop left at its top may keep its iterator": (held_iterator, 2),
+    "what is reduced every third step is the sum over ranks": (reduced_now_and_then, None),
+    "what is remembered under the number of a step is that of the step": (remembered_by_step, None),
+    "a sum that becomes a tensor counts steps": (counted_as_tensor, None),
+    "a sum that is a new tensor counts steps": (counted_as_new_tensor, None),
+    "an evaluation may reduce for each batch": (evaluated_with_all_reduce_in_the_loop(0), None),
+    "an evaluation may keep gradients": (one_function_trains_and_evaluates, 2 * BATCHES),
+    "a backward in each branch of a condition trains in eval": (a_probe_with_two_kinds_of_backward, None),
+    "an evaluation may count in a tensor that was a number": (evaluated_as_tensor, None),
+    "an evaluation may add to a tensor of its caller": (evaluated_in_a_tensor_of_the_caller, None),
+    "an evaluation may count in numbers of numpy": (evaluated_in_numpy, None),
+    "an evaluation has the lowest and the highest of all ranks": (evaluated_by_extremes, None),
+    "an evaluation may keep one number a batch in a list": (evaluated_in_a_list, None),
+    "an evaluation in the loop has the sum of all batches": (evaluated_in_the_loop, None),
+    "batch norm of an average may learn from a plain loader": (statistics_of_an_average(False), BATCHES),
+    "a scheduler may step at the top of the loop": (scheduler_at_the_top, BATCHES),
+    "a scheduler may step at the bottom of the loop": (scheduler_at_the_bottom, BATCHES),
+}
+
+
+@pytest.mark.parametrize("what", TRAINS)
+def test_what_comes_close_trains(what: str) -> None:
+    trains(*TRAINS[what])
+
+
+@pytest.mark.parametrize("collect", [asked_with_next, asked_in_a_generator])
+def test_an_evaluation_may_ask_for_its_batches_in_any_loop(collect: Callable[[Iterable[Any]], object]) -> None:
+    trains(evaluated_by(collect), BATCHES, (2,))
+
+
+def test_behind_the_step_objects_may_differ_in_size_from_rank_to_rank_and_from_step_to_step() -> None:
+    digest, _ = threads.alone(objects_of_all_sizes)
+    told = SEEN["objects"][:]
+    for workers in (2, 4):
+        SEEN.clear()
+        outcome = threads.together(workers, objects_of_all_sizes)
+        assert outcome.errors == {} and set(outcome.digests.values()) == {digest}
+        assert sorted(SEEN["objects"], key=repr) == sorted(told * workers, key=repr)

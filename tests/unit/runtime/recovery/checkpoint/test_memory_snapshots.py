@@ -34,16 +34,10 @@ from runtime.recovery.checkpoint import memory_snapshots
 from runtime.recovery.checkpoint.stager import Stager
 from runtime.recovery.state.available_memory import available_bytes
 from runtime.session import LoopPlace, Session
-from tests.unit.jobs import SHARDS, Recorded, make_job, one_thread, set_up, train
+from tests.unit.jobs import SHARDS, Recorded, configure, make_job, set_up, train
 from tests.unit.worlds import FakeMember, World
 
 WAIT_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def single_threaded() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +86,7 @@ def trained(memory: Path, session: Session, every: str = "1 step", epochs: int =
 def resumed(memory: Path, entry: EntryName, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[int]]:
     """The digest, and the steps that were done, of a job that goes on from a snapshot."""
     settings = Settings(resume=str(entry), resume_from=str(memory), root=str(memory.parent / "none"), job_id="feed")
-    for name, value in settings.to_environment().items():
-        monkeypatch.setenv(name, value)
+    configure(monkeypatch, settings)
     session = Recorded()
     digest = train(set_up(make_job(session)))
     return digest, [record.step for record in session.records]

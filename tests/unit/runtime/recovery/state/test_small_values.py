@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,8 @@ from elastic.errors import ConfigError, Disagree, LeaderOnly, NotCarried, UsageE
 from runtime.loop.job import Job
 from runtime.recovery.state import small_values
 from runtime.session import Session
-from tests.unit.jobs import Recorded, dataset, make_job, one_thread, set_up
+from tests.unit.jobs import Recorded, dataset, make_job, set_up
 from tests.unit.worlds import FakeMember, Killed, World
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def loop(session: Session, after: Callable[[Job, int], Any], total: int = 3) -> list[Any]:

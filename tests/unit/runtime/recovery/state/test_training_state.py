@@ -653,9 +653,7 @@ def nothing(header: dict[str, Any], blobs: list[torch.Tensor]) -> None:
         *(other_groups, tensor_out_of_range, a_word_for_a_tensor, unknown_marker, nothing),
     ],
 )
-def test_a_copy_that_does_not_fit_changes_nothing(
-    damage: Callable[[dict[str, Any], list[torch.Tensor]], None],
-) -> None:
+def test_a_copy_that_does_not_fit_changes_nothing(damage: Callable[[dict[str, Any], list[torch.Tensor]], None]) -> None:
     _, _, source = trained()
     model, optimizer, target = trained()
     train(model, optimizer)

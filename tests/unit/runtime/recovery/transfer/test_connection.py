@@ -8,7 +8,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -23,7 +22,7 @@ from runtime.allreduce.ring.listener import Listener
 from runtime.allreduce.ring.ring import Peer
 from runtime.recovery.transfer import connection as copy
 from runtime.recovery.transfer.connection import CopyConnection, CopyFailed, open_copy
-from tests.unit.rings import GENEROUS_S, JOB, TOKEN, wait_until
+from tests.unit.rings import GENEROUS_S, JOB, TOKEN, in_thread, wait_until
 
 Serve = Callable[[CopyConnection, Hello], None]
 
@@ -66,13 +65,6 @@ def raw_pair() -> Iterator[tuple[socket.socket, CopyConnection]]:
     with left:
         yield left, connection
     connection.close()
-
-
-def in_thread(call: Callable[[], object]) -> Future[object]:
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call)
-    pool.shutdown(wait=False)
-    return future
 
 
 def blobs(*sizes: int) -> list[Tensor]:

@@ -26,6 +26,8 @@ class ScriptObjects:
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._trained: list[tuple[nn.Parameter, bool]] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._gradient_versions: list[tuple[int, int] | None] | None = None
+        self._weight_versions: list[int] = []
 
     def add(self, kind: str, thing: object) -> None:
         """The script has made something."""
@@ -61,13 +63,28 @@ class ScriptObjects:
 
     # Whether something has changed
 
-    def versions_of_gradients(self) -> list[tuple[int, int] | None]:
-        """What differs when a backward() has added to a gradient of a model."""
+    def note_gradients(self) -> None:
+        """A backward() begins that is to leave the gradients of the models alone."""
+        self._gradient_versions = self._versions_of_gradients()
+
+    def gradients_changed(self) -> bool:
+        """Whether that backward() has added to one of them; False if none has begun. Asked once for each."""
+        noted, self._gradient_versions = self._gradient_versions, None
+        return noted is not None and noted != self._versions_of_gradients()
+
+    def _versions_of_gradients(self) -> list[tuple[int, int] | None]:
         gradients = (weight.grad for weight in self.weights())
         return [None if gradient is None else (id(gradient), version_of(gradient)) for gradient in gradients]
 
-    def versions_of_weights(self) -> list[int]:
-        """What differs when a weight of a model was changed in place."""
+    def note_weights(self) -> None:
+        """The result of a pass has come."""
+        self._weight_versions = self._versions_of_weights()
+
+    def weights_changed(self) -> bool:
+        """Whether a weight of a model was changed in place since then."""
+        return self._weight_versions != self._versions_of_weights()
+
+    def _versions_of_weights(self) -> list[int]:
         return [version_of(weight) for weight in self.weights()]
 
     def versions_of_buffers(self) -> dict[str, int]:

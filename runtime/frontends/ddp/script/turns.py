@@ -104,12 +104,12 @@ class Turns:
         return batch
 
     def more(self) -> Any:
-        """One more batch of the turn in progress: its backward() was not to reduce yet. Raises IndexError if the epoch
+        """One more batch of the turn in progress: its backward() was not to reduce yet. Raises LeftPass if the epoch
         has none."""
         assert self._running.shard is not None
         number, rank = self._source.first + self._source.before + self._batches, self._running.shard.index
         if number >= len(self._source):
-            raise IndexError(number)
+            raise mistakes.unreduced(self._source.left, len(self._source))
         own = self._training.session.owned(self._running.work.shards)
         batch = self._source.fetch_ahead(number, rank, own)
         seed_shard(self._training.seed, self._running.place.index, self._pass.number, rank, self._batches)
