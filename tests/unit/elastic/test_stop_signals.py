@@ -42,8 +42,10 @@ def child(*, ours: bool = True, slow: bool = False) -> Iterator[subprocess.Popen
             text=True,
         )
     with process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def line(process: subprocess.Popen[str]) -> str:
