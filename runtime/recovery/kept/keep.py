@@ -6,10 +6,10 @@ changes them, and it waits for the copy. Everything else is copied at once. What
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,25 +21,24 @@ from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.agreed_end import AgreedEnd
-from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, KeptStep
+from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment
 from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state
 from runtime.recovery.kept.content import CurrentState, Piece, named
 from runtime.recovery.kept.copying import BodyLayout, NewSegment, StepCopy, WriteRule, size_of, table
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
-from runtime.recovery.kept.loading import SavedState, load
-from runtime.recovery.kept.look import segments_of
-from runtime.recovery.kept.place import OFF, THIN, KeptPlace
+from runtime.recovery.kept.loading import SavedState, load, opened
+from runtime.recovery.kept.place import OFF, ORDER, RANDOM, THIN, KeptPlace
 from runtime.recovery.kept.reading import StateReader
-from runtime.recovery.kept.remote import OtherMachines, RemoteSegment, SegmentMirror
-from runtime.recovery.kept.segment import BUFFERS, Segment, SegmentWriter
+from runtime.recovery.kept.remote import OtherMachines, SegmentMirror
+from runtime.recovery.kept.segment import BUFFERS, SegmentWriter
+from runtime.recovery.kept.step_log import StepLog
 from runtime.recovery.state.available_memory import available_bytes
-from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
+from runtime.recovery.state.small_values import Number, as_number
+from runtime.recovery.transfer.connection import CopyFailed
 
 ROUNDS = 2
 """Those of two rounds are in memory at once: the new round has none that is whole until its first step is kept."""
-ORDER, RANDOM = "order of gradients", "random numbers"
-"""Names beside those of a script's objects, which are words of Python."""
 PART = 0.5
 """The part of the free memory that segments may take."""
 
@@ -94,7 +93,7 @@ def keep(*objects: object, units: int | None = None, every: int = 1, copies: int
         found |= {ORDER: GradientOrder(), RANDOM: RandomNumbers()}
     if place is not None and place.source is not None:
         parts = {0, _Rank.of(os.environ).rank} if place.own else None
-        with _segments(place.memory, place.source, others, parts) as segments:
+        with opened(place.memory, place.source, others, _seal(), parts) as segments:
             load(found, SavedState.of_rank(segments[0], segments[-1]) if place.own else SavedState.of(segments))
     kept = KeptScript(found, place, exact, others, _Options(every, copies))
     if place is not None:
@@ -116,31 +115,8 @@ def kept_before(name: str) -> Any:
     if place is None or place.source is None or not place.own:
         return None
     rank = _Rank.of(os.environ).rank
-    with _segments(place.memory, place.source, OtherMachines.read(place.others), {rank}) as (mine,):
+    with opened(place.memory, place.source, OtherMachines.read(place.others), _seal(), {rank}) as (mine,):
         return mine.table()["plain"].get(name)
-
-
-@contextmanager
-def _segments(
-    memory: str, source: KeptStep, others: OtherMachines | None, parts: Collection[int] | None
-) -> Iterator[list[Segment | RemoteSegment]]:
-    """The parts of a step, by number; those of other machines over connections that stay open in the block. parts:
-    numbers of those that are wanted; None: all."""
-    elsewhere = others.parts if others is not None else {}
-    found: list[Segment | RemoteSegment] = [
-        one for one in segments_of(memory, source, elsewhere) if parts is None or one.header.part in parts
-    ]
-    with ExitStack() as stack:
-        connections: dict[str, CopyConnection] = {}
-        for part, worker in elsewhere.items():
-            assert others is not None
-            if parts is not None and part not in parts:
-                continue
-            if worker not in connections:
-                connections[worker] = stack.enter_context(closing(others.dial.open(worker, _seal())))
-            held = HeldSegment(source.step, source.round, source.group, part, others.count)
-            found.append(RemoteSegment(connections[worker], held))
-        yield sorted(found, key=lambda one: one.header.part)
 
 
 def _seal() -> TlsContexts:
@@ -197,11 +173,13 @@ class KeptScript:
         self._copy: StepCopy | None = None
         self._at_once = False
         """Whether everything is copied in done(), because the script changes weights while they are copied."""
+        self._log: StepLog | None = None
         if place is not None and self._at is not None:
+            self._log = StepLog(place.round, self._at.rank, self._at.world)
             self._end = AgreedEnd(place, self._at.rank, self._at.world, os.environ)
-            for one in objects.values():
+            for name, one in objects.items():
                 if isinstance(one, torch.optim.Optimizer):
-                    one.register_step_pre_hook(lambda *_: self.wait())
+                    one.register_step_pre_hook(functools.partial(self._before_step, name))
 
     def done(self) -> None:
         """A step is done: all processes call it behind the last change of the step, as that of the scheduler. If the
@@ -211,11 +189,13 @@ class KeptScript:
         ends = self._place is not None and self._end is not None and self._end.is_last(step)
         if self._begun and not ends and step % self._options.every:
             self.step = step
+            self._write_log()
             return
         self.wait()
         self._await_mirror()
         self.step = step
         state = self._state()
+        self._write_log()
         if self._place is None or state is None:
             return
         try:
@@ -230,6 +210,31 @@ class KeptScript:
             self.wait()
             self._await_mirror()
             self._end.arrive()
+
+    def log(self, **values: Number) -> None:
+        """Values of the step in progress, as loss=loss, that the ledger of the job is to have: the mean of what all
+        processes have logged under a name until done(), a process several times or not at all. With units, those of a
+        unit that does not count are left out, and the mean has the same bits in any world.
+
+        values: numbers, or tensors of one element. Raises UsageError for others."""
+        if self._place is None or self._log is None or (self._exact is not None and self._exact.idle):
+            return
+        for name, value in values.items():
+            self._log.take(name, as_number(value, f"kept.log: {name}"))
+
+    def _write_log(self) -> None:
+        """Before the step is kept."""
+        if self._place is None or self._log is None:
+            return
+        try:
+            self._log.write(self._place.directory(), self.step)
+        except OSError as error:
+            self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+
+    def _before_step(self, name: str, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.wait()
+        if self._log is not None:
+            self._log.take_lr(name, optimizer)
 
     def _state(self) -> CurrentState | None:
         """None: nothing is kept. In the first step of a round all processes are told if one of them cannot keep its
@@ -391,7 +396,7 @@ def shortage(body: int, directory: Path) -> str:
     directory: of the round, beside those of earlier rounds, which take a part of that memory already. Raises OSError.
     """
     wanted = BUFFERS * ROUNDS * body
-    held = sum(path.stat().st_size for path in directory.parent.glob("*/*") if path.exists())
+    held = sum(path.stat().st_size for path in directory.parent.glob("*/*.*.*") if path.exists())
     status = os.statvfs(directory)
     for free, where in ((status.f_bavail * status.f_frsize, "in /dev/shm"), (available_bytes(), "on this machine")):
         if wanted > PART * (held + free):

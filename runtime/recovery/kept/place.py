@@ -21,6 +21,10 @@ THIN = "thin"
 """The same of a script that cannot mirror what it keeps; its rank stands behind the name."""
 
 
+ORDER, RANDOM = "order of gradients", "random numbers"
+"""Names of what is kept with --ranks beside a script's objects, whose names are words of Python."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeptPlace:
     """memory: the job's directory in this machine's memory; "": there is none. round: that of the script. source: what
