@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from elastic.protocol.worker_id import node_of
@@ -57,12 +57,12 @@ class Memories:
         said = LoggedStep(RoundNumber(0, generation), step, rank, len(members), (0.1,), {"loss": (loss,)})
         self._logs.setdefault(node_of(worker), []).append(said)
 
-    def news(self, worker: str, told: set[LoggedKey], share: tuple[int, int] | None = None) -> tuple[LoggedStep, ...]:
-        """What is on its machine that it has not read. share: its own, of all ranks; None: all that it has itself."""
+    def news(self, worker: str, told: set[LoggedKey], wanted: Callable[[LoggedStep], bool]) -> tuple[LoggedStep, ...]:
+        """What is on its machine, and wanted, and what it has not read."""
         found = [
             one
             for one in self._logs.get(node_of(worker), ())
-            if (one.round, one.rank, one.step) not in told and (share is None or one.rank % share[1] == share[0])
+            if (one.round, one.rank, one.step) not in told and wanted(one)
         ]
         told.update((one.round, one.rank, one.step) for one in found)
         return tuple(found)

@@ -200,7 +200,11 @@ class RoundsWorld:
             self._look_at_last(worker, members)
         exchange = self.exchanges[worker.exchange]
         if script is not None and worker.name not in exchange.said:
-            worker.state.logged = self.memories.news(worker.name, worker.told, share(worker.name, members))
+            number = RoundNumber(0, worker.state.generation)
+            own = members.index(worker.name)
+            worker.state.logged = self.memories.news(
+                worker.name, worker.told, lambda one: one.round == number and one.rank == own
+            )
         lacking_s = max(0.0, now_s - worker.lacking_from_s)
         exchange.said.setdefault(worker.name, worker.state.report(store, idle_s, lacking_s))
         self._complete(exchange)
@@ -242,7 +246,8 @@ class RoundsWorld:
         match decision:
             case LookAtKept():
                 worker.state.held = self.memories.look(name, members)
-                worker.state.logged = self.memories.news(name, worker.told, share(name, members))
+                mine, shares = share(name, members)
+                worker.state.logged = self.memories.news(name, worker.told, lambda one: one.rank % shares == mine)
             case AwaitNodes():
                 self.reached.add("waited")
                 worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
@@ -254,7 +259,8 @@ class RoundsWorld:
                 in_vain = any(one.lacking_s >= LACKING_S for one in said)
                 nobody_knows = all(one.known is None for one in said)
                 self.memories.load(members, worker.state.generation, start, in_vain=in_vain, nobody_knows=nobody_knows)
-                worker.records.begin(RoundNumber(0, worker.state.generation), start.source)
+                number = RoundNumber(0, worker.state.generation)
+                worker.records.begin(number, start.source, all_new=nobody_knows)
                 worker.state.starts(start)
                 worker.lacking_from_s = NEVER_S
                 self._start(worker, start)

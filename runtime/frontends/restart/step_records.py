@@ -36,9 +36,13 @@ class StepRecords:
         """The newest step of a round of which a process has said something; 0: there is none."""
         return max((step for said, step in self._said if said == number), default=0)
 
-    def begin(self, number: RoundNumber, source: KeptStep | None) -> None:
-        """A round begins, with this step. None: the script begins anew, or with files of its own."""
-        if source is not None:
+    def begin(self, number: RoundNumber, source: KeptStep | None, *, all_new: bool) -> None:
+        """A round begins, with this step. None: the script begins anew, or with files of its own. all_new: all workers
+        were lost, and none of these has seen a round: they record what was left in memory. Otherwise those do that have
+        seen one."""
+        if source is not None and self._next is None and not all_new:
+            self._next = source.step + 1
+        elif source is not None:
             self._keep(source.round, source.step, number.generation)
         self._next = self._next if self._next is not None else 1
         self._said.clear()
@@ -49,9 +53,8 @@ class StepRecords:
 
     def _keep(self, number: RoundNumber, until: int, incomplete: int) -> None:
         """Steps of which not all processes have told have neither learning rates nor values, as where a machine was
-        lost with them. A worker that is new records what it has heard of: the others have recorded the rest. incomplete:
-        the generation of such lines. If another worker has recorded such a step in full before, in its own generation,
-        that line stands."""
+        lost with them. incomplete: the generation of such lines. If a worker that was lost has recorded such a step in
+        full, in its own generation, that line stands."""
         if self._next is None:
             steps = sorted(step for said, step in self._said if said == number and step <= until)
         else:
@@ -63,8 +66,8 @@ class StepRecords:
 
 
 def record_of(step: int, said: Mapping[int, LoggedStep], world: int, incomplete: int) -> StepRecord:
-    """The line of a step. said: what each rank has told. world, incomplete: world and generation of the line, if not all
-    have told something."""
+    """The line of a step. said: what each rank has told. world, incomplete: world and generation of the line, if not
+    all have told something."""
     ranks: Sequence[LoggedStep] = [said[rank] for rank in sorted(said)]
     if not ranks or len(ranks) < ranks[0].world:
         return StepRecord(step - 1, 0, incomplete, world, (), {}, [])

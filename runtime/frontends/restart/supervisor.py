@@ -208,7 +208,8 @@ class Supervisor:
             case rounds.CopyThin(parts):
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
-                self._records.begin(self._round, start.source)
+                all_new = all(report.known is None for report in reports.values())
+                self._records.begin(self._round, start.source, all_new=all_new)
                 self._say_source(place.rank, start)
                 self._start(place.members, start)
             case rounds.Blame(worker, failure):
