@@ -18,7 +18,7 @@ from elastic.store.embedded import EmbeddedEtcd
 from runtime.recovery.kept.place import directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, read_header, segments_in
 from tests.live.spread import Spread
-from tests.live.test_kept import SCRIPT, STEPS, Rounds, alone
+from tests.live.test_kept import SCRIPT, STEPS, Rounds, alone, quiet
 from tests.live.test_kept_nodes import lose, memory
 from tests.live.test_kept_ranks import RANKS, under_torchrun
 from tests.live.test_kept_ranks import SCRIPT as RANKS_SCRIPT
@@ -88,8 +88,11 @@ def test_with_two_copies_a_node_and_the_next_one_may_be_lost_at_once(
         second = job.until("a round of one node", lambda: rounds.begun_after(first, 1))
         assert [begun >= 3 for _, _, begun in rounds.started(second).values()] == [True]
         rounds.open(*range(4, STEPS))
-        assert job.await_result()["exit_code"] == 0
-    assert (files / "digest").read_text() == alone(STEPS)
+        result = job.await_result()
+        assert result["exit_code"] == 0
+        digest, lines, of_job = quiet(tmp_path)
+        assert (files / "digest").read_text() == digest and result["digest"] == of_job
+        assert [line["step"] for line in job.steps()] == [line["step"] for line in lines]
 
 
 def test_a_flipped_bit_is_found_before_it_is_loaded_and_the_mirror_is_taken(tmp_path: Path, memory: Path) -> None:

@@ -55,7 +55,9 @@ class Training:
     def step(self) -> None:
         for _ in self.kept.units():
             x = torch.randn(4, 5)
-            (F.cross_entropy(self.model(x), x[:, :3].argmax(1)) / UNITS).backward()
+            loss = F.cross_entropy(self.model(x), x[:, :3].argmax(1))
+            self.kept.log(loss=loss)
+            (loss / UNITS).backward()
         self.kept.clip_norm(0.1)
         self.optimizer.step()
         self.scheduler.step()
