@@ -174,8 +174,8 @@ ROWS = (
         "machine is lost before the round has kept a step, so is the state", WARN, feeds=(THIN,)),
     _worker("kept_not_copied", "source step because", "", "A part of the state that one machine alone has could not be "
         "copied from there", WARN),
-    _worker("kept_not_digested", "step because", "", "The job ends without a digest, as a part of its last step cannot be "
-        "read", WARN),
+    _worker("kept_not_digested", "step because", "", "The job ends without a digest, as a part of its last step cannot "
+        "be read", WARN),
     _worker("kept_damaged", "segment because", "{worker_id} finds a damaged piece of the state in memory, and removes "
         "it: {because}", "The job goes on from a step that is whole without it. Examine the memory of the machine", BAD,
         console="{who} found a damaged piece of the state in memory, and has removed it: {because}"),
