@@ -268,6 +268,8 @@ class Supervisor:
         # Behind that look: whoever says that a step is kept says what was logged in it, too.
         self._at.logged = tuple(one for place in mine for one in self._logs.news(self._round, place.rank))
         kept, least = min(said, default=(-1, ""))
+        # Another process of the machine, as a replica, may have kept what a process of this worker is still to do.
+        kept = min([kept, *(self._logs.newest(self._round, place.rank) for place in mine)])
         if kept > self._at.kept:
             now_s, before = time.monotonic(), max(self._at.kept, self._at.begun)
             self._step_s, self._kept_s = (now_s - self._kept_s) / max(1, kept - before), now_s

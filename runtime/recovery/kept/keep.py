@@ -21,14 +21,14 @@ from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.agreed_end import AgreedEnd
-from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment
-from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state
+from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, PartPlan, plan_part
+from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state, shards_of
 from runtime.recovery.kept.content import CurrentState, Piece, named
 from runtime.recovery.kept.copying import BodyLayout, NewSegment, StepCopy, WriteRule, size_of, table
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load, opened
-from runtime.recovery.kept.place import OFF, ORDER, RANDOM, THIN, KeptPlace
+from runtime.recovery.kept.place import OFF, ORDER, PART, RANDOM, THIN, KeptPlace
 from runtime.recovery.kept.reading import StateReader
 from runtime.recovery.kept.remote import OtherMachines, SegmentMirror
 from runtime.recovery.kept.segment import BUFFERS, SegmentWriter
@@ -39,7 +39,7 @@ from runtime.recovery.transfer.connection import CopyFailed
 
 ROUNDS = 2
 """Those of two rounds are in memory at once: the new round has none that is whole until its first step is kept."""
-PART = 0.5
+SHARE = 0.5
 """The part of the free memory that segments may take."""
 
 
@@ -169,6 +169,7 @@ class KeptScript:
         NAME.state.NUMBER for each parameter with such a path, of whose state tensors may appear in a later step."""
         self._writer: SegmentWriter | None = None
         """None: nothing is kept yet, or another process keeps the same."""
+        self._plan = PartPlan(0, 1, True, 1, ())
         self._layout = BodyLayout(WriteRule(lambda piece: False, lambda piece: False, samples=False))
         self._copy: StepCopy | None = None
         self._at_once = False
@@ -301,9 +302,10 @@ class KeptScript:
     def _say_fewer(self, because: str) -> None:
         """Of the machines that take what this process keeps, one takes no more."""
         if self._place is not None and self._at is not None:
-            where = f"{1 + len(self._mirrors)} machines" if self._mirrors else "one machine alone"
-            self._say(f"the state is on {where} until the next round: {because}")
-            if not self._mirrors:
+            count = self._plan.machines + len(self._mirrors)
+            self._say(f"the state is on {count} machines until the next round: {because}" if count > 1 else
+                      f"the state is on one machine alone until the next round: {because}")  # fmt: skip
+            if count == 1:
                 self._place.leave_word(f"{THIN}{self._at.rank}", because)
 
     def turn_off(self, because: str) -> None:
@@ -327,16 +329,22 @@ class KeptScript:
         for one in self._objects.values():
             if isinstance(one, GradientOrder):
                 one.close()
-        shared = self._others is not None and self._in_parts(state)
-        mirrors = self._others.mirrors[: self._options.copies] if self._others is not None and shared else ()
+        nodes = gathered(self._at.node)
+        plan = self._plan = self._part_of(state, nodes)
+        mirrors = [
+            self._others.mirrors[(node - self._at.node - 1) % (max(nodes) + 1)]
+            for node in plan.targets
+            if self._others is not None
+        ]
         self._layout = BodyLayout(self._rule(state))
-        bodies = gathered([self._at.node, size_of(self._layout.place(state))])
-        machine = sum(body for node, body in bodies if node == self._at.node)
-        for other in gathered(shortage((1 + len(mirrors)) * machine, directory)):
+        bodies = gathered([self._at.node, size_of(self._layout.place(state)) * (1 + len(mirrors))])
+        for other in gathered(shortage(sum(body for node, body in bodies if node == self._at.node), directory)):
             if other:
                 self.turn_off(other)
                 return
-        if self._in_parts(state) or self._at.local_rank == 0:
+        if plan.part != self._at.rank:
+            (directory / f"{PART}{self._at.rank}").write_text(str(plan.part))
+        if plan.writes:
             held = self._held(state)
             self._writer = SegmentWriter(directory, held.group, held.part)
         failed = []
@@ -349,28 +357,38 @@ class KeptScript:
         for because in failed:
             self._say_fewer(because)
 
+    def _part_of(self, state: CurrentState, nodes: list[int]) -> PartPlan:
+        """What this process keeps in this round. nodes: the machine of each rank."""
+        assert self._place is not None and self._at is not None
+        if not self._in_parts(state):
+            return PartPlan(0, 1, self._at.local_rank == 0, max(nodes) + 1, ())
+        has: list[Any] = list(range(self._at.world))
+        where = has if self._place.own else gathered(shards_of(state, bits=False))
+        if len(set(where)) < len(has) and len(set(gathered(shards_of(state, bits=True)))) == len(set(where)):
+            has = where  # otherwise no replicas, or they have not the same bits, and so keep a part each
+        return plan_part(self._at.rank, has, nodes, self._options.copies)
+
     def _in_parts(self, state: CurrentState) -> bool:
         """Whether each process keeps a part of the state. Otherwise one process of each machine keeps all of it."""
         return state.is_sharded or (self._place is not None and self._place.own)
 
-    def _is_first(self, state: CurrentState) -> bool:
+    def _is_first(self) -> bool:
         """Whether this process keeps what all processes have: once in the job, or, without parts, once a machine."""
-        assert self._at is not None
-        return (self._at.rank if self._in_parts(state) else self._at.local_rank) == 0
+        return self._plan.part == 0 and self._plan.writes
 
     def _rule(self, state: CurrentState) -> WriteRule:
         assert self._place is not None
-        first, own = self._is_first(state), self._place.own
+        first, own = self._is_first(), self._place.own
 
         def writes(piece: Piece) -> bool:
-            return piece.sharded or first or (own and not self._is_alike(piece))
+            return self._plan.writes and (piece.sharded or first or (own and not self._is_alike(piece)))
 
         return WriteRule(writes, self._is_alike, samples=own)
 
     def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
         assert self._place is not None and self._at is not None
         placed = self._layout.place(state)
-        said = table(state.parts, placed, plain=self._place.own or self._is_first(state))
+        said = table(state.parts, placed, plain=self._place.own or self._is_first())
         segment = NewSegment(writer.oldest(), self._held(state), placed, said)
         self._copy = StepCopy(segment, tuple(self._mirrors), at_once=self._at_once)
 
@@ -384,11 +402,8 @@ class KeptScript:
     def _held(self, state: CurrentState) -> HeldSegment:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
         assert self._place is not None and self._at is not None
-        if self._in_parts(state):
-            group, part, parts = 0, self._at.rank, self._at.world
-        else:
-            group, part, parts = self._at.node, 0, 1
-        return HeldSegment(self.step, self._place.round, group, part, parts, self._options.copies)
+        group, plan = 0 if self._in_parts(state) else self._at.node, self._plan
+        return HeldSegment(self.step, self._place.round, group, plan.part, plan.parts, self._options.copies)
 
 
 def shortage(body: int, directory: Path) -> str:
@@ -399,7 +414,7 @@ def shortage(body: int, directory: Path) -> str:
     held = sum(path.stat().st_size for path in directory.parent.glob("*/*.*.*") if path.exists())
     status = os.statvfs(directory)
     for free, where in ((status.f_bavail * status.f_frsize, "in /dev/shm"), (available_bytes(), "on this machine")):
-        if wanted > PART * (held + free):
+        if wanted > SHARE * (held + free):
             return (
                 f"{wanted / 1e6:.0f} MB for {BUFFERS} copies in each of {ROUNDS} rounds would take more than half of "
                 f"the {(held + free) / 1e6:.0f} MB that are left {where}"

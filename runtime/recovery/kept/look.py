@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elastic.errors import CheckpointCorrupt
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber
-from runtime.recovery.kept.place import OFF, THIN, directory_of, rounds_in
+from runtime.recovery.kept.place import OFF, PART, THIN, directory_of, rounds_in
 from runtime.recovery.kept.segment import Header, Segment, read_header, segments_in
 from runtime.session import Reports
 
@@ -37,8 +37,9 @@ class KeptHere:
         directory = directory_of(self._memory, number)
         if (because := _off(directory)) is not None:
             return -1, f"not kept: {because}"
-        found = _headers(directory, (f"0.{rank}.", f"{node}.0."))
-        newest = max((held.step for held in found if held.parts == 1 or held.part == rank), default=-1)
+        part = _part_of(directory, rank)
+        found = _headers(directory, (f"0.{part}.", f"{node}.0."))
+        newest = max((held.step for held in found if held.parts == 1 or held.part == part), default=-1)
         if newest < 0:
             return -1, ""
         if not (directory / f"{THIN}{rank}").exists():
@@ -120,6 +121,13 @@ def _off(directory: Path) -> str | None:
         return (directory / OFF).read_text()
     except OSError:
         return None
+
+
+def _part_of(directory: Path, rank: int) -> int:
+    try:
+        return int((directory / f"{PART}{rank}").read_text() or rank)
+    except OSError:
+        return rank
 
 
 def segments_of(memory: str, source: KeptStep, elsewhere: Collection[int] = ()) -> list[Segment]:

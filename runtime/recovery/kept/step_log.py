@@ -107,6 +107,10 @@ class StepLogs:
             self._told[number, rank] = found[0].step
         return found[::-1]
 
+    def newest(self, number: RoundNumber, rank: int) -> int:
+        """The newest step of a rank that was read; 0: none."""
+        return self._told.get((number, rank), 0)
+
     def left(self, share: int, shares: int) -> list[LoggedStep]:
         """The same of all rounds that are in memory, of this worker's share: no script of theirs runs now."""
         ranks = {number: self._ranks(number) for number in rounds_in(self._memory)} if self._memory else {}
