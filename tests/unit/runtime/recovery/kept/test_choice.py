@@ -16,8 +16,8 @@ from runtime.recovery.kept.choice import (
     RoundNumber,
     lost_parts,
     mirrors_of,
-    plan_part,
     newest_whole,
+    plan_part,
     thin_parts,
 )
 
