@@ -1,4 +1,4 @@
-"""elastic.keep of replicas of shards (HSDP) over several nodes: each is the mirror of the other one, and nothing is sent."""
+"""elastic.keep of replicas of shards (HSDP) on several nodes: they are each other's mirrors, and nothing is sent."""
 
 from __future__ import annotations
 
