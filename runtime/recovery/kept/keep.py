@@ -196,14 +196,14 @@ class KeptScript:
         self._await_mirror()
         self.step = step
         state = self._state()
-        self._write_log()
         if self._place is None or state is None:
             return
         try:
             if not self._begun:
                 self._begun = True
                 self._begin(state)
-            if self._writer is not None:
+            self._write_log()
+            if self._writer is not None and self._place is not None:
                 self._keep(state, self._writer)
         except OSError as error:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
@@ -303,8 +303,8 @@ class KeptScript:
         """Of the machines that take what this process keeps, one takes no more."""
         if self._place is not None and self._at is not None:
             count = self._plan.machines + len(self._mirrors)
-            self._say(f"the state is on {count} machines until the next round: {because}" if count > 1 else
-                      f"the state is on one machine alone until the next round: {because}")  # fmt: skip
+            where = f"{count} machines" if count > 1 else "one machine alone"
+            self._say(f"the state is on {where} until the next round: {because}")
             if count == 1:
                 self._place.leave_word(f"{THIN}{self._at.rank}", because)
 
