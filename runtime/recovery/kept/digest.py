@@ -33,8 +33,12 @@ def leaf_digests(segments: Sequence[Segment | RemoteSegment], share: int, shares
             name = path if distributed or not own or not rank else f"{path}{_OF_RANK}{rank}"
             saved = found.setdefault(name, SavedTensor(path, dtype, tuple(shape), distributed, device))
             saved.boxes.append(Stored(segment, Box(tuple(offset), tuple(extent)), at))
-    mine = {name: found[name] for name in sorted(found)[share::shares]}
-    return state_digests.digests((name, f"{one.dtype} {list(one.shape)}", _whole(one)) for name, one in mine.items())
+    return {name: _digest(found[name]) for name in sorted(found)[share::shares]}
+
+
+def _digest(saved: SavedTensor) -> str:
+    leaf = saved.path, f"{saved.dtype} {list(saved.shape)}", _whole(saved)
+    return state_digests.digests([leaf])[saved.path]
 
 
 def _whole(saved: SavedTensor) -> torch.Tensor:

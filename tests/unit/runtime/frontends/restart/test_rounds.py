@@ -73,7 +73,7 @@ def reports(
     return found
 
 
-DIGESTS = ({"a": "01"}, {"b": "02"}, {})
+DIGESTS: tuple[dict[str, str], ...] = ({"a": "01"}, {"b": "02"}, {})
 """Of three workers; there are two tensors."""
 
 
