@@ -183,8 +183,9 @@ class Supervisor:
         script.post(Reduced())
         self._follow_generation()
         lacking_s = max(0.0, time.monotonic() - self._lacking_since_s)
+        kept = self._look_at_round()
         report = self._at.report(self._address(), self._scripts.idle_s, lacking_s)
-        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round(), self._ranks()))
+        session.script_does(report.said(self._told.timing.hang_s, kept, self._ranks()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         script.post(StepLeft())
