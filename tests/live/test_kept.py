@@ -35,7 +35,7 @@ def quiet(home: Path) -> tuple[str, list[dict[str, Any]], str]:
     with Job(home, "--workers", "1", "--restart", str(SCRIPT), str(files), str(STEPS), name="quiet") as running:
         Rounds(running.until, files).open(*range(STEPS))
         assert running.wait() == 0, running.story()
-        return (files / "digest").read_text(), running.steps, str(running.result["digest"])
+        return (files / "digest").read_text(), running.steps(), str(running.result["digest"])
 
 
 def recorded(lines: list[dict[str, Any]]) -> list[list[Any]]:
@@ -115,8 +115,8 @@ def test_a_sharded_script_goes_on_from_memory_with_fewer_and_with_more_ranks(tmp
         digest, lines, of_job = quiet(tmp_path)
         assert (files / "digest").read_text() == digest
         assert [line["step"] for line in lines] == list(range(STEPS)) and all(line["scalars"]["loss"] for line in lines)
-        assert recorded(running.steps) == recorded(lines), "each step once, with the mean of all units"
-        assert len({line["world_size"] for line in running.steps}) == 2
+        assert recorded(running.steps()) == recorded(lines), "each step once, with the mean of all units"
+        assert len({line["world_size"] for line in running.steps()}) == 2
         assert running.result["digest"] == of_job != ""
         assert f"{STEPS} steps, " in running.output and f"digest {of_job}" in running.output
         read = {line for path in files.glob("*.opened") for line in path.read_text().splitlines()}

@@ -36,7 +36,7 @@ from runtime.frontends.restart.rounds import (
     StartScript,
 )
 from runtime.frontends.restart.step_records import StepRecords
-from runtime.recovery.kept.choice import RoundNumber, mirrors_of
+from runtime.recovery.kept.choice import HeldSegment, RoundNumber, mirrors_of
 from runtime.session import StepRecord
 from tests.sim.clock import Clock
 from tests.sim.kept import LoggedKey, Memories
@@ -211,9 +211,8 @@ class RoundsWorld:
 
     def _look_at_last(self, worker: Worker, members: tuple[str, ...]) -> None:
         if worker.state.script is ScriptState.DONE:
-            worker.state.held = tuple(
-                one for one in self.memories.look(worker.name, members) if one.step == worker.state.kept
-            )
+            number = RoundNumber(0, worker.state.generation)
+            worker.state.held = (HeldSegment(worker.state.kept, number, 0, members.index(worker.name), len(members)),)
 
     def _complete(self, exchange: Exchange) -> None:
         """If all members of the newest generation have said something, everybody who has gets the result."""

@@ -26,15 +26,19 @@ class StepRecords:
         self._next: int | None = None
         """How many steps are done behind the first one that is not recorded; None: this worker has seen no round."""
         self._world = 0
+        self._newest = RoundNumber(0, 0), 0
+        """The newest step of the newest round of which a process has said something."""
 
     def hear(self, logged: Iterable[LoggedStep]) -> None:
         for one in logged:
             self._said.setdefault((one.round, one.step), {})[one.rank] = one
             self._world = one.world
+            self._newest = max(self._newest, (one.round, one.step))
 
     def newest(self, number: RoundNumber) -> int:
         """The newest step of a round of which a process has said something; 0: there is none."""
-        return max((step for said, step in self._said if said == number), default=0)
+        newest, step = self._newest
+        return step if newest == number else 0
 
     def begin(self, number: RoundNumber, source: KeptStep | None, *, all_new: bool) -> None:
         """A round begins, with this step. None: the script begins anew, or with files of its own. all_new: all workers

@@ -276,7 +276,8 @@ class Supervisor:
             self._step_s, self._kept_s = (now_s - self._kept_s) / max(1, kept - before), now_s
         self._at.kept = kept
         if self._at.script is rounds.ScriptState.DONE:
-            self._at.held = self._kept.last(self._round, kept, *share(me, members))
+            last = [self._kept.last(self._round, kept, place.rank, place.node) for place in mine]
+            self._at.held = tuple(one for found in last for one in found) if kept > 0 else ()
         return least
 
     def _ranks(self) -> list[int]:

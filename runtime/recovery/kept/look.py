@@ -49,12 +49,13 @@ class KeptHere:
             self._session.note("kept_thin", step=newest, parts=1)
         return newest, f"step {newest} kept, on this machine alone"
 
-    def last(self, number: RoundNumber, step: int, share: int, shares: int) -> tuple[HeldSegment, ...]:
-        """The segments of a step of that round, of this worker's share, by their headers. Its scripts have ended."""
-        if not self._memory:
-            return ()
-        found = _headers(directory_of(self._memory, number), ("",))
-        return tuple(held for held in found if held.step == step and held.part % shares == share)
+    def last(self, number: RoundNumber, step: int, rank: int, node: int) -> Iterator[HeldSegment]:
+        """What the script of a rank, or another one of the machine that has the same, has kept of a step of that round.
+        node: the number of the machine."""
+        directory = directory_of(self._memory, number)
+        for held in _headers(directory, (f"0.{_part_of(directory, rank)}.", f"{node}.0.")):
+            if held.step == step:
+                yield held
 
     def settle(self, number: RoundNumber) -> None:
         """Remove what earlier rounds have kept: the round has kept a whole step itself."""
