@@ -147,7 +147,8 @@ class RoundsWorld:
             self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._drain)
         while not self._over():
             assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
-        lacking = sorted(set(range(STEPS)) - self.ledger.keys())
+        done = [worker.script.step for worker in self.workers.values() if worker.left and worker.script is not None]
+        lacking = sorted(set(range(max(done))) - self.ledger.keys())
         assert not lacking, f"steps are not in the ledger: {lacking}"
         return self.reached
 
@@ -272,10 +273,10 @@ class RoundsWorld:
                 self._die(worker)
                 return
             case HashKept(source):
-                assert source is not None and source.step == STEPS, "the last step is not whole"
+                assert source is not None and source.step == worker.state.kept, "the last step is not whole"
                 worker.state.hashed, worker.state.digests = True, {f"tensor {members.index(name)}": "0123"}
             case AllDone(digest):
-                assert digest, "the last step has no digest"
+                assert digest or "ended in part" in self.reached, "the last step has no digest"
                 number = RoundNumber(0, worker.state.generation)
                 worker.records.keep(number, worker.records.newest(number))
                 worker.left = True
