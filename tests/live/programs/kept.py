@@ -48,7 +48,8 @@ class Training:
         self.model: Any = Model()
         world = dist.get_world_size()
         has_replicas = REPLICAS > 1 and world >= 2 * REPLICAS and world % REPLICAS == 0
-        mesh = init_device_mesh("cpu", (REPLICAS, world // REPLICAS)) if has_replicas else None
+        shape, names = (REPLICAS, world // REPLICAS), ("replicas", "shards")
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names) if has_replicas else None
         fully_shard(self.model.up, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
         weights, biases = ([p for p in self.model.parameters() if (p.ndim > 1) is large] for large in (True, False))
