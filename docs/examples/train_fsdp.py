@@ -64,6 +64,7 @@ def main() -> None:
             x, y = batch(kept.step, unit)
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / args.units
             loss.backward()
+            kept.log(loss=loss * args.units)
         kept.clip_norm(1.0)
         optimizer.step()
         scheduler.step()

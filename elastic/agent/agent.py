@@ -246,9 +246,10 @@ def main(fork_server: ForkServerProcess | None = None) -> int:
         given = options.of_words()
         spec, job_dir, who = given.spec, given.job_dir, f"agent-{given.node}"
         refused = _refused(given)
+        stable = spec.reduction.stable and not spec.restart  # scripts in rounds sum by themselves
         with (
             JobLock(job_dir / "lock", "wait until that job is over, or give another --job-dir"),
-            Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas, stable=spec.reduction.stable) as ledger,
+            Ledger(job_dir / "steps.jsonl", whole=not (given.reach.replicas or spec.restart), stable=stable) as ledger,
             Journal(journal_path(job_dir, who), spec.name, who, given.node, logged=logging.DEBUG) as journal,
         ):
 

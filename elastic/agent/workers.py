@@ -232,7 +232,9 @@ class WorkerManager:
 
     def _say_how_far(self, worker_id: str) -> None:
         """Say how many steps are on file: the worker's last beat may be old, and no other worker may be left."""
-        steps = self._ledger.next_step
+        steps = (
+            self._ledger.next_step if not self._here.spec.restart else 0
+        )  # there new workers go on from what is kept
         self._leader.say(messages.Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str], starved: str) -> None:

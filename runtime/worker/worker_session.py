@@ -333,6 +333,11 @@ class WorkerSession(OperationLoop):
         if self.script.at.behind:  # the members have recorded it
             return
         self._applied = record.step + 1
+        self.record(record)
+
+    def record(self, record: StepRecord) -> None:
+        """Queue the line of a step for the ledger; never waits. The leader does not hear of the step, and so lets new
+        workers begin when all are lost, as those of scripts in rounds may."""
         self._client.record({**asdict(record), "lr": list(record.lr)})
 
     def history(self, first: int, end: int) -> list[StepRecord]:

@@ -28,7 +28,7 @@ def written(output: Path) -> dict[str, bytes]:
     return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("accelerate")])
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind.startswith("accelerate")), "accelerate_fsdp"])
 def test_kills_and_joins_leave_no_trace(kind: str, tmp_path: Path) -> None:
     """In the first epoch, and later, where whole epochs with their evaluations are over."""
     quiet, output = tmp_path / "quiet", tmp_path / "output"

@@ -180,7 +180,8 @@ class Spread:
     def steps(self) -> list[Line]:
         """The ledgers of all nodes, merged by step."""
         parts = (directory / "steps.jsonl" for directory in self._directories())
-        return ledger.merged(part for part in parts if part.exists())
+        stable = not self.spec.restart  # a machine may be lost with what its script had logged in a step
+        return ledger.merged((part for part in parts if part.exists()), stable=stable)
 
     def await_result(self) -> Line:
         path = self.dir / "result.json"

@@ -28,6 +28,21 @@ def alone(steps: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
 
 
+def quiet(home: Path) -> tuple[str, list[dict[str, Any]], str]:
+    """Of an undisturbed job with one worker: what its script has written, its ledger, and its digest."""
+    files = home / "quiet files"
+    files.mkdir()
+    with Job(home, "--workers", "1", "--restart", str(SCRIPT), str(files), str(STEPS), name="quiet") as running:
+        Rounds(running.until, files).open(*range(STEPS))
+        assert running.wait() == 0, running.story()
+        return (files / "digest").read_text(), running.steps(), str(running.result["digest"])
+
+
+def recorded(lines: list[dict[str, Any]]) -> list[list[Any]]:
+    """What the ledger has of each step, whatever workers have done it."""
+    return [[line[name] for name in ("step", "epoch", "lr", "scalars", "samples")] for line in lines]
+
+
 class Rounds:
     """The rounds of the script, by the files that it writes. until: as Job.until."""
 
@@ -97,7 +112,13 @@ def test_a_sharded_script_goes_on_from_memory_with_fewer_and_with_more_ranks(tmp
         assert running.wait() == 0, running.story()
         rounds.check(number, again=1)
         assert 2 in {world for at in range(number) for _, world, _ in rounds.started(at).values()}
-        assert (files / "digest").read_text() == alone(STEPS)
+        digest, lines, of_job = quiet(tmp_path)
+        assert (files / "digest").read_text() == digest
+        assert [line["step"] for line in lines] == list(range(STEPS)) and all(line["scalars"]["loss"] for line in lines)
+        assert recorded(running.steps()) == recorded(lines), "each step once, with the mean of all units"
+        assert len({line["world_size"] for line in running.steps()}) > 1
+        assert running.result["digest"] == of_job != ""
+        assert f"{STEPS} steps, " in running.output and f"digest {of_job}" in running.output
         read = {line for path in files.glob("*.opened") for line in path.read_text().splitlines()}
         segments = {path for path in read if path.startswith("/dev/shm/elastic-")}
         assert segments, "the state is read from memory"

@@ -18,7 +18,7 @@ from elastic.store.embedded import EmbeddedEtcd
 from runtime.recovery.kept.place import directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, read_header, segments_in
 from tests.live.spread import Spread
-from tests.live.test_kept import SCRIPT, STEPS, Rounds, alone
+from tests.live.test_kept import SCRIPT, STEPS, Rounds, alone, quiet
 from tests.live.test_kept_nodes import lose, memory
 from tests.live.test_kept_ranks import RANKS, under_torchrun
 from tests.live.test_kept_ranks import SCRIPT as RANKS_SCRIPT
@@ -87,6 +87,32 @@ def test_with_two_copies_a_node_and_the_next_one_may_be_lost_at_once(
             lose(node, agents[node], memory)
         second = job.until("a round of one node", lambda: rounds.begun_after(first, 1))
         assert [begun >= 3 for _, _, begun in rounds.started(second).values()] == [True]
+        rounds.open(*range(4, STEPS))
+        result = job.await_result()
+        assert result["exit_code"] == 0
+        digest, lines, of_job = quiet(tmp_path)
+        assert (files / "digest").read_text() == digest and result["digest"] == of_job
+        assert [line["step"] for line in job.steps()] == [line["step"] for line in lines]
+
+
+def test_with_two_copies_what_two_of_three_have_is_on_the_third_one_before_scripts_start(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new node is the only one that is left, before a process has begun a step there."""
+    files = tmp_path / "files"
+    monkeypatch.setenv("COPIES", "2")
+    with three_nodes(tmp_path, memory, files) as (job, agents, rounds, first):
+        lose("c", agents["c"], memory)
+        second = job.until("a round of two nodes", lambda: rounds.begun_after(first, 2))
+        (memory / "c").mkdir()
+        job.agent("c")
+        third = job.until("a round of three nodes", lambda: rounds.begun_after(second, 3))
+        assert [rounds.done(third, rank) for rank in range(3)] == [[]] * 3, "no process may begin the next step"
+        for node in ("a", "b"):
+            lose(node, agents[node], memory)
+        last = job.until("a round of the new node", lambda: rounds.begun_after(third, 1))
+        assert [begun >= 3 for _, _, begun in rounds.started(last).values()] == [True]
+        assert job.events("kept_not_copied") == [] and job.events("kept_incomplete") == []
         rounds.open(*range(4, STEPS))
         assert job.await_result()["exit_code"] == 0
     assert (files / "digest").read_text() == alone(STEPS)

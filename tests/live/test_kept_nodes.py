@@ -66,6 +66,7 @@ def test_two_nodes_are_lost_the_second_one_before_a_step_is_done_and_two_new_one
         assert rounds.started(third)[0][2] >= 2, "it has not begun anew"
         assert (files / "digest").read_text() == alone(STEPS)
         assert job.events("kept_thin") == []
+        assert [line["step"] for line in job.steps()] == list(range(STEPS))
 
 
 @pytest.mark.long

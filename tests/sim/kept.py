@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart.places import share
 from runtime.frontends.restart.rounds import StartScript
 from runtime.recovery.kept.choice import HeldSegment, RoundNumber, ThinPart, holders
 from runtime.recovery.kept.segment import BUFFERS
+from runtime.recovery.kept.step_log import LoggedStep
 from tests.sim.clock import Clock
+
+LoggedKey: TypeAlias = tuple[RoundNumber, int, int]
+"""Round, rank and step."""
 
 
 class Memories:
@@ -22,6 +27,7 @@ class Memories:
         self._clock = clock
         self._reached = reached
         self._held: dict[str, set[HeldSegment]] = {}
+        self._logs: dict[str, list[LoggedStep]] = {}
         self._lost: set[str] = set()
         """Machines that were lost since each part was known to be on two of them."""
         self._alone = False
@@ -45,6 +51,22 @@ class Memories:
             self._held[node_of(worker)].discard(own[0])
         return held
 
+    def log(self, worker: str, members: Sequence[str], generation: int, step: int) -> None:
+        """A script has done a step. One that is done again has another loss, as sums of another world have."""
+        rank, loss = members.index(worker), self._clock.between(0.0, 1.0)
+        said = LoggedStep(RoundNumber(0, generation), step, rank, len(members), (0.1,), {"loss": (loss,)})
+        self._logs.setdefault(node_of(worker), []).append(said)
+
+    def news(self, worker: str, told: set[LoggedKey], wanted: Callable[[LoggedStep], bool]) -> tuple[LoggedStep, ...]:
+        """What is on its machine, and wanted, and what it has not read."""
+        found = [
+            one
+            for one in self._logs.get(node_of(worker), ())
+            if (one.round, one.rank, one.step) not in told and wanted(one)
+        ]
+        told.update((one.round, one.rank, one.step) for one in found)
+        return tuple(found)
+
     def newest(self, worker: str, members: Sequence[str], generation: int) -> int:
         """As the worker reports it."""
         return max((one.step for one in self._own(worker, members, generation)), default=-1)
@@ -56,6 +78,7 @@ class Memories:
 
     def lose(self, node: str) -> None:
         self._held.pop(node, None)
+        self._logs.pop(node, None)
         self._lost.add(node)
 
     def look(self, worker: str, members: Sequence[str]) -> tuple[HeldSegment, ...]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart import rounds
+from runtime.frontends.restart.places import share
 from runtime.frontends.restart.rounds import (
     LACKING_S,
     AllDone,
@@ -27,15 +28,18 @@ from runtime.frontends.restart.rounds import (
     Failure,
     GoOn,
     Hang,
+    HashKept,
     LookAtKept,
     RoundState,
     ScriptReport,
     ScriptState,
     StartScript,
 )
-from runtime.recovery.kept.choice import mirrors_of
+from runtime.frontends.restart.step_records import StepRecords
+from runtime.recovery.kept.choice import HeldSegment, RoundNumber, mirrors_of
+from runtime.session import StepRecord
 from tests.sim.clock import Clock
-from tests.sim.kept import Memories
+from tests.sim.kept import LoggedKey, Memories
 from tests.sim.planned_end import ASKED_LATE_S, LAST_STEPS, POLL_S, PlannedEnd
 
 HANG_S = 60.0
@@ -86,6 +90,8 @@ class Worker:
     """It has found that all scripts have ended."""
     ends_by_s: float = NEVER_S
     """Until when it waits for the last step of the round."""
+    told: set[LoggedKey] = field(default_factory=set)
+    records: StepRecords | None = None
 
 
 @dataclass
@@ -119,6 +125,7 @@ class RoundsWorld:
         """Generations that began without a loss."""
         self.ends: dict[int, PlannedEnd] = {}
         """Of rounds whose scripts were asked to end."""
+        self.ledger: dict[int, StepRecord] = {}
         self.upsets, self.drained = 0, ""
         """How often something has gone wrong; the worker that is to leave."""
 
@@ -140,7 +147,19 @@ class RoundsWorld:
             self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._drain)
         while not self._over():
             assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
+        done = [worker.script.step for worker in self.workers.values() if worker.left and worker.script is not None]
+        lacking = sorted(set(range(max(done))) - self.ledger.keys())
+        assert not lacking, f"steps are not in the ledger: {lacking}"
         return self.reached
+
+    def _record(self, line: StepRecord) -> None:
+        """As elastic/records/ledger.py: of a step that is done again the first line stands."""
+        known = self.ledger.setdefault(line.step, line)
+        assert known.generation != line.generation or known == line, f"a step has two lines: {known}, {line}"
+        if known.generation != line.generation:
+            self.reached.add("recorded twice")
+        if not line.scalars:
+            self.reached.add("no loss")
 
     def _over(self) -> bool:
         living = [worker for worker in self.workers.values() if not worker.dead and worker.knows]
@@ -153,7 +172,7 @@ class RoundsWorld:
     def _add(self, slot: int) -> None:
         name = f"{'abc'[slot % self.nodes]}.{slot}.{self.incarnations[slot]}"
         self.incarnations[slot] += 1
-        self.workers[name] = Worker(name, self.clock.between(-0.5, 0.5))
+        self.workers[name] = Worker(name, self.clock.between(-0.5, 0.5), records=StepRecords(self._record))
         self.newcomers.append(name)
 
     def _report(self, worker: Worker) -> None:
@@ -179,10 +198,22 @@ class RoundsWorld:
         idle_s = max(0.0, now_s - script.idle_from_s) if script is not None else 0.0
         if script is not None:
             worker.state.kept = self.memories.newest(worker.name, members, worker.state.generation)
+            self._look_at_last(worker, members)
         exchange = self.exchanges[worker.exchange]
+        if script is not None and worker.name not in exchange.said:
+            number = RoundNumber(0, worker.state.generation)
+            own = members.index(worker.name)
+            worker.state.logged = self.memories.news(
+                worker.name, worker.told, lambda one: one.round == number and one.rank == own
+            )
         lacking_s = max(0.0, now_s - worker.lacking_from_s)
         exchange.said.setdefault(worker.name, worker.state.report(store, idle_s, lacking_s))
         self._complete(exchange)
+
+    def _look_at_last(self, worker: Worker, members: tuple[str, ...]) -> None:
+        if worker.state.script is ScriptState.DONE:
+            number = RoundNumber(0, worker.state.generation)
+            worker.state.held = (HeldSegment(worker.state.kept, number, 0, members.index(worker.name), len(members)),)
 
     def _complete(self, exchange: Exchange) -> None:
         """If all members of the newest generation have said something, everybody who has gets the result."""
@@ -203,6 +234,11 @@ class RoundsWorld:
         members = self.generations[worker.knows]
         if rounds.is_settled(exchange.result, members, worker.knows, worker.state.begun):
             self.memories.settle(name, worker.knows)
+        assert worker.records is not None
+        worker.state.logged = ()
+        worker.records.hear(one for report in exchange.result.values() for one in report.logged)
+        if (safe := rounds.safe_step(exchange.result, members, worker.knows)) > 0:
+            worker.records.keep(RoundNumber(0, worker.state.generation), safe)
         worker.state.learn(exchange.result, members)
         decision = worker.state.decide(exchange.result, members, worker.knows, HANG_S)
         exchange.decided[name] = decision
@@ -210,6 +246,8 @@ class RoundsWorld:
         match decision:
             case LookAtKept():
                 worker.state.held = self.memories.look(name, members)
+                mine, shares = share(name, members)
+                worker.state.logged = self.memories.news(name, worker.told, lambda one: one.rank % shares == mine)
             case AwaitNodes():
                 self.reached.add("waited")
                 worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
@@ -221,6 +259,8 @@ class RoundsWorld:
                 in_vain = any(one.lacking_s >= LACKING_S for one in said)
                 nobody_knows = all(one.known is None for one in said)
                 self.memories.load(members, worker.state.generation, start, in_vain=in_vain, nobody_knows=nobody_knows)
+                number = RoundNumber(0, worker.state.generation)
+                worker.records.begin(number, start.source, all_new=nobody_knows)
                 worker.state.starts(start)
                 worker.lacking_from_s = NEVER_S
                 self._start(worker, start)
@@ -232,7 +272,13 @@ class RoundsWorld:
                 self.reached.add("hang")
                 self._die(worker)
                 return
-            case AllDone():
+            case HashKept(source):
+                assert source is not None and source.step == worker.state.kept, "the last step is not whole"
+                worker.state.hashed, worker.state.digests = True, {f"tensor {members.index(name)}": "0123"}
+            case AllDone(digest):
+                assert digest or "ended in part" in self.reached, "the last step has no digest"
+                number = RoundNumber(0, worker.state.generation)
+                worker.records.keep(number, worker.records.newest(number))
                 worker.left = True
                 others = [self.workers[other] for other in members if other != name and not self.workers[other].dead]
                 if self.troubles and others and self.clock.chance(0.3):
@@ -319,7 +365,13 @@ class RoundsWorld:
             return
         if meet and not stuck:
             self._step(worker, script, [mate.script for mate in mates if mate.script is not None])
-            if script.step >= STEPS:
+            if script.step >= STEPS:  # its process ends when the step is in memory
+                self.memories.put(
+                    node_of(worker.name),
+                    self.memories.begin(
+                        worker.name, self.generations[worker.state.generation], worker.state.generation, STEPS
+                    ),
+                )
                 self._end(worker, script, None)
                 return
         elif stuck:
@@ -333,6 +385,7 @@ class RoundsWorld:
         if script.step > min(one.step for one in scripts) or (partner and script.mirrored < script.step):
             return
         script.step += 1
+        self.memories.log(worker.name, members, worker.state.generation, script.step)
         end = self.ends[worker.state.generation] if script.asked else None
         script.waits = end is not None and end.is_last(worker.name, script.step)
         held = self.memories.begin(worker.name, members, worker.state.generation, script.step)

@@ -81,7 +81,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _merged(job_dirs: list[Path], parts: list[Path]) -> list[ledger.Line]:
-    return ledger.merged(parts, stable=all(read_job(job_dir).reduction.stable for job_dir in job_dirs))
+    specs = [read_job(job_dir) for job_dir in job_dirs]
+    return ledger.merged(parts, stable=all(spec.reduction.stable and not spec.restart for spec in specs))
 
 
 def _part(job_dir: Path) -> Path:

@@ -44,6 +44,8 @@ def _status(options: argparse.Namespace) -> int:
     else:
         document = job_status(job_dir)
         line = last_step(job_dir / "steps.jsonl")
+        if document.get("restart") and line:  # the leader does not hear of steps of scripts in rounds
+            document["applied"] = int(line["step"]) + 1
         if told := outer_round.told_of(line):
             document["outer"] = told
         if told := local_phase.told_of(line):
@@ -57,7 +59,7 @@ def status_text(document: dict[str, Any]) -> str:
     rounds = document.get("restart", False)
     lines = [
         f"{document['job']}: {document['state']}, {'round' if rounds else 'generation'} {document['generation']}"
-        + (f", {document['applied']} steps" if "applied" in document and not rounds else ""),
+        + (f", {document['applied']} steps" if "applied" in document and (document["applied"] or not rounds) else ""),
         f"because {document['because']}",
     ]
     if document.get("level"):

@@ -323,8 +323,9 @@ class _Children:
         if self._leaving or self._signals.received != [signal.SIGTERM]:
             return False
         ledger = self._dir / "steps.jsonl"
-        if self._grace_s is None and not (ledger.exists() and ledger.stat().st_size):
-            return False  # there is nothing to keep
+        trains = ledger.exists() and ledger.stat().st_size and not self._spec.restart
+        if self._grace_s is None and not trains:
+            return False  # there is nothing to keep that is not gone with this command
         self._leaving = True
         if self._grace_s is None:
             self._leave_ends_s = time.monotonic() + LEAVE_S

@@ -266,7 +266,7 @@ def table(facts: dict[str, Any]) -> Table:
     if facts["waits_for"]:
         view.add_row("waits for", Text(facts["waits_for"]))
     of = f" of {facts['total']}" if facts["total"] is not None else ""
-    if not facts["restart"]:
+    if facts["step"] is not None or not facts["restart"]:
         view.add_row("step", "-" if facts["step"] is None else f"{facts['step']}{of} (epoch {facts['epoch']})")
     for name, value in facts["scalars"].items():
         view.add_row(Text(name), _number(value))
@@ -291,7 +291,7 @@ def _speed(facts: dict[str, Any]) -> list[str]:
     known = facts["samples_per_s"] is not None
     work = f"{facts['samples_per_s']:.0f} samples/s" if known else f"{facts['shards_per_s'] or 0:.0f} shards/s"
     left = [f"{span(facts['eta_s'])} left"] if facts["eta_s"] is not None else []
-    return [f"{_three_digits(facts['steps_per_s'])} steps/s", work, *left]
+    return [f"{_three_digits(facts['steps_per_s'])} steps/s", *([] if facts["restart"] else [work]), *left]
 
 
 def span(seconds: float) -> str:
@@ -346,7 +346,8 @@ def summary_text(summary: dict[str, Any]) -> str:
     ]
     if summary["restart"]:
         rounds = f"{summary['generation']} round{'s' * (summary['generation'] != 1)}"
-        lines = [f"elastic: {summary['job']}: {rounds} in {summary['seconds']:.1f} s"]
+        steps = f"{summary['steps']} steps, " if summary["steps"] else ""
+        lines = [f"elastic: {summary['job']}: {steps}{rounds} in {summary['seconds']:.1f} s"]
     if times := [told["recovery_ms"] for told in summary["recoveries"]]:
         count = "1 recovery" if len(times) == 1 else f"{len(times)} recoveries"
         lines.append(f"elastic: {count}, median {median(times):.0f} ms, worst {max(times):.0f} ms")

@@ -172,8 +172,8 @@ ROWS = (
     _worker("kept_thin", "step parts", "{parts} parts of the state of step {step} are on one machine alone",
         "When a round begins by rank 0, later by a worker whose script cannot send them to the next machine. If that "
         "machine is lost before the round has kept a step, so is the state", WARN, feeds=(THIN,)),
-    _worker("kept_not_copied", "source step because", "", "A part of the state that one machine alone has could not be "
-        "copied from there", WARN),
+    _worker("kept_not_copied", "source step because", "", "A part that one machine alone has cannot be copied", WARN),
+    _worker("kept_not_digested", "step because", "", "A part of the last step cannot be read for the digest", WARN),
     _worker("kept_damaged", "segment because", "{worker_id} finds a damaged piece of the state in memory, and removes "
         "it: {because}", "The job goes on from a step that is whole without it. Examine the memory of the machine", BAD,
         console="{who} found a damaged piece of the state in memory, and has removed it: {because}"),

@@ -63,7 +63,8 @@ def install(accelerate: Any) -> None:
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if is_library(sys._getframe(1).f_code.co_filename) or self.distributed_type.value in REFUSED:
+        refused = self.distributed_type.value in REFUSED and not _is_fsdp2(self)
+        if refused or is_library(sys._getframe(1).f_code.co_filename):
             return  # that of a trainer, which has a loop of its own
         if missing := [name for name in (*LISTS, "_dataloaders") if not hasattr(self, name)]:
             raise ConfigError(
@@ -83,6 +84,12 @@ def install(accelerate: Any) -> None:
     loaders = accelerate.data_loader
     loaders.DataLoaderShard.__iter__ = _iterated(loaders.DataLoaderShard.__iter__)
     loaders.DataLoaderDispatcher.__iter__ = _dispatched(loaders.DataLoaderDispatcher.__iter__)
+
+
+def _is_fsdp2(accelerator: Any) -> bool:
+    """Whether models are sharded by fully_shard(), in the place of which elastic.keep has their shards."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    return accelerator.distributed_type.value == "FSDP" and plugin is not None and plugin.fsdp_version == 2
 
 
 class KeptAccelerate:

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeAlias
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.choice import (
+    LAG,
     HeldSegment,
     KeptStep,
     KnownStep,
@@ -22,6 +23,8 @@ from runtime.recovery.kept.choice import (
     newest_whole,
     thin_parts,
 )
+from runtime.recovery.kept.digest import combined
+from runtime.recovery.kept.step_log import LoggedStep
 
 LACKING_S = 30.0
 """Seconds for which a round waits for nodes whose memory has what lacks, before it begins with less."""
@@ -102,7 +105,8 @@ class ScriptReport:
     idle_s: float = 0.0
     """Seconds for which neither the running script nor a process below it has used a processor, see script_watch.py."""
     held: tuple[HeldSegment, ...] | None = None
-    """The segments that the worker has found (runtime/recovery/kept); None: it has not looked in this round."""
+    """The segments that the worker has found (runtime/recovery/kept) before its script starts, or of the newest step
+    when its script is done; None: it has not looked."""
     copied: bool = False
     """Whether the worker has tried to copy what too few machines have."""
     kept: int = -1
@@ -113,6 +117,12 @@ class ScriptReport:
     """The newest step of which the worker knows that a round has kept it."""
     lacking_s: float = 0.0
     """Seconds for which it has waited for the memory of a node."""
+    logged: tuple[LoggedStep, ...] = ()
+    """What its scripts have said of their steps since the exchange before."""
+    hashed: bool = False
+    """Whether it has tried to digest its share of the last step, when all scripts were done."""
+    digests: Mapping[str, str] | None = None
+    """Of the tensors of this share, see runtime/recovery/kept/digest.py; None: some could not be read."""
 
     def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
@@ -124,7 +134,9 @@ class ScriptReport:
     def to_json(self) -> dict[str, Json]:
         held: Json = None if self.held is None else [list[Json](one.to_json()) for one in self.held]
         known: Json = None if self.known is None else self.known.to_json()
-        return {**asdict(replace(self, held=None, known=None)), "held": held, "known": known}
+        logged: list[Json] = [one.to_json() for one in self.logged]
+        plain = asdict(replace(self, held=None, known=None, logged=()))
+        return {**plain, "held": held, "known": known, "logged": logged}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
@@ -142,6 +154,9 @@ class ScriptReport:
             said["memory"],
             None if said["known"] is None else KnownStep.from_json(said["known"]),
             float(said["lacking_s"]),
+            tuple(map(LoggedStep.from_json, said["logged"])),
+            said["hashed"],
+            said["digests"],
         )
 
 
@@ -195,8 +210,19 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
+class HashKept:
+    """All scripts have ended with status 0, and have kept a last step: each worker digests a share of it. source: the
+    step; None: it is not whole. held: as of StartScript."""
+
+    source: KeptStep | None
+    held: Mapping[str, tuple[HeldSegment, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class AllDone:
-    """All scripts have ended with status 0: the job is done."""
+    """All scripts have ended with status 0: the job is done. digest: of the last step; "": it is not known."""
+
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +249,7 @@ class GoOn:
     failing: bool = False
 
 
-Decision: TypeAlias = LookAtKept | AwaitNodes | CopyThin | StartScript | Blame | AllDone | Hang | GoOn
+Decision: TypeAlias = LookAtKept | AwaitNodes | CopyThin | StartScript | Blame | HashKept | AllDone | Hang | GoOn
 
 
 def decide(
@@ -242,8 +268,8 @@ def decide(
     A member may be lost between the exchange and this decision, and only some survivors know of it yet. So the one
     decision after which nobody comes to another exchange, AllDone, follows from the reports alone.
     """
-    if _all_done(reports):
-        return AllDone()
+    if (over := _all_done(reports)) is not None:
+        return over
     found = [(worker, reports[worker]) for worker in members if worker in reports]
     if len(found) < len(members) or any(report.generation != generation for _, report in found):
         return GoOn()
@@ -255,6 +281,9 @@ def decide(
     states = {report.state for _, report in found}
     if hanging and states <= {ScriptState.RUNNING, ScriptState.DONE} and min(hanging.values()) >= hang_s:
         return Hang(min(hanging, key=_slot), tuple(hanging), min(hanging.values()))
+    if states == {ScriptState.DONE}:
+        held = {worker: report.held or () for worker, report in found}
+        return HashKept(newest_whole(one for segments in held.values() for one in segments), held)
     store = found[0][1].store
     return _begin(store, dict(found), members) if states == {ScriptState.WAITING} and store else GoOn()
 
@@ -290,9 +319,21 @@ before, and a script is at most one step ahead of another. On one machine two st
 def is_settled(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, begun: int) -> bool:
     """Whether what earlier rounds have kept is not needed any more. begun: the step with which the round has begun."""
     steps = SETTLED if len(set(map(node_of, members))) > 1 else SETTLED_ALONE
+    found = of_round(reports, members, generation)
+    return bool(found) and all(report.kept >= begun + steps for report in found)
+
+
+def safe_step(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> int:
+    """The step of the round in progress before which no later round goes back, whichever machine is lost; 0 or less:
+    there is none yet."""
+    lag = LAG if len(set(map(node_of, members))) > 1 else 0
+    return min((one.kept for one in of_round(reports, members, generation)), default=0) - lag
+
+
+def of_round(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> Sequence[ScriptReport]:
+    """The reports of all members, if all are in the round of this generation; otherwise none."""
     found = [reports[worker] for worker in members if worker in reports]
-    here = len(found) == len(members) and all(report.generation == generation for report in found)
-    return here and all(report.kept >= begun + steps for report in found)
+    return found if len(found) == len(members) and all(one.generation == generation for one in found) else []
 
 
 @dataclass(slots=True)
@@ -312,6 +353,9 @@ class RoundState:
     kept: int = -1
     memory: bool = True
     known: KnownStep | None = None
+    logged: tuple[LoggedStep, ...] = ()
+    hashed: bool = False
+    digests: Mapping[str, str] | None = None
     """See ScriptReport."""
     begun: int = 0
     """The step with which the script has begun."""
@@ -321,6 +365,7 @@ class RoundState:
         self.generation, self.world = generation, world
         self.script, self.failure, self.failing = ScriptState.WAITING, None, False
         self.held, self.copied, self.kept, self.begun = None, False, -1, 0
+        self.logged, self.hashed, self.digests = (), False, None
 
     def ended(self, failure: Failure | None, *, last: bool = True) -> None:
         """A process of the script has ended by itself. failure: None: with status 0. last: no other one runs here."""
@@ -339,18 +384,18 @@ class RoundState:
 
     def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> None:
         """From the reports of an exchange: what all scripts of this worker's round have kept."""
-        found = [reports[worker] for worker in members if worker in reports]
-        here = len(found) == len(members) and all(report.generation == self.generation for report in found)
-        if here and self.script is not ScriptState.WAITING and (step := min(report.kept for report in found)) >= 0:
+        found = of_round(reports, members, self.generation)
+        if found and self.script is not ScriptState.WAITING and (step := min(report.kept for report in found)) >= 0:
             self.known = KnownStep(step, tuple(sorted(set(map(node_of, members)))))
 
     def report(self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0) -> ScriptReport:
         """store: where this worker has rank 0. idle_s: of a script that runs. lacking_s: as of ScriptReport."""
         idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
-        held = self.held if self.script is ScriptState.WAITING else None
+        held = self.held if self.script in (ScriptState.WAITING, ScriptState.DONE) else None
         said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
         said = replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
-        return replace(said, known=self.known, lacking_s=lacking_s)
+        said = replace(said, known=self.known, lacking_s=lacking_s)
+        return replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float
@@ -361,11 +406,20 @@ class RoundState:
         return decision
 
 
-def _all_done(reports: Mapping[str, ScriptReport]) -> bool:
-    """Whether these are the reports of all members of one round, and each script has ended with status 0."""
-    rounds = {(report.generation, report.world) for report in reports.values()}
-    done = all(report.state is ScriptState.DONE for report in reports.values())
-    return done and len(rounds) == 1 and len(reports) == next(iter(rounds))[1]
+def _all_done(reports: Mapping[str, ScriptReport]) -> AllDone | None:
+    """None: these are not the reports of all members of one round, or a script has not ended with status 0, or the last
+    step has no digest yet."""
+    every = reports.values()
+    rounds = {(report.generation, report.world) for report in every}
+    done = all(report.state is ScriptState.DONE for report in every)
+    if not done or len(rounds) != 1 or len(reports) != next(iter(rounds))[1]:
+        return None
+    if len({report.kept for report in every}) > 1 or min(report.kept for report in every) < 0:
+        return AllDone()
+    if not all(report.hashed for report in every):
+        return None
+    shares = [report.digests for report in every if report.digests is not None]
+    return AllDone(combined(shares) if len(shares) == len(reports) else "")
 
 
 def _slot(worker: str) -> tuple[str, int, int]:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NoReturn, cast
 
@@ -46,9 +46,11 @@ from runtime.frontends.restart.script_host import HostLost, ScriptHosts
 from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.frontends.restart.script_watch import where
 from runtime.frontends.restart.scripts import ScriptEnded, Scripts, too_much
+from runtime.frontends.restart.step_records import StepRecords
 from runtime.loop.training import empty_leaf
 from runtime.recovery.kept.agreed_end import POLL_S, EndOfRound
 from runtime.recovery.kept.choice import (
+    HeldSegment,
     KeptStep,
     KnownStep,
     RoundNumber,
@@ -58,9 +60,12 @@ from runtime.recovery.kept.choice import (
     mirrors_of,
     newest_whole,
 )
+from runtime.recovery.kept.digest import leaf_digests
+from runtime.recovery.kept.loading import opened
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace, directory_of
 from runtime.recovery.kept.remote import KeptServer, OtherMachines, pull
+from runtime.recovery.kept.step_log import StepLogs
 from runtime.recovery.state.available_memory import available_bytes
 from runtime.recovery.state.training_state import Carrier, Values
 from runtime.recovery.transfer.connection import CopyFailed
@@ -132,6 +137,9 @@ class Supervisor:
         self._settings = Settings.from_environment(os.environ)
         self._kept = KeptHere(self._settings.memory, session)
         self._at.memory = bool(self._settings.memory)
+        self._logs, self._records = StepLogs(self._settings.memory), StepRecords(session.record)
+        self._digest = ""
+        """Of the last step, when the job is done."""
 
     def run(self) -> None:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""
@@ -143,7 +151,7 @@ class Supervisor:
         while not self._exchange():
             pass
         self._operate(Op(OpKind.LEAVE, 1, 0, self._step))
-        self._session.close("")
+        self._session.close(self._digest)
 
     def _enter(self) -> None:
         session, carrier, script = self._session, Carrier(Values()), self._session.script
@@ -175,8 +183,9 @@ class Supervisor:
         script.post(Reduced())
         self._follow_generation()
         lacking_s = max(0.0, time.monotonic() - self._lacking_since_s)
+        kept = self._look_at_round()
         report = self._at.report(self._address(), self._scripts.idle_s, lacking_s)
-        session.script_does(report.said(self._told.timing.hang_s, self._look_at_round(), self._ranks()))
+        session.script_does(report.said(self._told.timing.hang_s, kept, self._ranks()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
         script.post(StepLeft())
@@ -184,17 +193,24 @@ class Supervisor:
             worker: rounds.ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()
         }
         place = session.place()
+        self._at.logged = ()
+        self._records.hear(one for report in reports.values() for one in report.logged)
+        if (step := rounds.safe_step(reports, place.members, place.generation)) > 0:
+            self._records.keep(self._round, step)
         if rounds.is_settled(reports, place.members, place.generation, self._at.begun):
             self._kept.settle(self._round)
         self._at.learn(reports, place.members)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case rounds.LookAtKept():
-                self._at.held = self._kept.check(*share(session.worker_id, place.members))
+                mine = share(session.worker_id, place.members)
+                self._at.held, self._at.logged = self._kept.check(*mine), tuple(self._logs.left(*mine))
             case rounds.AwaitNodes(lacking):
                 self._await_nodes(place.rank, lacking)
             case rounds.CopyThin(parts):
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
+                all_new = all(report.known is None for report in reports.values())
+                self._records.begin(self._round, start.source, all_new=all_new)
                 self._say_source(place.rank, start)
                 self._start(place.members, start)
             case rounds.Blame(worker, failure):
@@ -202,7 +218,12 @@ class Supervisor:
                     self._fail(failure)
             case rounds.Hang() as hang:
                 self._leave_hang(hang)
-            case rounds.AllDone():
+            case rounds.HashKept() as last:
+                self._hash_kept(place.members, last)
+            case rounds.AllDone(digest):
+                self._digest = digest
+                if min(report.kept for report in reports.values()) >= 0:
+                    self._records.keep(self._round, self._records.newest(self._round))
                 return True
             case rounds.GoOn():
                 pass
@@ -245,11 +266,18 @@ class Supervisor:
             return ""
         mine = places(members, self._told.ranks)[me]
         said = [self._kept.follow(self._round, place.rank, place.node) for place in mine]
+        # Behind that look: whoever says that a step is kept says what was logged in it, too.
+        self._at.logged = tuple(one for place in mine for one in self._logs.news(self._round, place.rank))
         kept, least = min(said, default=(-1, ""))
+        # Another process of the machine, as a replica, may have kept what a process of this worker is still to do.
+        kept = min([kept, *(self._logs.newest(self._round, place.rank) for place in mine)])
         if kept > self._at.kept:
             now_s, before = time.monotonic(), max(self._at.kept, self._at.begun)
             self._step_s, self._kept_s = (now_s - self._kept_s) / max(1, kept - before), now_s
         self._at.kept = kept
+        if self._at.script is rounds.ScriptState.DONE:
+            last = [self._kept.last(self._round, kept, place.rank, place.node) for place in mine]
+            self._at.held = tuple(one for found in last for one in found) if kept > 0 else ()
         return least
 
     def _ranks(self) -> list[int]:
@@ -295,33 +323,49 @@ class Supervisor:
         if start.without:
             because = f"{start.without[0]} has no directory in memory: --snapshot-every off says so, or its log"
         elif mirrors := mirrors_of(self._session.worker_id, members):
-            source, parts, count = self._elsewhere(start)
+            source, parts, count = self._elsewhere(start.source, start.held)
             path = KeptPlace(memory, self._round).directory() / f"others.{rank}"
             OtherMachines(self._session.dial(), mirrors, parts, count).write(path)
             others = str(path)
         place = KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0)
         return place.to_environment()
 
-    def _elsewhere(self, start: rounds.StartScript) -> tuple[KeptStep | None, dict[int, str], int]:
+    def _elsewhere(
+        self, source: KeptStep | None, held: Mapping[str, tuple[HeldSegment, ...]]
+    ) -> tuple[KeptStep | None, dict[int, str], int]:
         """What the script loads, and which parts of it are on other machines: part -> worker; and how many parts."""
-        me, source = self._session.worker_id, start.source
+        me = self._session.worker_id
         if source is None:
             return None, {}, 0
         alike = (
             one
-            for worker, held in start.held.items()
-            for one in held
+            for worker, segments in held.items()
+            for one in segments
             if node_of(worker) == node_of(me) and (one.step, one.round) == (source.step, source.round)
         )
         if (here := newest_whole(alike)) is not None:
             return here, {}, 0
-        found = holders(start.held, source)
+        found = holders(held, source)
         away = {
             part.part: workers[self._told.slot % len(workers)]
             for part, workers in found.items()
             if node_of(me) not in map(node_of, workers)
         }
         return source, away, next(iter(found)).parts
+
+    def _hash_kept(self, members: tuple[str, ...], last: rounds.HashKept) -> None:
+        """Digest this worker's share of the last step, if that is the last one that the script has done."""
+        self._at.hashed = True
+        source, parts, count = self._elsewhere(last.source, last.held)
+        if source is None or source.step != self._records.newest(self._round):
+            return
+        others = OtherMachines(self._session.dial(), (), parts, count)
+        mine = members.index(self._session.worker_id), len(members)
+        try:
+            with opened(self._settings.memory, source, others, TlsContexts(self._told.certs)) as segments:
+                self._at.digests = leaf_digests(segments, *mine, own=self._told.ranks > 0)
+        except (CopyFailed, CheckpointCorrupt, OSError) as error:
+            self._session.note("kept_not_digested", step=source.step, because=str(error))
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
         self._at.starts(start)
@@ -354,7 +398,8 @@ class Supervisor:
         """Wait until a script has ended, or the next exchange is due; not at all if they are to be started."""
         self._notice_file.keep(self._session.going)
         if not self._scripts.running:
-            time.sleep(EXCHANGE_S if self._at.script is not rounds.ScriptState.WAITING else 0.0)
+            here = self._at.script is rounds.ScriptState.WAITING or self._at.hashed
+            time.sleep(0.0 if here else EXCHANGE_S)
             return
         self._scripts_end(EXCHANGE_S)
 

@@ -19,5 +19,7 @@ agreed_end.py  the step behind which all scripts of a round end as planned
 ddp_order.py   in which order DDP sums, for a process that goes on from a later step
 exact_sums.py  gradients of sharded models with the same bits in any world
 copying.py     one step on its way into memory
+step_log.py    what each process says of its steps, and what of it a worker has not read yet
+digest.py      the digest of a step
 keep.py        elastic.keep, and the object that it returns
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -129,13 +129,42 @@ def thin_parts(held: Mapping[str, Iterable[HeldSegment]], source: KeptStep, memb
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """What one process keeps. part, parts: as of HeldSegment. writes: whether it writes the part; otherwise another
+    process of its machine, which has the same, does. machines: how many have the part without sending it. targets:
+    numbers of other machines to which it sends the part."""
+
+    part: int
+    parts: int
+    writes: bool
+    machines: int
+    targets: tuple[int, ...]
+
+
+def plan_part(rank: int, has: Sequence[Hashable], nodes: Sequence[int], copies: int) -> PartPlan:
+    """Processes that have the same, as the replicas of a shard, keep one part together: one of them on each machine
+    writes it. The first one sends it to the next machines that have it not, if fewer than `copies` others have it.
+
+    has: what each rank has. nodes: the number of its machine, of 0 to the number of machines.
+    """
+    kinds = list(dict.fromkeys(has))
+    alike = [other for other, what in enumerate(has) if what == has[rank]]
+    homes = {nodes[other] for other in alike}
+    writes = rank == min(other for other in alike if nodes[other] == nodes[rank])
+    count = max(nodes) + 1
+    others = [node for step in range(1, count) if (node := (nodes[rank] + step) % count) not in homes]
+    targets = others[: max(0, 1 + copies - len(homes))] if rank == alike[0] else []
+    return PartPlan(kinds.index(has[rank]), len(kinds), writes, len(homes), tuple(targets))
+
+
 def mirrors_of(worker: str, members: Sequence[str]) -> tuple[str, ...]:
-    """The workers on the next machines, in the order of ranks, that take what the script of this one keeps; one of each
-    machine, COPIES_MAX at most; (): there is one machine."""
+    """A worker of each other machine, from the next one on in the order of ranks, that takes what the script of this
+    one sends there; (): there is one machine."""
     nodes = list(dict.fromkeys(map(node_of, members)))
     here = [member for member in members if node_of(member) == node_of(worker)]
     at, found = nodes.index(node_of(worker)), []
-    for node in (nodes[at + 1 :] + nodes[:at])[:COPIES_MAX]:
+    for node in nodes[at + 1 :] + nodes[:at]:
         there = [member for member in members if node_of(member) == node]
         found.append(there[here.index(worker) % len(there)])
     return tuple(found)

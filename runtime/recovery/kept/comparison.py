@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Collection, Mapping
@@ -52,6 +53,16 @@ def apart_states(objects: Mapping[str, Any], apart: Collection[str]) -> frozense
         for number, parameter in enumerate(parameters_of(one))
         if (state := f"{name}.state.{number}") in states or id(parameter) in differing
     )
+
+
+def shards_of(state: CurrentState, *, bits: bool) -> str:
+    """A digest of where the shards of this process lie, and of what they hold if asked: replicas have it alike."""
+    told = [
+        [piece.path, piece.box.offset, piece.box.shape, _bits(piece.tensor) if bits else 0]
+        for piece in state.pieces
+        if piece.sharded
+    ]
+    return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
 def parameter_state(path: str) -> str:

@@ -183,6 +183,11 @@ class ExactUnits:
                 "elastic.keep: units= is for models of FSDP2, and none of the objects has a module with fully_shard()"
             )
 
+    @property
+    def idle(self) -> bool:
+        """Whether the unit in progress does not count, as another rank computes it, too."""
+        return self._turn.number > 0 and self._turn.idle
+
     def turns(self, begin: Callable[[int], object]) -> Iterator[int]:
         """The units of this rank in one step. begin: is called with each before it is handed out."""
         for sums in self._sums:

@@ -6,10 +6,10 @@ changes them, and it waits for the copy. Everything else is copied at once. What
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,26 +21,25 @@ from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.agreed_end import AgreedEnd
-from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, KeptStep
-from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state
+from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, PartPlan, plan_part
+from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state, shards_of
 from runtime.recovery.kept.content import CurrentState, Piece, named
 from runtime.recovery.kept.copying import BodyLayout, NewSegment, StepCopy, WriteRule, size_of, table
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
-from runtime.recovery.kept.loading import SavedState, load
-from runtime.recovery.kept.look import segments_of
-from runtime.recovery.kept.place import OFF, THIN, KeptPlace
+from runtime.recovery.kept.loading import SavedState, load, opened
+from runtime.recovery.kept.place import OFF, ORDER, PART, RANDOM, THIN, KeptPlace
 from runtime.recovery.kept.reading import StateReader
-from runtime.recovery.kept.remote import OtherMachines, RemoteSegment, SegmentMirror
-from runtime.recovery.kept.segment import BUFFERS, Segment, SegmentWriter
+from runtime.recovery.kept.remote import OtherMachines, SegmentMirror
+from runtime.recovery.kept.segment import BUFFERS, SegmentWriter
+from runtime.recovery.kept.step_log import StepLog
 from runtime.recovery.state.available_memory import available_bytes
-from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
+from runtime.recovery.state.small_values import Number, as_number
+from runtime.recovery.transfer.connection import CopyFailed
 
 ROUNDS = 2
 """Those of two rounds are in memory at once: the new round has none that is whole until its first step is kept."""
-ORDER, RANDOM = "order of gradients", "random numbers"
-"""Names beside those of a script's objects, which are words of Python."""
-PART = 0.5
+SHARE = 0.5
 """The part of the free memory that segments may take."""
 
 
@@ -94,7 +93,7 @@ def keep(*objects: object, units: int | None = None, every: int = 1, copies: int
         found |= {ORDER: GradientOrder(), RANDOM: RandomNumbers()}
     if place is not None and place.source is not None:
         parts = {0, _Rank.of(os.environ).rank} if place.own else None
-        with _segments(place.memory, place.source, others, parts) as segments:
+        with opened(place.memory, place.source, others, _seal(), parts) as segments:
             load(found, SavedState.of_rank(segments[0], segments[-1]) if place.own else SavedState.of(segments))
     kept = KeptScript(found, place, exact, others, _Options(every, copies))
     if place is not None:
@@ -116,31 +115,8 @@ def kept_before(name: str) -> Any:
     if place is None or place.source is None or not place.own:
         return None
     rank = _Rank.of(os.environ).rank
-    with _segments(place.memory, place.source, OtherMachines.read(place.others), {rank}) as (mine,):
+    with opened(place.memory, place.source, OtherMachines.read(place.others), _seal(), {rank}) as (mine,):
         return mine.table()["plain"].get(name)
-
-
-@contextmanager
-def _segments(
-    memory: str, source: KeptStep, others: OtherMachines | None, parts: Collection[int] | None
-) -> Iterator[list[Segment | RemoteSegment]]:
-    """The parts of a step, by number; those of other machines over connections that stay open in the block. parts:
-    numbers of those that are wanted; None: all."""
-    elsewhere = others.parts if others is not None else {}
-    found: list[Segment | RemoteSegment] = [
-        one for one in segments_of(memory, source, elsewhere) if parts is None or one.header.part in parts
-    ]
-    with ExitStack() as stack:
-        connections: dict[str, CopyConnection] = {}
-        for part, worker in elsewhere.items():
-            assert others is not None
-            if parts is not None and part not in parts:
-                continue
-            if worker not in connections:
-                connections[worker] = stack.enter_context(closing(others.dial.open(worker, _seal())))
-            held = HeldSegment(source.step, source.round, source.group, part, others.count)
-            found.append(RemoteSegment(connections[worker], held))
-        yield sorted(found, key=lambda one: one.header.part)
 
 
 def _seal() -> TlsContexts:
@@ -193,15 +169,18 @@ class KeptScript:
         NAME.state.NUMBER for each parameter with such a path, of whose state tensors may appear in a later step."""
         self._writer: SegmentWriter | None = None
         """None: nothing is kept yet, or another process keeps the same."""
+        self._plan = PartPlan(0, 1, True, 1, ())
         self._layout = BodyLayout(WriteRule(lambda piece: False, lambda piece: False, samples=False))
         self._copy: StepCopy | None = None
         self._at_once = False
         """Whether everything is copied in done(), because the script changes weights while they are copied."""
+        self._log: StepLog | None = None
         if place is not None and self._at is not None:
+            self._log = StepLog(place.round, self._at.rank, self._at.world)
             self._end = AgreedEnd(place, self._at.rank, self._at.world, os.environ)
-            for one in objects.values():
+            for name, one in objects.items():
                 if isinstance(one, torch.optim.Optimizer):
-                    one.register_step_pre_hook(lambda *_: self.wait())
+                    one.register_step_pre_hook(functools.partial(self._before_step, name))
 
     def done(self) -> None:
         """A step is done: all processes call it behind the last change of the step, as that of the scheduler. If the
@@ -211,6 +190,7 @@ class KeptScript:
         ends = self._place is not None and self._end is not None and self._end.is_last(step)
         if self._begun and not ends and step % self._options.every:
             self.step = step
+            self._write_log()
             return
         self.wait()
         self._await_mirror()
@@ -222,7 +202,8 @@ class KeptScript:
             if not self._begun:
                 self._begun = True
                 self._begin(state)
-            if self._writer is not None:
+            self._write_log()
+            if self._writer is not None and self._place is not None:
                 self._keep(state, self._writer)
         except OSError as error:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
@@ -230,6 +211,31 @@ class KeptScript:
             self.wait()
             self._await_mirror()
             self._end.arrive()
+
+    def log(self, **values: Number) -> None:
+        """Values of the step in progress, as loss=loss, that the ledger of the job is to have: the mean of what all
+        processes have logged under a name until done(), a process several times or not at all. With units, those of a
+        unit that does not count are left out, and the mean has the same bits in any world.
+
+        values: numbers, or tensors of one element. Raises UsageError for others."""
+        if self._place is None or self._log is None or (self._exact is not None and self._exact.idle):
+            return
+        for name, value in values.items():
+            self._log.take(name, as_number(value, f"kept.log: {name}"))
+
+    def _write_log(self) -> None:
+        """Before the step is kept."""
+        if self._place is None or self._log is None:
+            return
+        try:
+            self._log.write(self._place.directory(), self.step)
+        except OSError as error:
+            self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+
+    def _before_step(self, name: str, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.wait()
+        if self._log is not None:
+            self._log.take_lr(name, optimizer)
 
     def _state(self) -> CurrentState | None:
         """None: nothing is kept. In the first step of a round all processes are told if one of them cannot keep its
@@ -296,9 +302,10 @@ class KeptScript:
     def _say_fewer(self, because: str) -> None:
         """Of the machines that take what this process keeps, one takes no more."""
         if self._place is not None and self._at is not None:
-            where = f"{1 + len(self._mirrors)} machines" if self._mirrors else "one machine alone"
+            count = self._plan.machines + len(self._mirrors)
+            where = f"{count} machines" if count > 1 else "one machine alone"
             self._say(f"the state is on {where} until the next round: {because}")
-            if not self._mirrors:
+            if count == 1:
                 self._place.leave_word(f"{THIN}{self._at.rank}", because)
 
     def turn_off(self, because: str) -> None:
@@ -322,16 +329,22 @@ class KeptScript:
         for one in self._objects.values():
             if isinstance(one, GradientOrder):
                 one.close()
-        shared = self._others is not None and self._in_parts(state)
-        mirrors = self._others.mirrors[: self._options.copies] if self._others is not None and shared else ()
+        nodes = gathered(self._at.node)
+        plan = self._plan = self._part_of(state, nodes)
+        mirrors = [
+            self._others.mirrors[(node - self._at.node - 1) % (max(nodes) + 1)]
+            for node in plan.targets
+            if self._others is not None
+        ]
         self._layout = BodyLayout(self._rule(state))
-        bodies = gathered([self._at.node, size_of(self._layout.place(state))])
-        machine = sum(body for node, body in bodies if node == self._at.node)
-        for other in gathered(shortage((1 + len(mirrors)) * machine, directory)):
+        bodies = gathered([self._at.node, size_of(self._layout.place(state)) * (1 + len(mirrors))])
+        for other in gathered(shortage(sum(body for node, body in bodies if node == self._at.node), directory)):
             if other:
                 self.turn_off(other)
                 return
-        if self._in_parts(state) or self._at.local_rank == 0:
+        if plan.part != self._at.rank:
+            (directory / f"{PART}{self._at.rank}").write_text(str(plan.part))
+        if plan.writes:
             held = self._held(state)
             self._writer = SegmentWriter(directory, held.group, held.part)
         failed = []
@@ -344,28 +357,38 @@ class KeptScript:
         for because in failed:
             self._say_fewer(because)
 
+    def _part_of(self, state: CurrentState, nodes: list[int]) -> PartPlan:
+        """What this process keeps in this round. nodes: the machine of each rank."""
+        assert self._place is not None and self._at is not None
+        if not self._in_parts(state):
+            return PartPlan(0, 1, self._at.local_rank == 0, max(nodes) + 1, ())
+        has: list[Any] = list(range(self._at.world))
+        where = has if self._place.own else gathered(shards_of(state, bits=False))
+        if len(set(where)) < len(has) and len(set(gathered(shards_of(state, bits=True)))) == len(set(where)):
+            has = where  # otherwise no replicas, or they have not the same bits, and so keep a part each
+        return plan_part(self._at.rank, has, nodes, self._options.copies)
+
     def _in_parts(self, state: CurrentState) -> bool:
         """Whether each process keeps a part of the state. Otherwise one process of each machine keeps all of it."""
         return state.is_sharded or (self._place is not None and self._place.own)
 
-    def _is_first(self, state: CurrentState) -> bool:
+    def _is_first(self) -> bool:
         """Whether this process keeps what all processes have: once in the job, or, without parts, once a machine."""
-        assert self._at is not None
-        return (self._at.rank if self._in_parts(state) else self._at.local_rank) == 0
+        return self._plan.part == 0 and self._plan.writes
 
     def _rule(self, state: CurrentState) -> WriteRule:
         assert self._place is not None
-        first, own = self._is_first(state), self._place.own
+        first, own = self._is_first(), self._place.own
 
         def writes(piece: Piece) -> bool:
-            return piece.sharded or first or (own and not self._is_alike(piece))
+            return self._plan.writes and (piece.sharded or first or (own and not self._is_alike(piece)))
 
         return WriteRule(writes, self._is_alike, samples=own)
 
     def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
         assert self._place is not None and self._at is not None
         placed = self._layout.place(state)
-        said = table(state.parts, placed, plain=self._place.own or self._is_first(state))
+        said = table(state.parts, placed, plain=self._place.own or self._is_first())
         segment = NewSegment(writer.oldest(), self._held(state), placed, said)
         self._copy = StepCopy(segment, tuple(self._mirrors), at_once=self._at_once)
 
@@ -379,11 +402,8 @@ class KeptScript:
     def _held(self, state: CurrentState) -> HeldSegment:
         """What the segment of this step is: a part of the state, or all of it, which each machine keeps."""
         assert self._place is not None and self._at is not None
-        if self._in_parts(state):
-            group, part, parts = 0, self._at.rank, self._at.world
-        else:
-            group, part, parts = self._at.node, 0, 1
-        return HeldSegment(self.step, self._place.round, group, part, parts, self._options.copies)
+        group, plan = 0 if self._in_parts(state) else self._at.node, self._plan
+        return HeldSegment(self.step, self._place.round, group, plan.part, plan.parts, self._options.copies)
 
 
 def shortage(body: int, directory: Path) -> str:
@@ -391,10 +411,10 @@ def shortage(body: int, directory: Path) -> str:
     directory: of the round, beside those of earlier rounds, which take a part of that memory already. Raises OSError.
     """
     wanted = BUFFERS * ROUNDS * body
-    held = sum(path.stat().st_size for path in directory.parent.glob("*/*") if path.exists())
+    held = sum(path.stat().st_size for path in directory.parent.glob("*/*.*.*") if path.exists())
     status = os.statvfs(directory)
     for free, where in ((status.f_bavail * status.f_frsize, "in /dev/shm"), (available_bytes(), "on this machine")):
-        if wanted > PART * (held + free):
+        if wanted > SHARE * (held + free):
             return (
                 f"{wanted / 1e6:.0f} MB for {BUFFERS} copies in each of {ROUNDS} rounds would take more than half of "
                 f"the {(held + free) / 1e6:.0f} MB that are left {where}"

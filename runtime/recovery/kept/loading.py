@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +13,45 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointCorrupt, Disagree, OtherState
 from runtime.allreduce.reduction.partial_sum import Json
+from runtime.allreduce.ring.tls import TlsContexts
 from runtime.recovery.kept.boxes import Box, missing
+from runtime.recovery.kept.choice import HeldSegment, KeptStep
 from runtime.recovery.kept.content import Piece, box_of, is_distributed, parameters_of, state_of
-from runtime.recovery.kept.remote import RemoteSegment
+from runtime.recovery.kept.look import segments_of
+from runtime.recovery.kept.remote import OtherMachines, RemoteSegment
 from runtime.recovery.kept.segment import Segment
 from runtime.recovery.state.encoding import decode, from_blob
+from runtime.recovery.transfer.connection import CopyConnection
 
 NAMED = 5
 """How many differences a refusal names."""
+
+
+@contextmanager
+def opened(
+    memory: str,
+    source: KeptStep,
+    others: OtherMachines | None,
+    seal: TlsContexts,
+    parts: Collection[int] | None = None,
+) -> Iterator[list[Segment | RemoteSegment]]:
+    """The parts of a step, by number; those of other machines over connections that stay open in the block. parts:
+    numbers of those that are wanted; None: all. Raises CheckpointCorrupt and CopyFailed."""
+    elsewhere = others.parts if others is not None else {}
+    found: list[Segment | RemoteSegment] = [
+        one for one in segments_of(memory, source, elsewhere) if parts is None or one.header.part in parts
+    ]
+    with ExitStack() as stack:
+        connections: dict[str, CopyConnection] = {}
+        for part, worker in elsewhere.items():
+            assert others is not None
+            if parts is not None and part not in parts:
+                continue
+            if worker not in connections:
+                connections[worker] = stack.enter_context(closing(others.dial.open(worker, seal)))
+            held = HeldSegment(source.step, source.round, source.group, part, others.count)
+            found.append(RemoteSegment(connections[worker], held))
+        yield sorted(found, key=lambda one: one.header.part)
 
 
 @dataclass(frozen=True, slots=True)

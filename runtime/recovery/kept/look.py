@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elastic.errors import CheckpointCorrupt
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber
-from runtime.recovery.kept.place import OFF, THIN, directory_of, rounds_in
+from runtime.recovery.kept.place import OFF, PART, THIN, directory_of, rounds_in
 from runtime.recovery.kept.segment import Header, Segment, read_header, segments_in
 from runtime.session import Reports
 
@@ -37,8 +37,9 @@ class KeptHere:
         directory = directory_of(self._memory, number)
         if (because := _off(directory)) is not None:
             return -1, f"not kept: {because}"
-        found = _headers(directory, (f"0.{rank}.", f"{node}.0."))
-        newest = max((held.step for held in found if held.parts == 1 or held.part == rank), default=-1)
+        part = _part_of(directory, rank)
+        found = _headers(directory, (f"0.{part}.", f"{node}.0."))
+        newest = max((held.step for held in found if held.parts == 1 or held.part == part), default=-1)
         if newest < 0:
             return -1, ""
         if not (directory / f"{THIN}{rank}").exists():
@@ -47,6 +48,14 @@ class KeptHere:
             self._thin = number
             self._session.note("kept_thin", step=newest, parts=1)
         return newest, f"step {newest} kept, on this machine alone"
+
+    def last(self, number: RoundNumber, step: int, rank: int, node: int) -> Iterator[HeldSegment]:
+        """What the script of a rank, or another one of the machine that has the same, has kept of a step of that round.
+        node: the number of the machine."""
+        directory = directory_of(self._memory, number)
+        for held in _headers(directory, (f"0.{_part_of(directory, rank)}.", f"{node}.0.")):
+            if held.step == step:
+                yield held
 
     def settle(self, number: RoundNumber) -> None:
         """Remove what earlier rounds have kept: the round has kept a whole step itself."""
@@ -113,6 +122,13 @@ def _off(directory: Path) -> str | None:
         return (directory / OFF).read_text()
     except OSError:
         return None
+
+
+def _part_of(directory: Path, rank: int) -> int:
+    try:
+        return int((directory / f"{PART}{rank}").read_text() or rank)
+    except OSError:
+        return rank
 
 
 def segments_of(memory: str, source: KeptStep, elsewhere: Collection[int] = ()) -> list[Segment]:

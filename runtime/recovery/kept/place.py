@@ -19,6 +19,12 @@ OFF = "off"
 """In the directory of a round: a file made by a script that keeps nothing, with its reason."""
 THIN = "thin"
 """The same of a script that cannot mirror what it keeps; its rank stands behind the name."""
+PART = "part"
+"""With the rank behind it: the number of the part that this process, or another one of the machine, keeps of a step."""
+
+
+ORDER, RANDOM = "order of gradients", "random numbers"
+"""Names of what is kept with --ranks beside a script's objects, whose names are words of Python."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,9 @@ class CopyDial:
 
 @dataclass(frozen=True, slots=True)
 class OtherMachines:
-    """What a script needs of other machines. mirrors: workers that take what this script keeps, the first of so many as
-    it asks for. parts: parts of the step that the script loads, which are not on this machine -> the worker that has
-    them. count: of all of them.
+    """What a script needs of other machines. mirrors: a worker of each, from the next one on, that takes what this
+    script sends there. parts: parts of the step that the script loads, which are not on this machine -> the worker that
+    has them. count: of all of them.
     """
 
     dial: CopyDial

@@ -1,7 +1,8 @@
 """A script for torchrun with a sharded model (FSDP2), which elastic.keep keeps in memory. Arguments: a directory, and
 how many steps.
 
-With units, a step has the same bits in each world. `python kept.py alone STEPS` prints the digest of a quiet run of one
+With units, a step has the same bits in each world. With REPLICAS=2 in the environment there are two of each shard, in a
+world of four. `python kept.py alone STEPS` prints the digest of a quiet run of one
 process.
 
 Each process writes a file `ROUND.RANK` with its pid, its world and its first step when it begins a round, a line into
@@ -21,12 +22,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import elastic
 
-UNITS, COPIES = 6, int(os.environ.get("COPIES", "1"))
+UNITS, COPIES, REPLICAS = 6, int(os.environ.get("COPIES", "1")), int(os.environ.get("REPLICAS", "1"))
 
 
 class Model(nn.Module):
@@ -44,8 +46,12 @@ class Training:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model: Any = Model()
-        fully_shard(self.model.up)
-        fully_shard(self.model)
+        world = dist.get_world_size()
+        has_replicas = REPLICAS > 1 and world >= 2 * REPLICAS and world % REPLICAS == 0
+        shape, names = (REPLICAS, world // REPLICAS), ("replicas", "shards")
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names) if has_replicas else None
+        fully_shard(self.model.up, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
         weights, biases = ([p for p in self.model.parameters() if (p.ndim > 1) is large] for large in (True, False))
         groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.05)
@@ -55,7 +61,9 @@ class Training:
     def step(self) -> None:
         for _ in self.kept.units():
             x = torch.randn(4, 5)
-            (F.cross_entropy(self.model(x), x[:, :3].argmax(1)) / UNITS).backward()
+            loss = F.cross_entropy(self.model(x), x[:, :3].argmax(1))
+            self.kept.log(loss=loss)
+            (loss / UNITS).backward()
         self.kept.clip_norm(0.1)
         self.optimizer.step()
         self.scheduler.step()

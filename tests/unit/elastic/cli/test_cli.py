@@ -358,7 +358,9 @@ def test_status_counts_spares_apart_from_members() -> None:
     facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": [member]}
     assert "spare" not in status_text(facts)
     in_rounds = {**member, "phase": "script running, idle for 40 s of 300 s"}
-    assert status_text({**facts, "members": [in_rounds], "restart": True}).splitlines() == [
+    kept = {**facts, "members": [in_rounds], "restart": True}
+    assert status_text(kept).startswith("train: running, round 3, 9 steps\n"), "it keeps its state"
+    assert status_text({**facts, "applied": 0, "members": [in_rounds], "restart": True}).splitlines() == [
         "train: running, round 3",
         "because fine",
         "  rank 0  local.0.0  on local  pid 7  script running, idle for 40 s of 300 s",

@@ -316,7 +316,10 @@ def test_a_job_of_restarted_scripts_has_rounds_in_place_of_steps(tmp_path: Path)
     assert "round" in shown.get() and "step" not in shown.get()
     text = summary(restart=True, steps=0, samples=0)
     assert "train: 3 rounds in 4.0 s" in text and "step" not in text
-    assert "train: 1 round in" in summary(restart=True, generation=1)
+    assert "train: 1 round in" in summary(restart=True, generation=1, steps=0)
+    kept = {**FACTS, "restart": True, "step": 41, "total": None, "samples_per_s": None, "shards_per_s": None}
+    assert "step 41" in plain_line(kept) and "shards/s" not in plain_line(kept)
+    assert "train: 42 steps, 3 rounds in 4.0 s" in summary(restart=True, steps=42, samples=0)
     snapshot = LiveView(tmp_path)
     snapshot.status = {"state": "running", "restart": True, "members": [], "because": ""}
     assert snapshot.facts()["waits_for"] == ""

@@ -17,6 +17,7 @@ from runtime.frontends.restart.rounds import (
     Failure,
     GoOn,
     Hang,
+    HashKept,
     LookAtKept,
     RoundState,
     ScriptReport,
@@ -24,8 +25,11 @@ from runtime.frontends.restart.rounds import (
     StartScript,
     decide,
     is_settled,
+    safe_step,
 )
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, KnownStep, RoundNumber, ThinPart
+from runtime.recovery.kept.digest import combined
+from runtime.recovery.kept.step_log import LoggedStep
 
 MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
@@ -67,6 +71,25 @@ def reports(
         found[worker] = replace(found[worker], copied=copied, known=known if first else None)
         found[worker] = replace(found[worker], lacking_s=lacking_s if first else 0.0)
     return found
+
+
+DIGESTS: tuple[dict[str, str], ...] = ({"a": "01"}, {"b": "02"}, {})
+"""Of three workers; there are two tensors."""
+
+
+def kept(
+    said: dict[str, ScriptReport], step: int, hashed: int = 0, digests: tuple[dict[str, str], ...] = ()
+) -> dict[str, ScriptReport]:
+    """The same with a newest step. hashed: so many workers have tried to digest it. digests: and what they have."""
+    return {
+        worker: replace(
+            report,
+            kept=step,
+            hashed=number < hashed,
+            digests=digests[number] if number < len(digests) else None,
+        )
+        for number, (worker, report) in enumerate(said.items())
+    }
 
 
 def part(step: int, number: int) -> HeldSegment:
@@ -126,6 +149,17 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
         (reports(RUNNING, RUNNING, RUNNING), False, GoOn()),
         (reports(DONE, RUNNING, DONE), False, GoOn()),
         (reports(DONE, DONE, DONE), False, AllDone()),
+        (
+            kept(reports(DONE, DONE, DONE, held=WHOLE), 7),
+            False,
+            HashKept(SEVENTH, dict(zip(MEMBERS, WHOLE, strict=True))),
+        ),
+        (kept(reports(DONE, DONE, RUNNING, held=WHOLE), 7), False, GoOn()),
+        (kept(reports(DONE, DONE, DONE), 7), False, HashKept(None, dict.fromkeys(MEMBERS, ()))),
+        (kept(reports(DONE, DONE, DONE), 7, hashed=2), False, HashKept(None, dict.fromkeys(MEMBERS, ()))),
+        (kept(reports(DONE, DONE, DONE), 7, hashed=3), False, AllDone()),
+        (kept(reports(DONE, DONE, DONE), 7, hashed=3, digests=DIGESTS), False, AllDone(combined(DIGESTS))),
+        (kept(reports(DONE, DONE, DONE), 7, hashed=3, digests=DIGESTS[:2]), False, AllDone()),
         (reports(RUNNING, FAILED, RUNNING, r1=LATE), False, GoOn(failing=True)),
         (reports(RUNNING, FAILED, RUNNING, r1=LATE), True, Blame("a.1.0", LATE)),
         (reports(FAILED, FAILED, FAILED, r0=LATE, r1=LATE, r2=EARLY), True, Blame("b.0.3", EARLY)),
@@ -165,6 +199,23 @@ def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(
     said = {worker: ScriptReport(4, 3, RUNNING, kept=step) for worker, step in zip(members, kept, strict=True)}
     assert is_settled(said, members, generation, 7) == wanted
     assert not is_settled(dict(list(said.items())[1:]), members, generation, 7)
+
+
+@pytest.mark.parametrize(
+    ("members", "steps", "generation", "wanted"),
+    [
+        (MEMBERS, (10, 10, 11), 4, 9),
+        (MEMBERS[:2], (10, 11), 4, 10),
+        (MEMBERS, (10, 10, 11), 5, -1),
+        (MEMBERS, (10, 10), 4, -1),
+        (MEMBERS[:2], (10, -1), 4, -1),
+    ],
+)
+def test_no_round_goes_back_before_what_all_have_kept_and_mirrored(
+    members: tuple[str, ...], steps: tuple[int, ...], generation: int, wanted: int
+) -> None:
+    said = {worker: ScriptReport(4, 3, RUNNING, kept=step) for worker, step in zip(members, steps, strict=False)}
+    assert safe_step(said, members, generation) == wanted
 
 
 def test_scripts_keep_nothing_if_one_machine_has_no_directory_in_memory() -> None:
@@ -235,6 +286,8 @@ def test_reports_survive_the_wire() -> None:
         ScriptReport(4, 3, FAILED, None, KILLED),
         ScriptReport(0, 0, WAITING, STORE, idle_s=1.5),
         ScriptReport(4, 3, WAITING, held=WHOLE[0]),
+        ScriptReport(4, 3, RUNNING, logged=(LoggedStep(RoundNumber(0, 3), 7, 1, 3, (0.1,), {"loss": (1.5, -0.0)}),)),
+        ScriptReport(4, 3, DONE, held=WHOLE[0], hashed=True, digests=DIGESTS[0]),
     ):
         assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 

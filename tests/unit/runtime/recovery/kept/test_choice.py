@@ -17,6 +17,7 @@ from runtime.recovery.kept.choice import (
     lost_parts,
     mirrors_of,
     newest_whole,
+    plan_part,
     thin_parts,
 )
 
@@ -125,13 +126,66 @@ def test_with_two_copies_a_state_without_shards_is_on_three_machines() -> None:
     assert (thin.at, thin.to, thin.machines) == ("b.0.0", ("c.0.1",), 2)
 
 
+def meshes(replicas: int) -> st.SearchStrategy[tuple[list[int], list[int]]]:
+    """What each rank has, in a mesh of replicas and shards or the other way around, and the machine of each rank."""
+    shards, inner, slots = st.integers(1, 4), st.booleans(), st.integers(1, 3)
+    return st.tuples(shards, inner, slots).map(
+        lambda drawn: (
+            [rank // replicas if drawn[1] else rank % drawn[0] for rank in range(replicas * drawn[0])],
+            [rank // drawn[2] for rank in range(replicas * drawn[0])],
+        )
+    )
+
+
 @given(st.lists(st.sampled_from([*A, *B, *C]), min_size=1, max_size=5, unique=True))
 def test_mirrors_are_on_other_machines_each_on_another_one(members: list[str]) -> None:
     nodes = {node_of(member) for member in members}
     for member in members:
         found = mirrors_of(member, members)
-        assert len(found) == min(2, len(nodes) - 1) and set(found) <= set(members)
+        assert len(found) == len(nodes) - 1 and set(found) <= set(members)
         assert len({node_of(one) for one in (member, *found)}) == 1 + len(found)
+
+
+@given(st.integers(1, 3).flatmap(meshes), st.integers(1, 2))
+def test_any_machines_may_be_lost_that_leave_one_of_as_many_as_have_a_part(
+    mesh: tuple[list[int], list[int]], copies: int
+) -> None:
+    """Each machine has one process that writes each part of which it has a replica, and a part is sent only to machines
+    that have it not, by one process, and only as often as copies are wanting."""
+    has, nodes = mesh
+    plans = [plan_part(rank, has, nodes, copies) for rank in range(len(has))]
+    assert {plan.parts for plan in plans} == {len(set(has))}
+    for part in range(len(set(has))):
+        alike = [rank for rank, plan in enumerate(plans) if plan.part == part]
+        assert len({has[rank] for rank in alike}) == 1
+        homes = [nodes[rank] for rank in alike if plans[rank].writes]
+        assert sorted(homes) == sorted({nodes[rank] for rank in alike})
+        assert {plans[rank].machines for rank in alike} == {len(homes)}
+        sent = [target for rank in alike for target in plans[rank].targets]
+        assert all(plans[rank].writes for rank in alike if plans[rank].targets)
+        assert len({rank for rank in alike if plans[rank].targets}) <= 1
+        there = [*homes, *sent]
+        assert len(there) == len(set(there)) == max(len(homes), min(1 + copies, 1 + max(nodes)))
+
+
+def test_without_replicas_a_part_goes_to_the_next_machines() -> None:
+    nodes = [0, 0, 1, 2, 2]
+    plans = [plan_part(rank, list(range(5)), nodes, 1) for rank in range(5)]
+    assert [(plan.part, plan.parts, plan.writes, plan.targets) for plan in plans] == [
+        (rank, 5, True, ((nodes[rank] + 1) % 3,)) for rank in range(5)
+    ]
+
+
+def test_replicas_on_other_machines_are_mirrors_without_a_byte_that_is_sent() -> None:
+    """Two of them, of two shards, on two machines or four."""
+    shards = ["first", "second", "first", "second"]
+    for nodes in ([0, 0, 1, 1], [0, 1, 2, 3]):
+        plans = [plan_part(rank, shards, nodes, 1) for rank in range(4)]
+        assert [(plan.part, plan.writes, plan.targets) for plan in plans] == [
+            (0, True, ()), (1, True, ()), (0, True, ()), (1, True, ())
+        ]  # fmt: skip
+    plans = [plan_part(rank, shards, [0, 1, 2, 3], 2) for rank in range(4)]
+    assert [plan.targets for plan in plans] == [(1,), (2,), (), ()]
 
 
 def test_what_is_lost_is_named_by_step_and_parts() -> None:

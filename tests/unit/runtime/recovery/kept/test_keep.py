@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import elastic
-from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState
+from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState, UsageError
 from runtime.recovery.kept import comparison, copying
 from runtime.recovery.kept import keep as keeping
 from runtime.recovery.kept.agreed_end import AgreedEnd
@@ -37,6 +38,7 @@ from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import OFF, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
+from runtime.recovery.kept.step_log import STEPS_MAX, LoggedStep, StepLogs
 from runtime.recovery.transfer.connection import CopyFailed
 
 FIRST, SECOND, THIRD = (RoundNumber(0, generation) for generation in (1, 2, 3))
@@ -240,6 +242,39 @@ def test_a_rank_has_kept_what_its_own_segment_says(tmp_path: Path, monkeypatch: 
     file = SegmentWriter(KeptPlace(str(tmp_path), SECOND).directory(), 0, 0).oldest()
     file.finish(HeldSegment(7, SECOND, 0, 0, 1), file.begin(8), b"[]")
     assert [here.follow(SECOND, rank, 0)[0] for rank in range(2)] == [7, 7]
+
+
+def test_what_a_script_logs_is_there_before_its_step_is_kept(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = elastic.keep(script.model, script.optimizer, script.schedule, every=2, loader=script.loader)
+    found: list[list[LoggedStep]] = []
+    keep = StepCopy.__init__
+
+    def copied(copy: StepCopy, *words: Any, **options: Any) -> None:
+        found.append(StepLogs(str(job.memory)).left(0, 1))
+        keep(copy, *words, **options)
+
+    monkeypatch.setattr(StepCopy, "__init__", copied)
+    for step in range(4):
+        for value in (step, torch.tensor([2.0 * step])):
+            kept.log(loss=value, size=1) if step else None
+        script.step(kept)
+    steps = [LoggedStep(FIRST, 1, 0, 1, (0.1, 0.1), {})]
+    for step in (1, 2, 3):
+        values = {"loss": (float(step), 2.0 * step), "size": (1.0, 1.0)}
+        steps.append(LoggedStep(FIRST, step + 1, 0, 1, (0.1 * 0.5**step,) * 2, values))
+    assert found == [steps[:1], steps[:2], steps]
+    logs = StepLogs(str(job.memory))
+    assert logs.left(1, 2) == [] and logs.news(FIRST, 0) == steps and logs.news(FIRST, 0) == []
+    script.step(kept)
+    assert [one.step for one in logs.news(FIRST, 0)] == [5]
+    assert [LoggedStep.from_json(json.loads(json.dumps(one.to_json()))) for one in steps] == steps
+    with pytest.raises(UsageError, match=r"kept\.log: loss is a str"):
+        kept.log(loss=cast(Any, "1"))
+    for _ in range(STEPS_MAX):
+        script.step(kept)
+    assert [one.step for one in StepLogs(str(job.memory)).left(0, 1)] == list(range(6, STEPS_MAX + 6))
 
 
 def test_outside_rounds_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
