@@ -24,6 +24,7 @@ from runtime.frontends.frameworks.lightning_evaluation import BatchPlace, Evalua
 from runtime.frontends.frameworks.lightning_state import LightningState, LoggerRows, rows_of
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
+from runtime.frontends.frameworks.trackers.runs import share_run
 from runtime.loop.step import Step
 
 
@@ -164,6 +165,7 @@ class RankStrategy:
         for logger in trainer.loggers:
             if vars(logger).get("_version", "") is None:
                 logger._version = self.broadcast(logger.version)
+            share_run(logger, self.broadcast)
             if (rows := rows_of(logger, lambda: self.is_global_zero)) is not None:
                 self._files.append(rows)
 
