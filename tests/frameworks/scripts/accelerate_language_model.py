@@ -67,10 +67,14 @@ def main():
     tracker = os.environ.get("REPORT_TO")
     precision = "bf16" if bf16 else "no"
     accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=2, mixed_precision=precision, log_with=tracker, project_dir=output
+        cpu=True,
+        gradient_accumulation_steps=2,
+        mixed_precision=precision,
+        log_with=tracker and tracker.split(","),
+        project_dir=output,
     )
     if tracker:
-        accelerator.init_trackers("events")
+        accelerator.init_trackers("events", {"steps": MAX_STEPS})
     dropout = float(os.environ.get("DROPOUT", "0.1"))
     model = GPT2LMHeadModel(
         GPT2Config(
