@@ -1,11 +1,13 @@
-"""Runs of MLflow and of Weights & Biases that frameworks log to: each leader goes on in the run of the one before it, and
-the run has each point of the quiet run once, but for times."""
+"""Runs of MLflow and of Weights & Biases to which frameworks log: each leader goes on in the run of the one before it,
+and the run has each point of the quiet run once, but for times."""
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,16 +64,13 @@ def in_wandb(home: Path) -> Points:
 
     files = sorted((home / "wandb" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1, files
-    rows: dict[int, dict[str, float]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     for file in files:
         for text in records(file.read_bytes()):
             record = Record.FromString(text)
             if record.WhichOneof("record_type") != "history":
                 continue
-            values = {
-                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-            }
-            row = {name: value for name, value in values.items() if isinstance(value, int | float)}
+            row = dict(map(entry, record.history.item))
             step = record.history.step.num
             assert untimed(rows.setdefault(step, row)) == untimed(row), (step, file)
     found: Points = {}
@@ -81,7 +80,11 @@ def in_wandb(home: Path) -> Points:
     return untimed(found)
 
 
-def untimed[T](found: dict[str, T]) -> dict[str, T]:
+def entry(item: Any) -> tuple[str, Any]:
+    return item.key or "/".join(item.nested_key), json.loads(item.value_json)
+
+
+def untimed(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in found.items()
