@@ -267,7 +267,12 @@ class RunRows(LoggerRows):
             self.own(row, step)
 
 
-ROWS_OF = {"CSVLogger": CsvRows, "TensorBoardLogger": EventRows, "WandbLogger": RunRows, "MLFlowLogger": RunRows}
+ROWS_OF: dict[str, Callable[[Any, Callable[[], bool]], LoggerRows]] = {
+    "CSVLogger": CsvRows,
+    "TensorBoardLogger": EventRows,
+    "WandbLogger": RunRows,
+    "MLFlowLogger": RunRows,
+}
 
 
 def rows_of(logger: Any, leads: Callable[[], bool]) -> LoggerRows | None:

@@ -53,7 +53,7 @@ def send_missing_only(client: Any, run: str) -> None:
 def go_on_numbering(run: Any, first: int, count: int) -> int:
     """The next row that is sent to a run of W&B has the number that the first leader gave it. first, count: the rows
     that could be sent again. Returns how many of them the run has, which W&B's server says."""
-    known = max(0, min(count, run.step - first))
+    known = max(0, min(count, int(run.step) - first))
     if first + known > run.step:
         run.log({}, step=first + known, commit=False)
     return known
