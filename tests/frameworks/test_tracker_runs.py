@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,20 @@ KINDS = ("hf_language_model", "lightning_language_model", "accelerate_language_m
 Points = dict[str, list[Point]]
 
 
-def environment(home: Path) -> dict[str, str]:
+@functools.cache
+def empty_database(home: Path) -> Path:
+    """MLflow makes its tables in many steps: once for all jobs."""
+    from mlflow import MlflowClient  # type: ignore[import-not-found, unused-ignore]
+
+    MlflowClient(f"sqlite:///{home}/empty.db").search_experiments()
+    return home / "empty.db"
+
+
+def environment(home: Path, empty: Path) -> dict[str, str]:
+    """Variables of a job whose trackers write below this directory. empty: a database."""
     (home / "wandb").mkdir(parents=True, exist_ok=True)
+    if not (home / "mlflow.db").exists():
+        shutil.copy(empty, home / "mlflow.db")
     return {
         **OFFLINE,
         "REPORT_TO": "mlflow,wandb",
@@ -94,8 +107,8 @@ def untimed(found: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def quiet(kind: str, home: Path) -> dict[str, Points]:
-    home = home / kind
-    with Job(home.parent, *words(kind, 1, home), name=f"quiet-{kind}", environment=environment(home)) as job:
+    variables, home = environment(home / kind, empty_database(home)), home / kind
+    with Job(home.parent, *words(kind, 1, home), name=f"quiet-{kind}", environment=variables) as job:
         assert job.wait() == 0, job.output
     found = told(home)
     assert all(max(map(len, points.values())) >= 40 for points in found.values())
@@ -109,8 +122,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_deaths_and_two_joins_leave_no_trace(kind: str, home: Path, tmp_path: Path) -> None:
-    wanted = quiet(kind, home)
-    with Job(tmp_path, *words(kind, 3, tmp_path / "output"), environment=environment(tmp_path)) as job:
+    wanted, variables = quiet(kind, home), environment(tmp_path, empty_database(home))
+    with Job(tmp_path, *words(kind, 3, tmp_path / "output"), environment=variables) as job:
         two_deaths_and_two_joins(job, 3, 12)
         assert job.wait() == 0, job.output
         assert not job.events("script_failed"), job.output
@@ -120,7 +133,7 @@ def test_two_deaths_and_two_joins_leave_no_trace(kind: str, home: Path, tmp_path
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_when_everything_was_killed(kind: str, home: Path, tmp_path: Path) -> None:
     """Steps behind the last checkpoint are logged a second time."""
-    wanted, variables = quiet(kind, home), environment(tmp_path)
+    wanted, variables = quiet(kind, home), environment(tmp_path, empty_database(home))
     with Job(tmp_path, *words(kind, 2, tmp_path / "output"), environment=variables) as job:
         everything_killed(job, 18)
     with Job(tmp_path, *words(kind, 3, tmp_path / "output"), environment=variables) as job:
