@@ -15,6 +15,7 @@ import functools
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -35,16 +36,22 @@ def kind_of(thing: object, kinds: Mapping[str, str]) -> str | None:
 
 
 def send_missing_only(client: Any, run: str) -> None:
-    """From now on this process sends to a run of MLflow only what it has not yet. client: an MlflowClient."""
+    """From now on this process sends to a run of MLflow only what it has not yet: the last rows are sent again, and those
+    that follow once. A name may have several points at one step. client: an MlflowClient."""
     names = client.get_run(run).data.metrics
-    known = {(point.key, point.step) for name in names for point in client.get_metric_history(run, name)}
+    known = Counter((point.key, point.step) for name in names for point in client.get_metric_history(run, name))
+
+    def is_new(point: Any) -> bool:
+        known[point.key, point.step] -= 1
+        return known[point.key, point.step] < 0
+
     kind: Any = type(client)
     own = kind.log_batch
 
     @functools.wraps(own)
     def log_batch(self: Any, run_id: str, metrics: Any = (), *args: Any, **kwargs: Any) -> Any:
         if run_id == run:
-            metrics = [point for point in metrics if (point.key, point.step) not in known]
+            metrics = list(filter(is_new, metrics))
         return own(self, run_id, metrics, *args, **kwargs)
 
     kind.log_batch = log_batch
