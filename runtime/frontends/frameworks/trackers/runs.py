@@ -36,8 +36,8 @@ def kind_of(thing: object, kinds: Mapping[str, str]) -> str | None:
 
 
 def send_missing_only(client: Any, run: str) -> None:
-    """From now on this process sends to a run of MLflow only what it has not yet: the last rows are sent again, and those
-    that follow once. A name may have several points at one step. client: an MlflowClient."""
+    """From now on this process sends to a run of MLflow only what it has not yet: each point that it has is left out as
+    often as it has it, as a name may have several points at one step. client: an MlflowClient."""
     names = client.get_run(run).data.metrics
     known = Counter((point.key, point.step) for name in names for point in client.get_metric_history(run, name))
 
