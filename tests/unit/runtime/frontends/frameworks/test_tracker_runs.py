@@ -37,8 +37,8 @@ class Client:
 @pytest.mark.parametrize("written", range(9))
 @pytest.mark.parametrize("kept", [2, 5, 8])
 def test_a_run_of_mlflow_gets_what_it_lacks_however_much_was_sent(written: int, kept: int) -> None:
-    """A name may come twice at each step, as a learning rate that is logged with each of two batches. Rows that are kept
-    begin with a step."""
+    """A name may come twice at each step, as a learning rate that is logged with each of two batches. The rows that are
+    kept begin with a step."""
     rows = [Point(name, step) for step in range(1, 4) for name in ("lr", "loss", "lr")]
     rows, last = rows[:8], rows[8]
     written = max(written, len(rows) - kept)  # what is not kept was written long ago
