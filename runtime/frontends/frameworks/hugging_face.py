@@ -194,8 +194,8 @@ class TrainerLoop:
                 )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """A leader that has died since the step began may have written this row, or not. What a worker logs before it is
-        where the others are is the evaluation of `eval_on_start`, which they have logged."""
+        """A leader that has died since the step began may have written this row, or not. What a worker logs before it
+        is where the others are is the evaluation of `eval_on_start`, which they have logged."""
         if self._loop.entered:
             return
         if self._loop.begun and not self._loop.passing and self._script.rank_now == 0:
