@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 import subprocess
 import sys
@@ -114,6 +115,23 @@ def test_a_run_goes_on_when_everything_was_killed(kind: str, home: Path, tmp_pat
         run = ended(job, output)
     assert run.digest == wanted.digest
     assert ledger.compare(run.steps, wanted.steps) is None
+    assert run.files == wanted.files
+
+
+def test_a_backup_goes_on_with_the_batches_of_a_generator_that_come_next(home: Path, tmp_path: Path) -> None:
+    """Keras's own snapshot, in a job that knows nothing of the one before it: weights, moments and data go on from the
+    end of an epoch, also through two deaths and joins."""
+    kind, output = "keras_backup", tmp_path / "output"
+    wanted, variables = quiet(kind, home), environment(tmp_path)
+    with Job(tmp_path, *words(kind, 2, output), name="first", environment=variables) as job:
+        everything_killed(job, 11)
+    over = json.loads((output / "backup" / "training_metadata.json").read_text())["epoch"]
+    assert 2 <= over <= 4
+    with Job(tmp_path, *words(kind, 3, output), name="second", environment=variables) as job:
+        two_deaths_and_two_joins(job, 2, 6)
+        run = ended(job, output)
+        assert not job.events("script_failed"), job.output
+    assert len(run.steps) == 5 * (6 - over)
     assert run.files == wanted.files
 
 

@@ -39,6 +39,7 @@ class Module(nn.Module):
         super().__init__()
         self.seen, self.losses = 0, [0.5]
         self.average, self.metric = torch.zeros(2), Sum()
+        self.device = torch.device("cpu")
         self.logged: list[tuple[str, float]] = []
         self.told = False
         self.last, self.best, self.none = float("inf"), 0.0, None
@@ -185,3 +186,84 @@ def test_a_loss_that_is_kept_with_its_graph_is_copied_without() -> None:
     assert [kept["losses"][0].item(), kept["losses"][1]["a"].item()] == [2.0, 3.0]
     assert not kept["losses"][0].requires_grad
     assert holder.losses[0].grad_fn is not None
+
+
+def typed(value: Any) -> tuple[type, torch.dtype | None, float]:
+    return type(value), getattr(value, "dtype", None), float(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((torch.tensor(2.5, dtype=torch.float64),) * 3, (torch.Tensor, torch.float64, 2.5)),
+        ((torch.tensor(2.5, dtype=torch.bfloat16),) * 3, (torch.Tensor, torch.bfloat16, 2.5)),
+        ((torch.tensor(1), torch.tensor(2), torch.tensor(5)), (torch.Tensor, torch.int64, 3.0)),
+        ((torch.tensor(False), torch.tensor(True), torch.tensor(False)), (torch.Tensor, torch.bool, 1.0)),
+        ((torch.tensor(1), 2, 0.0), (torch.Tensor, torch.float32, 1.0)),
+        ((torch.tensor(1, dtype=torch.int32), True, 4), (torch.Tensor, torch.int32, 2.0)),
+        ((1, 4.0, 4), (float, None, 3.0)),
+        ((True, 2, 3), (int, None, 2.0)),
+        ((False, True, False), (bool, None, 1.0)),
+        ((1, 2, 2), (float, None, 5 / 3)),
+    ],
+)
+@pytest.mark.parametrize("name", ["none", "_least", "new", "least"])
+def test_what_ranks_set_is_the_mean_of_all_of_them_as_the_widest_type(
+    name: str, given: tuple[Any, ...], wanted: tuple[Any, ...]
+) -> None:
+    """Whatever was there before: None, an infinite number or tensor, or nothing."""
+
+    def set_by_rank(rank: int, module: Any, loop: Any) -> None:
+        setattr(module, name, given[rank])
+
+    module, (record,) = step(set_by_rank)
+    parts.have(module, record)
+    assert typed(getattr(module, name)) == wanted
+
+
+def test_a_tensor_may_become_a_number_and_truth_values_may_become_false() -> None:
+    def body(rank: int, module: Any, loop: Any) -> None:
+        module.finite, module.first, module.seldom = float(rank), False, rank > 1
+        module.mask = ~module.mask
+
+    module: Any
+    with_all = Module.__init__
+
+    def made(self: Any) -> None:
+        with_all(self)
+        self.finite, self.first, self.seldom = torch.tensor(9.0), True, True
+        self.mask = torch.tensor([True, False])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Module, "__init__", made)
+        module, (record,) = step(body)
+    assert (float(module.finite), module.first, module.mask.tolist()) == (9.0, True, [True, False])
+    parts.have(module, record)
+    assert (module.finite, module.first, module.seldom) == (1.0, False, True)
+    assert (module.mask.dtype, module.mask.tolist()) == (torch.bool, [False, True])
+
+
+def test_a_micro_batch_finds_what_those_before_it_have_left() -> None:
+    """As in a process of its own. Behind the step all workers have the mean of what the ranks had at its end."""
+    module: Any
+    module, trainer, loop = fresh()
+    scalars: Any = Scalars()
+    losses = ((4.0, 6.0), (3.0, 1.0), (2.0, 8.0))
+    for own in losses:
+        with parts.attributes(module) as changed:
+            assert not hasattr(module, "lowest")
+            for number, loss in enumerate(own):
+                record = parts.Record()
+                with parts.logs(record, trainer, module, loop, lambda: 4):
+                    module.lowest = min(getattr(module, "lowest", loss), loss)
+                    module.seen += 1
+                    module.losses.append(loss)
+                    loop._results.log("training_step", "loss", torch.tensor(loss), on_step=True, on_epoch=False)
+                assert module.seen == number + 1
+                parts.tell(scalars, module, number, record)
+        parts.tell(scalars, module, 1, changed)
+        assert (module.seen, module.losses) == (0, [0.5])
+    for record in parts.told(module, scalars.metrics, RANKS):
+        parts.have(module, record)
+    assert (module.lowest, module.seen, module.losses) == ((4 + 1 + 2) / 3, 2, [0.5, 3.0, 5.0])
+    assert module.logged == [("loss", 3.0), ("loss", 5.0)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime.frontends.frameworks import tracker_rows
 from runtime.frontends.frameworks.lightning_state import CsvRows
+from runtime.frontends.frameworks.trackers import rows as tracker_rows
 
 INSTALLED = "frameworks are installed by `make test-frameworks`"
 loggers = pytest.importorskip("lightning.pytorch.loggers", reason=INSTALLED)

@@ -8,7 +8,7 @@ framework keeps between steps is registered, for newcomers and for runs that go 
     step_loop.py                the job's steps: handed out, computed shard by shard, ended
     rank_batches.py             the batches that accelerate, or a DistributedSampler, gives any rank
     plain_state.py              what a framework keeps between steps
-    tracker_rows.py             rows that were logged, for the next leader's files of TensorBoard
+    trackers/                   what was logged, for the next leader: files of TensorBoard, runs of MLflow and W&B
     hugging_face.py             transformers.Trainer
     hugging_face_evaluation.py  its evaluations, spread over the workers
     trl_metrics.py              what trl's trainers note while they compute a loss

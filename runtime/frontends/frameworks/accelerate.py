@@ -23,7 +23,8 @@ from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining, operations
 from runtime.frontends.frameworks.plain_state import is_plain
 from runtime.frontends.frameworks.step_loop import AtHandOut
-from runtime.frontends.frameworks.tracker_rows import KeptRows, Rewrite
+from runtime.frontends.frameworks.trackers import runs
+from runtime.frontends.frameworks.trackers.rows import KeptRows
 
 TESTED = ("1.15",)
 """Versions with which the tests ran."""
@@ -77,6 +78,8 @@ class Accelerated:
         self._tracked: tuple[Any, KeptRows] | None = None
         """The accelerator that has trackers, and what it has logged."""
         self._rows_at_pass: AtHandOut | None = None
+        self._opened = 0
+        """Calls of init_trackers() for trackers that have runs."""
         script.job.on_lead(self._lead)
 
     @classmethod
@@ -136,6 +139,19 @@ class Accelerated:
 
     # Trackers
 
+    def run_ids(self, accelerator: Any, open_runs: Callable[[], None]) -> dict[str, str]:
+        """Tracker -> the id of its run, for trackers that have runs. The leader opens them, once in a job."""
+        script = self._script
+        if script.begun or not runs.asked_for(accelerator):
+            return {}
+
+        def opened() -> dict[str, str]:
+            open_runs()
+            return runs.ids_of(accelerator)
+
+        self._opened += 1
+        return script.job.shared(f"runs of accelerate's trackers {self._opened}", opened)
+
     def tracked(self, accelerator: Any, begin: Callable[[], None]) -> None:
         """The script has asked for trackers, which accelerate makes in the main process only. begin: makes them."""
         script = self._script
@@ -148,7 +164,7 @@ class Accelerated:
         script.made(ROWS, self._rows_at_pass)
         script.training.carrier.leave_undigested(ROWS)  # there may be times in them
         if script.rank_now != 0 or script.training.checkpoints.found is not None:
-            self._trackers.append(lambda: _write_again(accelerator, rows.rewrite()))
+            self._trackers.append(lambda: _write_again(accelerator, rows))
 
     def logged(self, accelerator: Any, values: Mapping[str, Any], step: int | None) -> None:
         """The script logs. A leader that has died since the step began may have written this row, or not."""
@@ -242,10 +258,17 @@ def _init_trackers(
     config: Any = None,
     init_kwargs: Any = None,
 ) -> None:
-    original(self, project_name, config, init_kwargs)
-    if (state := Accelerated.of(script)) is not None:
-        # The configuration is logged already.
-        state.tracked(self, lambda: original(self, project_name, None, init_kwargs))
+    state = Accelerated.of(script)
+    if state is None:
+        original(self, project_name, config, init_kwargs)
+        return
+    before = len(self.trackers)
+    ids = state.run_ids(self, lambda: original(self, project_name, config, init_kwargs))
+    options = runs.with_ids(init_kwargs, ids)
+    if len(self.trackers) == before:  # in the leader they are open
+        original(self, project_name, None if ids else config, options)
+    # The configuration is logged already.
+    state.tracked(self, lambda: original(self, project_name, None, options))
 
 
 def _log(
@@ -256,9 +279,12 @@ def _log(
     original(self, values, step, log_kwargs)
 
 
-def _write_again(accelerator: Any, again: Rewrite) -> None:
-    """In accelerate's files of TensorBoard: what a leader that has died may not have written."""
+def _write_again(accelerator: Any, kept: KeptRows) -> None:
+    """In accelerate's trackers: what a leader that has died may not have written."""
+    again = kept.rewrite()
     for tracker in accelerator.trackers:
+        if tracker.name in (runs.WANDB, runs.MLFLOW):
+            runs.send_again(tracker, kept)
         if any(kind.__name__ == "TensorBoardTracker" for kind in type(tracker).__mro__):
             kind, options = type(tracker.writer), {**tracker.init_kwargs, "purge_step": again.purge_step}
             tracker.writer.close()

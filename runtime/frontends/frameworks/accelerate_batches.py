@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, ReadAhead
 from runtime.data.loader import seed_fetch
 from runtime.data.random_state import randomness_kept
+from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.batches import TrainingBatches
 from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.rank_source import Position
@@ -137,6 +138,14 @@ class PreparedTraining(TrainingBatches):
             loader.iteration += 1
             loader.end()
             raise
+        except ReadAhead:
+            if script.objects.wrapped:
+                raise
+            raise mistakes.not_in_place(
+                "A loop over a DataLoader that accelerate has prepared, where it has prepared no model,",
+                "If the loop trains, give the model to accelerator.prepare() before it; if not, write it under "
+                "torch.no_grad(), as an evaluation, and not inside of another one.",
+            ) from None
         source = self._source
         assert source is not None
         number = script.number

@@ -30,7 +30,8 @@ from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alo
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
-from runtime.frontends.frameworks.tracker_rows import TrainerEventFiles
+from runtime.frontends.frameworks.trackers.event_files import TrainerEventFiles
+from runtime.frontends.frameworks.trackers.runs import OF_RUN, TrainerRuns
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
@@ -125,6 +126,7 @@ class TrainerLoop:
         self._leaving = False
         """Whether a node had to go when the last step was computed."""
         self._event_files = TrainerEventFiles(trainer)
+        self._runs = TrainerRuns(trainer)
         evaluation = Evaluation(trainer, self._own, self._loop, script.training)
         for name in REPLACED:
             setattr(trainer, name, getattr(evaluation if hasattr(evaluation, name) else self, name))
@@ -145,7 +147,7 @@ class TrainerLoop:
         return {
             "state": state,
             "control": plain_attributes(trainer.control),
-            "callbacks": [plain_attributes(callback) for callback in trainer.callback_handler.callbacks],
+            "callbacks": [plain_attributes(each, without=OF_RUN) for each in trainer.callback_handler.callbacks],
             "trainer": plain_attributes(trainer, without=DATA),
             "leaving": self._leaving,
             "output": self._output,
@@ -174,6 +176,7 @@ class TrainerLoop:
         if state.is_world_process_zero:
             return
         state.is_world_process_zero = self._event_files.goes_on = True
+        self._runs.lead()
         if not trainer.is_in_train:
             return
         for callback in handler.callbacks:
@@ -191,7 +194,10 @@ class TrainerLoop:
                 )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """A leader that has died since the step began may have written this row, or not."""
+        """A leader that has died since the step began may have written this row, or not. What a worker logs before it
+        is where the others are is the evaluation of `eval_on_start`, which they have logged."""
+        if self._loop.entered:
+            return
         if self._loop.begun and not self._loop.passing and self._script.rank_now == 0:
             self._lead()
         self._own["log"](logs, *args, **kwargs)
@@ -223,8 +229,9 @@ class TrainerLoop:
     def _init_training_state(self, max_steps: int, per_epoch: int, epochs: int, resume: Any, trial: Any) -> Any:
         """Everything that is trained is made here, so that it is known in which epoch the others are."""
         trainer = self._trainer
-        self._event_files.begin(self._said_by_one)
+        self._event_files.begin(functools.partial(self._said_by_one, "Trainer's directory of TensorBoard"))
         found = self._own["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
+        self._runs.begin(self._said_by_one)
         self._rows, self._output = [], None
         self._check(trial)
         loader = trainer.get_train_dataloader()
@@ -240,16 +247,17 @@ class TrainerLoop:
             objects["scaler"] = scaler
         if not self._loop.begin(self._source, self, objects):
             raise PassedBy
-        self._event_files.goes_on = self._loop.entered
+        self._event_files.goes_on = self._runs.goes_on = self._loop.entered
         if not self._loop.entered:
             return found
         return self._loop.epoch, self._loop.position * trainer.args.gradient_accumulation_steps
 
-    def _said_by_one(self, say: Callable[[], str]) -> str:
-        """What one worker says. In a worker that comes later, or goes on, the state that it gets has it."""
+    def _said_by_one(self, name: str, say: Callable[[], str | None]) -> str | None:
+        """What one worker says; None in a worker that comes to a train() that is over: the state that it gets has
+        it."""
         if not self._loop.begun:
-            return str(self._script.job.shared("Trainer's directory of TensorBoard", say))
-        return say() if self._loop.passing else str(self._script.job.once(say))
+            return self._script.job.shared(name, say)
+        return None if self._loop.passing else self._script.job.once(say)
 
     def _check(self, trial: Any) -> None:
         """Raise ConfigError for what cannot be trained in place."""
@@ -360,6 +368,7 @@ class TrainerLoop:
         assert self._source is not None
         self._source.close()
         output = self._own["_finalize_training"](*args)
+        self._runs.end()
         self._output = list(output)
         return output
 

@@ -8,6 +8,7 @@ the parts. Names of torchmetrics that are not public, as 1.9 has them: `_default
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -29,6 +30,7 @@ ADDED_MAX = 64
 
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx")
 NUMBERS = (bool, int, float)
+BY_NAME = {kind.__name__: kind for kind in NUMBERS}
 
 
 class LogRecorder(dict[str, Any]):
@@ -88,19 +90,36 @@ class Record:
 def recording(trainer: Any, module: Any, loop: Any, batch_size: Any) -> Iterator[Record]:
     """Record what the body does, and take it back. loop: Lightning's, that has the results in progress. batch_size: a
     function that infers it."""
-    record, connector = Record(), trainer._logger_connector
-    results, current = loop._results, connector._current_fx
-    loop._results = recorder = LogRecorder(batch_size)
-    before, names, metrics = _attributes(module), frozenset(vars(module)), dict(metrics_of(module))
-    states = {path: _begin(metric) for path, metric in metrics.items()}
+    with attributes(module) as record, logs(record, trainer, module, loop, batch_size):
+        yield record
+
+
+@contextmanager
+def attributes(module: Any) -> Iterator[Record]:
+    """Record what the body does to plain attributes, and take it back."""
+    record = Record()
+    before, names = _attributes(module), frozenset(vars(module))
     try:
         yield record
-        record.logs = recorder.rows
         record.changes, record.values = _changes(module, before), _values(module, before, names)
+    finally:
+        _put_back(module, before, names)
+
+
+@contextmanager
+def logs(record: Record, trainer: Any, module: Any, loop: Any, batch_size: Any) -> Iterator[None]:
+    """Put into the record what the body logs and what its metrics count, and take it back. See `recording`."""
+    results, connector = loop._results, trainer._logger_connector
+    function = connector._current_fx
+    loop._results = recorder = LogRecorder(batch_size)
+    metrics = dict(metrics_of(module))
+    states = {path: _begin(metric) for path, metric in metrics.items()}
+    try:
+        yield
+        record.logs = recorder.rows
         record.metrics = {path: said for path, metric in metrics.items() if (said := _state(metric))["updates"]}
     finally:
-        loop._results, connector._current_fx = results, current
-        _put_back(module, before, names)
+        loop._results, connector._current_fx = results, function
         for path, metric in metrics.items():
             vars(metric).update(states[path])
 
@@ -114,9 +133,9 @@ def have(module: Any, record: Record) -> None:
         if isinstance(value, list):
             value.extend(change)
         elif isinstance(value, bool):
-            setattr(module, name, value or bool(change > 0))
+            setattr(module, name, bool(value + change > 0))
         elif isinstance(value, torch.Tensor):
-            setattr(module, name, value + torch.as_tensor(change).to(value))
+            setattr(module, name, _added(value, change))
         else:
             setattr(module, name, change if value is None else value + change)
     for name, set_to in record.values.items():
@@ -157,7 +176,8 @@ def _changes(module: Any, before: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(new, list) and len(new) > old[1]:
                 changes[name] = [detached(item) for item in new[old[1] :]]
         elif isinstance(new, torch.Tensor) and new.shape == old[1].shape and not torch.equal(new, old[1]):
-            changes[name] = (new - old[1]).detach()
+            is_bool = new.dtype == torch.bool  # of which torch makes no difference
+            changes[name] = new.float() - old[1].float() if is_bool else (new - old[1]).detach()
     return changes
 
 
@@ -170,17 +190,18 @@ def _adds(old: Any) -> bool:
 
 
 def _values(module: Any, before: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """The numbers that attributes were set to that had none before, or an infinity or NaN. names: of all attributes
-    before."""
+    """The numbers that attributes were set to that had none before, or an infinity or NaN, or a tensor instead of a
+    number, or the other way round. names: of all attributes before."""
     values: dict[str, Any] = {}
     for name, new in vars(module).items():
         if name in names and name not in before:
             continue
         old = before.get(name)
         is_tensor = type(new) is torch.Tensor and new.dim() == 0
+        was_tensor = isinstance(old, tuple) and isinstance(old[0], torch.Tensor)
         if is_tensor and (type(old) in NUMBERS or not _adds(old)):
             values[name] = new.detach().clone()
-        elif type(new) in NUMBERS and not _adds(old) and new != old:
+        elif type(new) in NUMBERS and (was_tensor or not _adds(old)) and new != old:
             values[name] = new
     return values
 
@@ -320,7 +341,7 @@ def tell(step: Step, module: Any, part: int, record: Record) -> dict[str, float]
             sums[_key(name, "add", part, place)] = value
             sums[_key(name, "add", part, place, "n")] = 1.0
     for name, set_to in record.values.items():
-        key = ["set", part, type(set_to).__name__]
+        key = ["set", part, *_kind_set(set_to)]
         sums[_key(name, *key)] = float(set_to)
         sums[_key(name, *key, "n")] = 1.0
     for path, said in record.metrics.items():
@@ -341,6 +362,7 @@ def tell(step: Step, module: Any, part: int, record: Record) -> dict[str, float]
 def told(module: Any, metrics: Mapping[str, float], ranks: int) -> list[Record]:
     """The records of all micro-batches, from what the ranks have told."""
     records: dict[int, Record] = {}
+    sets: dict[tuple[int, str], list[tuple[list[str], float, float]]] = {}
     for name, (kind, part, *about), value in _in_order(metrics):
         record = records.setdefault(part, Record())
         if kind == "log":
@@ -353,26 +375,58 @@ def told(module: Any, metrics: Mapping[str, float], ranks: int) -> list[Record]:
             else:
                 record.changes[name] = int(mean) if isinstance(own, int) and mean.is_integer() else mean
         elif kind == "set":
-            mean = value / metrics[_key(name, kind, part, *about, "n")]
-            record.values[name] = _set_to(about[0], mean)
+            ranks_that_set = metrics[_key(name, kind, part, *about, "n")]
+            sets.setdefault((part, name), []).append((about, value, ranks_that_set))
         elif kind == "metric":
             said = record.metrics.setdefault(name, {"states": {}, "updates": 0, "cache": None})
             if about:
                 said["states"].setdefault(about[0], []).append(value)
             else:
                 said["updates"] = round(value)
+    for (part, name), found in sets.items():
+        mean = sum(value for _, value, _ in found) / sum(count for _, _, count in found)
+        records[part].values[name] = _set_to([kind for kind, _, _ in found], mean, module.device)
     for record in records.values():
         _shape(module, record)
     return [records[part] for part in sorted(records)]
 
 
-def _set_to(kind: str, mean: float) -> float | torch.Tensor:
-    """The mean of what ranks have set, as the type that they have set."""
-    if kind == "Tensor":
-        return torch.tensor(mean)
-    if kind == "bool":
-        return mean > 0  # as one that is added to
-    return int(mean) if kind == "int" and mean.is_integer() else mean
+def _kind_set(value: float | torch.Tensor) -> list[str]:
+    """What `tell` says of the type of a number that a rank has set an attribute to."""
+    if isinstance(value, torch.Tensor):
+        return ["Tensor", str(value.dtype).removeprefix("torch."), value.device.type]
+    return [type(value).__name__]
+
+
+def _set_to(kinds: list[list[str]], mean: float, device: torch.device) -> float | torch.Tensor:
+    """The mean of what ranks have set, as the widest of the types that they have set: bool, int, float, tensor. A bool
+    is true if any rank has set it. kinds: of `_kind_set`. device: of the module."""
+    numbers = [kind for kind, *rest in kinds if not rest]
+    tensors = [kind[1:] for kind in kinds if len(kind) > 1]
+    if tensors:
+        dtype = functools.reduce(torch.promote_types, (getattr(torch, name) for name, _ in tensors))
+        for kind in numbers:
+            dtype = torch.result_type(torch.zeros((), dtype=dtype), BY_NAME[kind](1))
+        where = device if device.type in {name for _, name in tensors} else torch.device(tensors[0][1])
+        return _as_dtype(torch.tensor(mean, dtype=torch.float64), dtype).to(where)
+    if "float" in numbers:
+        return mean
+    if "int" in numbers:
+        return int(mean) if mean.is_integer() else mean
+    return mean > 0
+
+
+def _added(value: torch.Tensor, change: Any) -> torch.Tensor:
+    """A tensor and the mean of what ranks have added to it. Truth values are true if any rank has them true."""
+    change = torch.as_tensor(change).to(value.device)
+    return value.float() + change > 0 if value.dtype == torch.bool else value + _as_dtype(change, value.dtype)
+
+
+def _as_dtype(mean: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mean of whole numbers is rounded; one of truth values is true if any was."""
+    if dtype.is_floating_point or dtype == torch.bool:
+        return mean.to(dtype)
+    return mean.round().to(dtype)
 
 
 def _in_order(metrics: Mapping[str, float]) -> list[tuple[str, list[Any], float]]:

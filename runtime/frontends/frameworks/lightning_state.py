@@ -1,8 +1,8 @@
 """What Lightning keeps between steps, for newcomers and for runs that go on: the progress of its loops, what was logged
 in this epoch, and the plain attributes of callbacks, of the LightningModule and of the data module.
 
-The files of CSVLogger and of TensorBoardLogger are a part of it: the next leader goes on with the rows that were logged
-so far, no more and no less.
+The files of CSVLogger and TensorBoardLogger, and the runs of MLFlowLogger and WandbLogger, are a part of it: the next
+leader goes on with the rows that were logged so far, no more and no less.
 Names of Lightning that are not public, as 2.6 has them: `_results`, `_batches_that_stepped`, `_has_run`,
 `_seen_batches_per_dataloader`, `_logger_connector` and its `_progress_bar_metrics`, `_logged_metrics`,
 `_callback_metrics`, `_current_fx`, `_first_loop_iter`; of a result `_update_count`, `_computed`, `_forward_cache`; of
@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, set_attributes
-from runtime.frontends.frameworks.tracker_rows import KeptRows
+from runtime.frontends.frameworks.trackers.rows import KeptRows
+from runtime.frontends.frameworks.trackers.runs import go_on_numbering, send_missing_only
 
 CONNECTOR = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics", "_current_fx", "_first_loop_iter")
 OF_RESULT = ("value", "cumulated_batch_size", "has_reset", "_update_count", "_computed", "_forward_cache")
@@ -244,12 +245,40 @@ class EventRows(LoggerRows):
         experiment.flush()
 
 
+class RunRows(LoggerRows):
+    """The run of a WandbLogger or of an MLFlowLogger."""
+
+    def __init__(self, logger: Any, leads: Callable[[], bool]) -> None:
+        super().__init__(logger, leads)
+        self._begins = leads()
+        """The first leader, whose run has no rows."""
+
+    def lead(self) -> None:
+        if self.led or self._begins:
+            return
+        self.led = True
+        kept, experiment = self.kept, self.logger.experiment
+        rows = kept.rows
+        if hasattr(self.logger, "_wandb_init"):
+            rows = rows[go_on_numbering(experiment, kept.count - len(rows), len(rows)) :]
+        else:
+            send_missing_only(experiment, self.logger.run_id)
+        for step, row in rows:
+            self.own(row, step)
+
+
+ROWS_OF: dict[str, Callable[[Any, Callable[[], bool]], LoggerRows]] = {
+    "CSVLogger": CsvRows,
+    "TensorBoardLogger": EventRows,
+    "WandbLogger": RunRows,
+    "MLFlowLogger": RunRows,
+}
+
+
 def rows_of(logger: Any, leads: Callable[[], bool]) -> LoggerRows | None:
     """What is kept of a logger; None: nothing. leads: see LoggerRows."""
-    kinds = {kind.__name__ for kind in type(logger).__mro__}
-    if "CSVLogger" in kinds:
-        return CsvRows(logger, leads)
-    return EventRows(logger, leads) if "TensorBoardLogger" in kinds else None
+    found = next((ROWS_OF[kind.__name__] for kind in type(logger).__mro__ if kind.__name__ in ROWS_OF), None)
+    return None if found is None else found(logger, leads)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from runtime.frontends.frameworks.lightning_evaluation import BatchPlace, Evalua
 from runtime.frontends.frameworks.lightning_state import LightningState, LoggerRows, rows_of
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
+from runtime.frontends.frameworks.trackers.runs import share_run
 from runtime.loop.step import Step
 
 
@@ -164,6 +165,7 @@ class RankStrategy:
         for logger in trainer.loggers:
             if vars(logger).get("_version", "") is None:
                 logger._version = self.broadcast(logger.version)
+            share_run(logger, self.broadcast)
             if (rows := rows_of(logger, lambda: self.is_global_zero)) is not None:
                 self._files.append(rows)
 
@@ -305,32 +307,39 @@ class RankStrategy:
 
     def _shard(self, batches: list[Any], step: Step) -> None:
         """Compute the gradients of one rank in a step. batches: its micro-batches."""
-        trainer, module = self._trainer, self._lightning_module
-        loop = trainer.fit_loop.epoch_loop
-        ready = loop.batch_progress.current.ready
-        first = ready if self._entering else ready - 1 - (ready - 1) % trainer.accumulate_grad_batches
+        module, ready = self._lightning_module, self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        first = ready if self._entering else ready - 1 - (ready - 1) % self._trainer.accumulate_grad_batches
         means: dict[str, float] = {}
         total = 0.0
-        for number, batch in enumerate(batches):
-            if batch is None:
-                raise ConfigError(
-                    "the training loader gave None for a batch: Lightning leaves such a batch out in one process only. "
-                    "Leave these samples out of the dataset"
-                )
-            batch = self.transferred(batch, 0)
-            kwargs = loop._build_kwargs(OrderedDict(), batch, first + number)
-            size = batch_size_of(trainer, batch)
-            with parts.recording(trainer, module, loop, size) as record:
-                result = loop.automatic_optimization._training_step(kwargs)
-                if result.closure_loss is None:
-                    raise ConfigError(
-                        "training_step() returned None: Lightning leaves out such a batch in one process only. Return "
-                        "a loss, for example the sum of the outputs times 0.0"
-                    )
-                self.base.backward(self, result.closure_loss, self.optimizers[0])
-            means.update(parts.tell(step, module, number, record))
-            total += float(result.loss)
+        with parts.attributes(module) as changed:  # a micro-batch finds what those before it have left
+            for number, batch in enumerate(batches):
+                record = parts.Record()
+                total += self._micro_batch(batch, first + number, record)
+                means.update(parts.tell(step, module, number, record))
+        parts.tell(step, module, len(batches) - 1, changed)
         step.log(mean={**means, "loss": total})
+
+    def _micro_batch(self, batch: Any, number: int, record: parts.Record) -> float:
+        """Add the gradients of a batch of one rank. number: in its epoch. record: gets what it logs. Returns the
+        loss."""
+        trainer, module = self._trainer, self._lightning_module
+        loop = trainer.fit_loop.epoch_loop
+        if batch is None:
+            raise ConfigError(
+                "the training loader gave None for a batch: Lightning leaves such a batch out in one process only. "
+                "Leave these samples out of the dataset"
+            )
+        batch = self.transferred(batch, 0)
+        kwargs = loop._build_kwargs(OrderedDict(), batch, number)
+        with parts.logs(record, trainer, module, loop, batch_size_of(trainer, batch)):
+            result = loop.automatic_optimization._training_step(kwargs)
+            if result.closure_loss is None:
+                raise ConfigError(
+                    "training_step() returned None: Lightning leaves out such a batch in one process only. Return "
+                    "a loss, for example the sum of the outputs times 0.0"
+                )
+            self.base.backward(self, result.closure_loss, self.optimizers[0])
+        return float(result.loss)
 
     def transferred(self, batch: Any, dataloader_idx: int) -> Any:
         batch = self.precision_plugin.convert_input(batch)

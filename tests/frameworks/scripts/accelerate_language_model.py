@@ -64,13 +64,13 @@ def main():
     set_seed(2)
     output = sys.argv[1]
     bf16 = os.environ.get("BF16", "1") == "1"
-    tracker = os.environ.get("REPORT_TO")
+    trackers = os.environ["REPORT_TO"].split(",") if "REPORT_TO" in os.environ else []
     precision = "bf16" if bf16 else "no"
     accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=2, mixed_precision=precision, log_with=tracker, project_dir=output
+        cpu=True, gradient_accumulation_steps=2, mixed_precision=precision, log_with=trackers, project_dir=output
     )
-    if tracker:
-        accelerator.init_trackers("events")
+    if trackers:
+        accelerator.init_trackers("events", {"steps": MAX_STEPS} if "mlflow" in trackers else None)
     dropout = float(os.environ.get("DROPOUT", "0.1"))
     model = GPT2LMHeadModel(
         GPT2Config(

@@ -81,7 +81,7 @@ arguments = TrainingArguments(
     gradient_checkpointing=True,
     include_num_input_tokens_seen="non_padding",
     remove_unused_columns=False,
-    report_to=os.environ.get("REPORT_TO", "none"),
+    report_to=os.environ.get("REPORT_TO", "none").split(","),
     use_cpu=True,
     seed=2,
 )

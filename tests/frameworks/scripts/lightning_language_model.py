@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -77,8 +77,13 @@ def pace():
 
 L.seed_everything(2)
 loggers = [CSVLogger(sys.argv[1], name=None, version="", flush_logs_every_n_steps=1)]
-if os.environ.get("REPORT_TO") == "tensorboard":
+tracked = os.environ.get("REPORT_TO", "").split(",")
+if "tensorboard" in tracked:
     loggers.append(TensorBoardLogger(sys.argv[1], name="events"))
+if "mlflow" in tracked:
+    loggers.append(MLFlowLogger("events", tracking_uri=os.environ["MLFLOW_TRACKING_URI"]))
+if "wandb" in tracked:
+    loggers.append(WandbLogger(project="events", save_dir=os.environ["WANDB_DIR"]))
 trainer = L.Trainer(
     accelerator="cpu",
     strategy=sys.argv[2] if len(sys.argv) > 2 else "elastic",

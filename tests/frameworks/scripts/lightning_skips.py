@@ -19,7 +19,7 @@ class Regression(L.LightningModule):
         super().__init__()
         self.layer = nn.Linear(4, 1)
         self.last_loss, self.worst, self.kept = float("inf"), None, None
-        self.held = torch.zeros(())
+        self.held, self.first = torch.zeros(()), True
 
     def on_train_batch_start(self, batch, batch_idx):
         return -1 if batch_idx == 4 + self.current_epoch % 3 else None
@@ -28,10 +28,11 @@ class Regression(L.LightningModule):
         loss = nn.functional.mse_loss(self.layer(batch[0]).squeeze(1), batch[1])
         self.last_loss = loss
         self.worst = float(loss)
-        self.made_here = loss.detach()
+        self.made_here, self.first = loss.detach().double(), False
         return loss
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
+        assert self.made_here.dtype == torch.float64 and not self.first
         self.held = self.layer.weight.sum() * 2  # with its graph
         self.log_dict({"last": self.last_loss, "worst": self.worst, "made": self.made_here, "held": self.held.detach()})
 

@@ -81,7 +81,7 @@ class Prepared:
 
     def __iter__(self) -> Iterator[Any]:
         script, loader = RankScript.running(), self
-        if all(model.training for model in script.objects.wrapped):
+        if torch.is_grad_enabled() and all(model.training for model in script.objects.wrapped):
             return PreparedTraining(script, loader, self.counts)
         return GatheringLoop(script, loader, PreparedBatches.of_evaluation(loader, script)).batches()
 
@@ -460,3 +460,31 @@ def test_a_sum_over_the_ranks_may_come_in_the_loop() -> None:
         totals.clear()
         assert not threads.together(workers, evaluates(body)).errors
         assert max(totals) == int(dataset(36)[:][1].sum())
+
+
+def test_a_loop_without_a_model_is_an_evaluation_if_it_is_written_as_one() -> None:
+    log = Log()
+
+    def main() -> None:
+        own, gathered = 0, 0
+        with torch.no_grad():
+            for _, y in Prepared(36, 3):
+                own += int(y.sum())
+                gathered += int(gather(y).sum())
+        log((own * RANKS, gathered))
+        Kit().epoch()
+
+    for workers in (1, 2):
+        assert not threads.together(workers, main).errors
+    labels = int(dataset(36)[:][1].sum())
+    assert [row for rows in log.rows.values() for row in rows] == 3 * [(labels, labels)]
+
+
+def test_a_loop_that_has_no_model_is_told_to_be_an_evaluation_or_to_prepare_one() -> None:
+    def main() -> None:
+        dist.init_process_group("gloo")
+        for _ in Prepared(24, 2):
+            pass
+
+    with pytest.raises(NotInPlace, match=r"has prepared no model.*accelerator.prepare\(\).*torch.no_grad\(\)"):
+        threads.alone(main)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from runtime.frontends.frameworks import tracker_rows
-from runtime.frontends.frameworks.tracker_rows import KeptRows, Row, rewrite
+from runtime.frontends.frameworks.trackers import rows as tracker_rows
+from runtime.frontends.frameworks.trackers.rows import KeptRows, Row, rewrite
 
 
 class Files:

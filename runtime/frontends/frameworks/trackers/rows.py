@@ -3,17 +3,11 @@
 A leader that dies may have written all rows of its last step, some, or none. TensorBoard hides what the files of a
 directory have from a step on, if a newer file there begins with that step (its `purge_step`). So the next leader begins
 a file, hides the last steps, and writes their rows once more: each of them is shown once.
-
-A name of transformers that is not public, as 5.24 has it: `_SummaryWriter` of its TensorBoardCallback.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -78,45 +72,3 @@ class KeptRows:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count, self._before = state["count"], state.get("before", 0)  # an older version did not count that
         self.rows = [as_row(row) for row in state["recent"]]
-
-
-class TrainerEventFiles:
-    """The files of transformers' TensorBoardCallback, in one directory for all leaders of a trainer."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self.goes_on = False
-        """Another leader, or an earlier run, may have written in this train()."""
-        self._before = 0
-        """The largest step that was logged in earlier train()."""
-
-    def begin(self, agree: Callable[[Callable[[], str]], str]) -> None:
-        """A train() begins; the trainer still has the history of the one before. agree: gives all workers what the
-        function gives one of them. By default the directory has the time in its name, so one worker says it."""
-        self.goes_on = False
-        self._before = max((row["step"] for row in self._trainer.state.log_history), default=self._before)
-        for callback in self._trainer.callback_handler.callbacks:
-            if not any(kind.__name__ == "TensorBoardCallback" for kind in type(callback).__mro__):
-                continue
-            own = callback._SummaryWriter
-            own = own.args[1] if isinstance(own, functools.partial) else own  # of an earlier train()
-            callback._SummaryWriter = functools.partial(self._written_on, callback, own)
-            if callback.logging_dir is None:
-                callback.logging_dir = os.path.join(self._trainer.args.output_dir, agree(_default_directory))
-
-    def _written_on(self, callback: Any, own: Callable[..., Any], log_dir: Any = None) -> Any:
-        """A writer for this directory. own: makes one."""
-        if not self.goes_on:
-            return own(log_dir=log_dir)
-        trainer, history = self._trainer, self._trainer.state.log_history
-        rows = [as_row(row) for row in history]
-        again = rewrite(rows[-ROWS_KEPT:], max([self._before, *(step for step, _ in rows[:-ROWS_KEPT])]))
-        callback.tb_writer = own(log_dir=log_dir, purge_step=again.purge_step)
-        state = copy(trainer.state)
-        for state.global_step, row in again.rows:
-            callback.on_log(trainer.args, state, trainer.control, logs=row)
-        return callback.tb_writer
-
-
-def _default_directory() -> str:
-    return str(sys.modules["transformers.integrations.integration_utils"].default_logdir())
