@@ -93,6 +93,12 @@ class ReductionRequest:
             )
 
     @property
+    def told_groups(self) -> dict[str, Json]:
+        """The groups as headers have them, in one order: members compare bytes, and the tensors of a newcomer are those
+        of the result that it was sent, in another order than the harvest's."""
+        return dict(sorted(self.groups.items()))
+
+    @property
     def flats(self) -> Sequence[dict[str, Tensor]]:
         """The tensors that this member brings."""
         return [root.flats for root in self.roots] if self.merged is None else self.merged
@@ -154,7 +160,7 @@ class MeshReduction:
         fields: dict[str, Json] = {**request.header, "worker_id": ring.me}
         if again:
             fields["held"] = list[Json](self._sums.held)
-        agreed = {**request.agreed, "units": request.units, "groups": dict[str, Json](groups)}
+        agreed = {**request.agreed, "units": request.units, "groups": request.told_groups}
         self._words = HeaderExchange(
             ring, request.op, agreed, fields, request.roots, request.leaves, self._sums.release
         )

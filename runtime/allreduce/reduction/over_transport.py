@@ -58,7 +58,7 @@ def exchange_over(
         groups={},
         roots=[replace(root, flats={}) for root in request.roots],
         merged=None if merged is None else [{} for _ in merged],
-        agreed={**request.agreed, _BULK: dict(groups)},
+        agreed={**request.agreed, _BULK: request.told_groups},
         check=partial(_check_all, request),
         cuts=(),
     )

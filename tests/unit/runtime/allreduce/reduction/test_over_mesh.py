@@ -318,6 +318,19 @@ def test_members_with_different_groups_or_units_disagree() -> None:
         everyone([lambda: member(built[0], {}, 2), lambda: member(built[1], {}, 3)])
 
 
+def test_the_order_in_which_members_name_their_groups_does_not_matter() -> None:
+    def member(ring: Ring, names: tuple[str, ...]) -> None:
+        flats = {name: torch.full((9000,), ring.rank + 1.0, dtype=DTYPES[name]) for name in names}
+        root = Partial(ring.rank, ring.rank + 1, flats)
+        request = ReductionRequest(op=0, roots=[root], units=2, groups=dict.fromkeys(names, 9000))
+        _, total = exchange(ring, request)
+        assert all(flat.eq(3.0).all() for flat in total.flats.values()) and len(total.flats) == 2
+
+    with rings(2) as built:
+        orders = (("float32", "bfloat16"), ("bfloat16", "float32"))
+        everyone([partial(member, ring, names) for ring, names in zip(built, orders, strict=True)])
+
+
 @pytest.mark.parametrize(
     ("flat", "groups"),
     [
