@@ -100,7 +100,7 @@ class Verdict:
     because: str
 
 
-class Raised(NamedTuple):
+class FirstRaised(NamedTuple):
     """The first exception at a place. at_s: the leader's time."""
 
     word: Failed
@@ -116,7 +116,7 @@ class Raised(NamedTuple):
 class Failures:
     """What a leader has seen fail. A later leader begins anew."""
 
-    errors: Mapping[str, Raised] = field(default_factory=dict)
+    errors: Mapping[str, FirstRaised] = field(default_factory=dict)
     """Place of an exception -> the first one there. Failures of devices have a place each."""
     history: tuple[WorkerFailure, ...] = ()
     """The newest failures, each of another worker."""
@@ -162,7 +162,7 @@ class Failures:
         """Note who has raised there, if nobody has before."""
         if place in self.errors and not self.errors[place].is_over(now_s):
             return self
-        return replace(self, errors={**self.errors, place: Raised(word, now_s)})
+        return replace(self, errors={**self.errors, place: FirstRaised(word, now_s)})
 
 
 def parse_place(place: str) -> tuple[str, int, int]:
