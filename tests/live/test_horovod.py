@@ -90,7 +90,7 @@ def train(state):
     calls += 1
     hvd.allreduce(torch.tensor(1.0))  # a newcomer makes it, too
     print(f"call {calls} size {hvd.size()} batch {state.batch}", file=sys.stderr)
-    while state.batch < 80:
+    while state.batch < 80 or hvd.size() < 3:
         optimizer.zero_grad()
         model(torch.ones(2, model.in_features)).pow(2).mean().backward()
         optimizer.step()

@@ -197,7 +197,7 @@ class RoundsWorld:
         store = (worker.name, worker.knows) if members[0] == worker.name else None
         idle_s = max(0.0, now_s - script.idle_from_s) if script is not None else 0.0
         if script is not None:
-            worker.state.kept = self.memories.newest(worker.name, members, worker.state.generation)
+            worker.state.keeps(self.memories.newest(worker.name, members, worker.state.generation))
             self._look_at_last(worker, members)
         exchange = self.exchanges[worker.exchange]
         if script is not None and worker.name not in exchange.said:

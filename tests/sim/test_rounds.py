@@ -83,6 +83,12 @@ def _settles_early(reports: Any, members: Any, generation: int, begun: int) -> b
     return any(one.generation == generation and one.kept > begun for one in reports.values())
 
 
+def _settles_with_one_step(reports: Any, members: Any, generation: int, begun: int) -> bool:
+    """When each script has kept one, which may not be mirrored."""
+    found = rounds.of_round(reports, members, generation)
+    return bool(found) and all(one.kept > begun for one in found)
+
+
 def _takes_what_is_not_whole(held: Any) -> Any:
     newest = max(held, default=None)
     return None if newest is None else KeptStep(newest.step, newest.round, newest.group)
@@ -104,7 +110,7 @@ calls: Counter[str] = Counter()
         ("is_settled", _settles_early, "done again"),
         ("newest_whole", _takes_what_is_not_whole, "not whole"),
         ("thin_parts", lambda held, source, members: [], "done again"),
-        ("SETTLED", 1, "done again"),
+        ("is_settled", _settles_with_one_step, "done again"),
     ],
 )
 def test_a_wrong_decision_is_found(name: str, mutant: Any, said: str) -> None:

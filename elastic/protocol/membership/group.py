@@ -58,10 +58,12 @@ class Unreached(NamedTuple):
 
 class AwaitedSlot(NamedTuple):
     """slot: for whose next newcomer the ring waits in the step that it begins; "": none. since_s: when the ring began
-    to wait for it; infinite before."""
+    to wait for it; infinite before. asked: whether it waits because that newcomer has asked for it (Ready.hold): when
+    that one is gone, nobody is waited for."""
 
     slot: str = ""
     since_s: float = math.inf
+    asked: bool = False
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
-from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.group import AwaitedSlot, Group, State
 from elastic.protocol.membership.partitions import is_absence, not_found_yet
 from elastic.protocol.membership.planned_changes import close_if_all_left, holds, plan_change
 from elastic.protocol.membership.restore import go_back, kept_badly, kept_to_go_back_to
@@ -52,7 +52,11 @@ def lost(
     else:
         g.given_up[worker] = because
     awaited = g.committing is not None and worker in g.committing.ids
+    if waited_for := g.awaited.asked and g.awaited.slot == slot_of(worker):
+        g.awaited = AwaitedSlot()
     if g.state is State.FORMING or not g.lists(worker):
+        if waited_for:
+            plan_change(g, now_s, do)
         if dead and not awaited:
             del g.workers[worker]
             g.drains.pop(worker, None)

@@ -40,7 +40,7 @@ def hold_for(g: Group, word: Ready, do: list[Action]) -> None:
     worker, running, slow = word.worker_id, g.running, word.outdated >= OUTDATED
     if not (slow or word.hold) or g.state is not State.RUNNING or running is None:
         return
-    if (slot := slot_of(worker)) in g.in_vain or (g.awaited.slot and not word.hold):
+    if (slot := slot_of(worker)) in {*g.in_vain, *g.unreached} or (g.awaited.slot and not word.hold):
         return
     if worker in running.ids or worker not in g.coming or worker in g.turned_away:
         return
@@ -49,7 +49,7 @@ def hold_for(g: Group, word: Ready, do: list[Action]) -> None:
     g.turned_away.add(worker)
     if g.awaited.slot:
         return  # it comes with the newcomer for which a step will wait
-    g.awaited = AwaitedSlot(slot)
+    g.awaited = AwaitedSlot(slot, asked=not slow)
     if slow:
         do.append(Note("newcomer_awaited", {"worker_id": worker, "outdated": word.outdated}))
 
@@ -71,6 +71,8 @@ def keep_waiting(g: Group, worker: str, generation: int, now_s: float, do: list[
     all members, so the wait for the next one doubles with each: from backoff_min_s to set_up_s."""
     g.turned_away.add(worker)
     slot, timing = slot_of(worker), g.spec.timing
+    if g.awaited.slot == slot:
+        g.awaited = AwaitedSlot()
     before = g.unreached.get(slot, Unreached(0, 0, 0.0))
     if before.generation == generation:
         return  # another member says it too

@@ -14,7 +14,6 @@ from typing import Any, Self, TypeAlias
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.choice import (
-    LAG,
     HeldSegment,
     KeptStep,
     KnownStep,
@@ -123,6 +122,9 @@ class ScriptReport:
     """Whether it has tried to digest its share of the last step, when all scripts were done."""
     digests: Mapping[str, str] | None = None
     """Of the tensors of this share, see runtime/recovery/kept/digest.py; None: some could not be read."""
+    before: int = -1
+    """An earlier step that its script has kept in this round, also on other machines: its mirror was waited for before
+    the newest step was kept. -1: none."""
 
     def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
@@ -157,6 +159,7 @@ class ScriptReport:
             tuple(map(LoggedStep.from_json, said["logged"])),
             said["hashed"],
             said["digests"],
+            said["before"],
         )
 
 
@@ -311,23 +314,19 @@ def _begin(
     return StartScript(store, source, held, tuple(part for part in thin if part.machines == 1))
 
 
-SETTLED, SETTLED_ALONE = 3, 2
-"""After so many steps of a round on several machines each part is mirrored: done() waits for the mirror of the step
-before, and a script is at most one step ahead of another. On one machine two steps are whole, so one may be damaged."""
-
-
 def is_settled(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, begun: int) -> bool:
-    """Whether what earlier rounds have kept is not needed any more. begun: the step with which the round has begun."""
-    steps = SETTLED if len(set(map(node_of, members))) > 1 else SETTLED_ALONE
+    """Whether what earlier rounds have kept is not needed any more: each script has kept two steps of this round. On
+    one machine both are whole, so one may be damaged; on several machines the first one is mirrored, and a script is at
+    most one ahead of another. begun: the step with which the round has begun."""
     found = of_round(reports, members, generation)
-    return bool(found) and all(report.kept >= begun + steps for report in found)
+    return bool(found) and all(report.before > begun for report in found)
 
 
 def safe_step(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> int:
     """The step of the round in progress before which no later round goes back, whichever machine is lost; 0 or less:
     there is none yet."""
-    lag = LAG if len(set(map(node_of, members))) > 1 else 0
-    return min((one.kept for one in of_round(reports, members, generation)), default=0) - lag
+    alone = len(set(map(node_of, members))) == 1
+    return min((one.kept if alone else one.before for one in of_round(reports, members, generation)), default=-1)
 
 
 def of_round(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> Sequence[ScriptReport]:
@@ -351,6 +350,7 @@ class RoundState:
     """What this worker has found when it looked at segments in this round."""
     copied: bool = False
     kept: int = -1
+    before: int = -1
     memory: bool = True
     known: KnownStep | None = None
     logged: tuple[LoggedStep, ...] = ()
@@ -364,8 +364,8 @@ class RoundState:
         """Enter the round of a generation. The caller has ended the script of the round before."""
         self.generation, self.world = generation, world
         self.script, self.failure, self.failing = ScriptState.WAITING, None, False
-        self.held, self.copied, self.kept, self.begun = None, False, -1, 0
-        self.logged, self.hashed, self.digests = (), False, None
+        self.held, self.copied, self.kept, self.before, self.begun = None, False, -1, -1, 0
+        self.hashed, self.digests = False, None
 
     def ended(self, failure: Failure | None, *, last: bool = True) -> None:
         """A process of the script has ended by itself. failure: None: with status 0. last: no other one runs here."""
@@ -376,6 +376,11 @@ class RoundState:
             )
         elif last and self.failure is None:
             self.script = ScriptState.DONE
+
+    def keeps(self, step: int) -> None:
+        """The script has kept this step, the newest that is found; -1: none."""
+        self.before = self.kept if step > self.kept else self.before
+        self.kept = step
 
     def starts(self, start: StartScript) -> None:
         """The scripts of all workers begin."""
@@ -395,7 +400,7 @@ class RoundState:
         said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
         said = replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
         said = replace(said, known=self.known, lacking_s=lacking_s)
-        return replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests)
+        return replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests, before=self.before)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float

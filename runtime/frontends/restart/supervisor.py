@@ -274,7 +274,7 @@ class Supervisor:
         if kept > self._at.kept:
             now_s, before = time.monotonic(), max(self._at.kept, self._at.begun)
             self._step_s, self._kept_s = (now_s - self._kept_s) / max(1, kept - before), now_s
-        self._at.kept = kept
+        self._at.keeps(kept)
         if self._at.script is rounds.ScriptState.DONE:
             last = [self._kept.last(self._round, kept, place.rank, place.node) for place in mine]
             self._at.held = tuple(one for found in last for one in found) if kept > 0 else ()
@@ -364,7 +364,7 @@ class Supervisor:
         try:
             with opened(self._settings.memory, source, others, TlsContexts(self._told.certs)) as segments:
                 self._at.digests = leaf_digests(segments, *mine, own=self._told.ranks > 0)
-        except (CopyFailed, CheckpointCorrupt, OSError) as error:
+        except (CopyFailed, CheckpointCorrupt, OSError, RuntimeError, MemoryError) as error:  # torch has no memory
             self._session.note("kept_not_digested", step=source.step, because=str(error))
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:

@@ -213,3 +213,9 @@ def _parts(held: Iterable[HeldSegment]) -> dict[tuple[KeptStep, int], set[int]]:
     for one in held:
         found.setdefault((KeptStep(one.step, one.round, one.group), one.parts), set()).add(one.part)
     return found
+
+
+def bytes_at(node: int, bodies: Iterable[tuple[int, Sequence[int]]]) -> int:
+    """Bytes of one step that a machine holds. bodies: of each process, the size of its segment and the machines where
+    it is: its own, and those to which it is sent."""
+    return sum(size * list(nodes).count(node) for size, nodes in bodies)

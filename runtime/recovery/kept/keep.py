@@ -21,7 +21,7 @@ from elastic.security.roles import CERTS_VARIABLE
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.agreed_end import AgreedEnd
-from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, PartPlan, plan_part
+from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, PartPlan, bytes_at, plan_part
 from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state, shards_of
 from runtime.recovery.kept.content import CurrentState, Piece, named
 from runtime.recovery.kept.copying import BodyLayout, NewSegment, StepCopy, WriteRule, size_of, table
@@ -337,8 +337,9 @@ class KeptScript:
             if self._others is not None
         ]
         self._layout = BodyLayout(self._rule(state))
-        bodies = gathered([self._at.node, size_of(self._layout.place(state)) * (1 + len(mirrors))])
-        for other in gathered(shortage(sum(body for node, body in bodies if node == self._at.node), directory)):
+        targets = list(plan.targets) if mirrors else []
+        bodies = gathered((size_of(self._layout.place(state)), [self._at.node, *targets]))
+        for other in gathered(shortage(bytes_at(self._at.node, bodies), directory)):
             if other:
                 self.turn_off(other)
                 return

@@ -184,7 +184,8 @@ def test_decisions(said: dict[str, ScriptReport], failing: bool, wanted: object)
     ("members", "kept", "generation", "wanted"),
     [
         (MEMBERS, (10, 10, 11), 4, True),
-        (MEMBERS, (9, 10, 11), 4, False),
+        (MEMBERS, (9, 10, 11), 4, True),
+        (MEMBERS, (8, 10, 11), 4, False),
         (MEMBERS, (10, 10, 11), 5, False),
         (("a.0.0", "a.1.0", "a.2.0"), (9, 10, 9), 4, True),
         (("a.0.0", "a.1.0", "a.2.0"), (8, 9, 9), 4, False),
@@ -196,8 +197,13 @@ def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(
     members: tuple[str, ...], kept: tuple[int, ...], generation: int, wanted: bool
 ) -> None:
     """The round has begun with step 7."""
-    said = {worker: ScriptReport(4, 3, RUNNING, kept=step) for worker, step in zip(members, kept, strict=True)}
+    said = {
+        worker: ScriptReport(4, 3, RUNNING, kept=step, before=max(-1, step - 1))
+        for worker, step in zip(members, kept, strict=True)
+    }
     assert is_settled(said, members, generation, 7) == wanted
+    rare = {worker: replace(one, before=-1) for worker, one in said.items()}
+    assert not is_settled(rare, members, generation, 7), "one step is kept, as with every=10"
     assert not is_settled(dict(list(said.items())[1:]), members, generation, 7)
 
 
@@ -214,8 +220,25 @@ def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(
 def test_no_round_goes_back_before_what_all_have_kept_and_mirrored(
     members: tuple[str, ...], steps: tuple[int, ...], generation: int, wanted: int
 ) -> None:
-    said = {worker: ScriptReport(4, 3, RUNNING, kept=step) for worker, step in zip(members, steps, strict=False)}
+    said = {
+        worker: ScriptReport(4, 3, RUNNING, kept=step, before=max(-1, step - 1))
+        for worker, step in zip(members, steps, strict=False)
+    }
     assert safe_step(said, members, generation) == wanted
+
+
+def test_a_step_that_is_kept_after_another_tells_that_the_other_one_is_mirrored() -> None:
+    state = RoundState()
+    state.enter(4, 2)
+    found = []
+    for step in (-1, 10, 10, 20, 40):
+        state.keeps(step)
+        found.append((state.kept, state.before))
+    assert found == [(-1, -1), (10, -1), (10, -1), (20, 10), (40, 20)]
+    said = {worker: state.report(None) for worker in MEMBERS}
+    assert safe_step(said, MEMBERS, 4) == 20 and safe_step(said, MEMBERS[:2], 4) == 40
+    state.enter(5, 2)
+    assert (state.kept, state.before) == (-1, -1)
 
 
 def test_scripts_keep_nothing_if_one_machine_has_no_directory_in_memory() -> None:

@@ -14,6 +14,7 @@ from runtime.recovery.kept.choice import (
     HeldSegment,
     KeptStep,
     RoundNumber,
+    bytes_at,
     lost_parts,
     mirrors_of,
     newest_whole,
@@ -203,3 +204,12 @@ def test_the_directory_of_a_round_has_its_name() -> None:
     assert RoundNumber.parse(str(AGAIN)) == AGAIN
     assert [RoundNumber.parse(name) for name in ("off", "1", "1.x", ".1", "1.2.3")] == [None] * 5
     assert sorted([AGAIN, SECOND, FIRST, RoundNumber(0, 10)]) == [FIRST, SECOND, RoundNumber(0, 10), AGAIN]
+
+
+def test_the_memory_of_what_is_sent_is_counted_where_it_lands() -> None:
+    """Two replicas of two shards on four machines, two copies: the first process of each sends to one machine."""
+    nodes, shards = [0, 1, 2, 3], ["first", "second"] * 2
+    plans = [plan_part(rank, shards, nodes, 2) for rank in range(4)]
+    bodies = [(100, [node, *plan.targets]) for node, plan in zip(nodes, plans, strict=True)]
+    assert [bytes_at(node, bodies) for node in nodes] == [100, 200, 200, 100]
+    assert bytes_at(4, bodies) == 0
