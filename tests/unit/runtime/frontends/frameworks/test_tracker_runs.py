@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from runtime.frontends.frameworks.lightning_state import rows_of
 from runtime.frontends.frameworks.trackers.runs import go_on_numbering, send_missing_only, with_ids
 
 
@@ -85,3 +87,28 @@ def test_options_of_the_script_stay() -> None:
     assert with_ids(given, {"wandb": "w", "mlflow": "m"}) == wanted
     assert given == {"wandb": {"tags": ["a"]}, "tensorboard": {"flush_secs": 1}}
     assert with_ids(None, {}) == {}
+
+
+class WandbLogger:
+    """As Lightning's: what the leader alone logs comes to log_metrics(), too."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.sent.append(metrics)
+
+    def log_image(self, image: object) -> None:
+        self.log_metrics({"pictures": [image]}, 1)
+
+
+def test_pictures_of_the_leader_are_sent_and_not_kept() -> None:
+    logger, picture, vector = WandbLogger(), object(), torch.zeros(2)
+    rows = rows_of(logger, lambda: True)
+    assert rows is not None
+    logger.log_metrics({"loss": torch.tensor(1.5)}, 0)
+    logger.log_image(picture)
+    logger.log_metrics({"loss": 0.5, "picture": picture, "vector": vector}, 2)
+    assert logger.sent[1] == {"pictures": [picture]} and logger.sent[2]["picture"] is picture
+    assert rows.kept.count == 2
+    assert rows.kept.rows == [(0, {"loss": 1.5}), (2, {"loss": 0.5, "vector": vector})]
