@@ -145,14 +145,20 @@ def _opening(callback: Any, kind: str) -> Iterator[None]:
     """What the callback opens is the run that it is to go on in."""
     run = callback.elastic_run
     if kind == MLFLOW:
-        before = os.environ.get("MLFLOW_RUN_ID")
-        os.environ["MLFLOW_RUN_ID"] = run  # start_run() takes it out
+        mlflow, before = callback._ml_flow, os.environ.pop("MLFLOW_RUN_ID", None)
+        active = mlflow.active_run()
+        if active is None or active.info.run_id != run:
+            if active is not None:  # the script has begun one in each worker
+                mlflow.end_run()
+            os.environ["MLFLOW_RUN_ID"] = run  # start_run() takes it out
         try:
             yield
         finally:
             os.environ.pop("MLFLOW_RUN_ID", None)
             if before is not None:
                 os.environ["MLFLOW_RUN_ID"] = before
+        if active is not None:
+            callback._auto_end_run = False  # the script ends it
         return
     wandb = callback._wandb
     own = wandb.init

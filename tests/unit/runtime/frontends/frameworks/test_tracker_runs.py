@@ -3,7 +3,8 @@ tried in tests/frameworks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from runtime.frontends.frameworks.lightning_state import rows_of
-from runtime.frontends.frameworks.trackers.runs import go_on_numbering, send_missing_only, with_ids
+from runtime.frontends.frameworks.trackers.runs import TrainerRuns, go_on_numbering, send_missing_only, with_ids
 
 
 class Point(NamedTuple):
@@ -112,3 +113,104 @@ def test_pictures_of_the_leader_are_sent_and_not_kept() -> None:
     assert logger.sent[1] == {"pictures": [picture]} and logger.sent[2]["picture"] is picture
     assert rows.kept.count == 2
     assert rows.kept.rows == [(0, {"loss": 1.5}), (2, {"loss": 0.5, "vector": vector})]
+
+
+class Mlflow:
+    """As the package, in one process. runs: of the server: id -> the steps of its points."""
+
+    def __init__(self, runs: dict[str, list[int]]) -> None:
+        self.runs, self.active = runs, ""
+        self.MlflowClient = type("OwnClient", (Client,), {})
+
+    def active_run(self) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id=self.active)) if self.active else None
+
+    def start_run(self, run_name: str | None = None) -> None:
+        assert not self.active, f"Run with UUID {self.active} is already active"
+        self.active = os.environ.pop("MLFLOW_RUN_ID", f"run {len(self.runs)}")
+        self.runs.setdefault(self.active, [])
+
+    def end_run(self) -> None:
+        self.active = ""
+
+
+class MLflowCallback:
+    """As that of transformers."""
+
+    def __init__(self, mlflow: Mlflow) -> None:
+        self._ml_flow, self._initialized, self._auto_end_run = mlflow, False, False
+        self.elastic_run: str | None = None
+
+    def setup(self, args: Any, state: Any, model: Any) -> None:
+        if state.is_world_process_zero and (self._ml_flow.active_run() is None or "MLFLOW_RUN_ID" in os.environ):
+            self._ml_flow.start_run()
+            self._auto_end_run = True
+        self._initialized = True
+
+    def on_train_begin(self, args: Any, state: Any) -> None:
+        if not self._initialized:
+            self.setup(args, state, None)
+
+    def on_train_end(self, args: Any, state: Any) -> None:
+        if state.is_world_process_zero and self._auto_end_run:
+            self._ml_flow.end_run()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any]) -> None:
+        if state.is_world_process_zero:
+            self._ml_flow.runs[self._ml_flow.active].append(state.global_step)
+
+
+class Trainer:
+    """A worker's trainer."""
+
+    def __init__(self, callback: Any, leads: bool) -> None:
+        self.callback, self.callback_handler = callback, SimpleNamespace(callbacks=[callback])
+        self.args, self.control, self.model = SimpleNamespace(run_name=None), None, None
+        self.state: Any = None
+        self.new_state(leads)
+        self.runs = TrainerRuns(self)
+
+    def new_state(self, leads: bool, history: Sequence[dict[str, Any]] = ()) -> None:
+        self.state = SimpleNamespace(is_world_process_zero=leads, log_history=list(history), global_step=0)
+
+    def begin(self, agree: Callable[[str, Callable[[], str | None]], Any]) -> None:
+        self.runs.begin(agree)
+        self.callback.on_train_begin(self.args, self.state)
+
+    def log(self, step: int) -> None:
+        self.state.global_step = step
+        self.state.log_history.append({"loss": 1.0, "step": step})
+        self.callback.on_log(self.args, self.state, self.control, {"loss": 1.0})
+
+    def lead(self) -> None:
+        self.state.is_world_process_zero = True
+        self.runs.lead()
+        self.callback.on_train_begin(self.args, self.state)
+
+
+def first(name: str, say: Callable[[], str | None]) -> str | None:
+    """What the first leader is told: what it says."""
+    return say()
+
+
+@pytest.mark.parametrize("own", ["", "of this worker", "run 0"])
+@pytest.mark.parametrize("variable", [None, "of the script"])
+def test_a_run_that_the_script_has_begun_is_left(
+    own: str, variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """own: the run that is active in the worker that is the next leader."""
+    server: dict[str, list[int]] = {}
+    leader = Trainer(MLflowCallback(Mlflow(server)), True)
+    if own:
+        leader.callback._ml_flow.start_run()
+    leader.begin(first)
+    mlflow = Mlflow(server)
+    other = Trainer(MLflowCallback(mlflow), False)
+    mlflow.active = own
+    other.begin(lambda name, say: leader.callback.elastic_run)
+    if variable is not None:
+        monkeypatch.setenv("MLFLOW_RUN_ID", variable)
+    other.lead()
+    assert mlflow.active == leader.callback.elastic_run == "run 0"
+    assert os.environ.get("MLFLOW_RUN_ID") == variable
+    assert other.callback._auto_end_run is leader.callback._auto_end_run is (not own)
