@@ -110,8 +110,10 @@ class TrainerRuns:
             state.is_world_process_zero = True
             callback.setup(trainer.args, state, trainer.model)
         if kind == MLFLOW:
-            run = callback._ml_flow.active_run()
-            return None if run is None else str(run.info.run_id)
+            mlflow = callback._ml_flow
+            if mlflow.active_run() is None:  # that of an earlier train() has ended, and a row would begin another one
+                mlflow.start_run(run_name=trainer.args.run_name)
+            return str(mlflow.active_run().info.run_id)
         return None if callback._wandb.run is None else str(callback._wandb.run.id)
 
     def _set_up(

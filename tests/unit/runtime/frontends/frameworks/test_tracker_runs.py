@@ -214,3 +214,22 @@ def test_a_run_that_the_script_has_begun_is_left(
     assert mlflow.active == leader.callback.elastic_run == "run 0"
     assert os.environ.get("MLFLOW_RUN_ID") == variable
     assert other.callback._auto_end_run is leader.callback._auto_end_run is (not own)
+
+
+def test_a_second_train_has_a_run_that_all_know() -> None:
+    server: dict[str, list[int]] = {}
+    leader, other = Trainer(MLflowCallback(Mlflow(server)), True), Trainer(MLflowCallback(Mlflow(server)), False)
+    for number in range(2):
+        leader.new_state(True)
+        other.new_state(False)
+        leader.begin(first)
+        other.begin(lambda name, say: leader.callback.elastic_run)
+        assert leader.callback.elastic_run == f"run {number}"
+        leader.log(1)
+        other.log(1)
+        if number == 0:
+            leader.callback.on_train_end(leader.args, leader.state)
+    other.lead()
+    other.log(2)
+    assert set(server) == {"run 0", "run 1"}
+    assert server["run 1"][0] == 1 and server["run 1"][-1] == 2
