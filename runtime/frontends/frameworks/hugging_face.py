@@ -149,6 +149,7 @@ class TrainerLoop:
             "control": plain_attributes(trainer.control),
             "callbacks": [plain_attributes(each, without=OF_RUN) for each in trainer.callback_handler.callbacks],
             "trainer": plain_attributes(trainer, without=DATA),
+            "runs": self._runs.state_dict(),
             "leaving": self._leaving,
             "output": self._output,
         }
@@ -167,6 +168,8 @@ class TrainerLoop:
         for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
             set_attributes(callback, kept)
         set_attributes(trainer, found["trainer"])
+        if "runs" in found:  # an older version did not count
+            self._runs.load_state_dict(found["runs"])
         self._leaving = found.get("leaving", False)
 
     def _lead(self) -> None:

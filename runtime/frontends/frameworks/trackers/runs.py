@@ -78,11 +78,20 @@ class TrainerRuns:
         """Another leader, or an earlier run of the job, may have sent rows of this train()."""
         self._before = 0
         """Rows of earlier train()."""
+        self._read = 0
+        """Rows of the history that are of another job, whose snapshot this train() has read."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"before": self._before, "read": self._read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._before, self._read = state["before"], state["read"]
 
     def begin(self, agree: Callable[[str, Callable[[], str | None]], Any]) -> None:
-        """A train() begins; its trainer has its new state, and an empty history. agree(name, say): all workers get what
-        say() gives the leader; nothing in a worker that comes to a train() that is over."""
+        """A train() begins; its trainer has its new state, with the history of a snapshot that it has read. agree(name,
+        say): all workers get what say() gives the leader; nothing in a worker that comes to a train() that is over."""
         self.goes_on = False
+        self._read = len(self._trainer.state.log_history)
         for callback in self._trainer.callback_handler.callbacks:
             if (kind := kind_of(callback, CALLBACKS)) is None:
                 continue
@@ -93,7 +102,7 @@ class TrainerRuns:
 
     def end(self) -> None:
         """A train() is over."""
-        self._before += len(self._trainer.state.log_history)
+        self._before += len(self._trainer.state.log_history) - self._read
 
     def lead(self) -> None:
         """This worker is the leader from now on: its callbacks have still to open their runs."""
@@ -129,7 +138,7 @@ class TrainerRuns:
             self._send_again(callback, kind)
 
     def _send_again(self, callback: Any, kind: str) -> None:
-        trainer, history = self._trainer, self._trainer.state.log_history
+        trainer, history = self._trainer, self._trainer.state.log_history[self._read :]
         rows = history[-ROWS_KEPT:]
         if kind == MLFLOW:
             send_missing_only(callback._ml_flow.MlflowClient(), callback.elastic_run)

@@ -233,3 +233,20 @@ def test_a_second_train_has_a_run_that_all_know() -> None:
     other.log(2)
     assert set(server) == {"run 0", "run 1"}
     assert server["run 1"][0] == 1 and server["run 1"][-1] == 2
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_rows_of_a_snapshot_are_not_sent(reads: bool) -> None:
+    """reads: the next leader has read the snapshot; a newcomer has it from the others."""
+    server: dict[str, list[int]] = {}
+    leader, other = Trainer(MLflowCallback(Mlflow(server)), True), Trainer(MLflowCallback(Mlflow(server)), False)
+    snapshot = [{"loss": 9.0, "step": step} for step in range(1, 6)]
+    leader.new_state(True, snapshot)
+    other.new_state(False, snapshot if reads else ())
+    leader.begin(first)
+    other.begin(lambda name, say: leader.callback.elastic_run)
+    leader.log(6)
+    other.runs.load_state_dict(leader.runs.state_dict())
+    other.new_state(False, leader.state.log_history)
+    other.lead()
+    assert set(server["run 0"]) == {6}
