@@ -232,6 +232,7 @@ class TrainerLoop:
     def _init_training_state(self, max_steps: int, per_epoch: int, epochs: int, resume: Any, trial: Any) -> Any:
         """Everything that is trained is made here, so that it is known in which epoch the others are."""
         trainer = self._trainer
+        self._runs.count()
         self._event_files.begin(functools.partial(self._said_by_one, "Trainer's directory of TensorBoard"))
         found = self._own["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
         self._runs.begin(self._said_by_one)
@@ -371,7 +372,6 @@ class TrainerLoop:
         assert self._source is not None
         self._source.close()
         output = self._own["_finalize_training"](*args)
-        self._runs.end()
         self._output = list(output)
         return output
 

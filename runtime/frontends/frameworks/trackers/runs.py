@@ -77,7 +77,7 @@ class TrainerRuns:
         self.goes_on = False
         """Another leader, or an earlier run of the job, may have sent rows of this train()."""
         self._before = 0
-        """Rows of earlier train()."""
+        """Rows before this train()."""
         self._read = 0
         """Rows of the history that are of another job, whose snapshot this train() has read."""
 
@@ -100,8 +100,8 @@ class TrainerRuns:
             callback.elastic_run = None
             callback.elastic_run = agree(f"Trainer's run of {kind}", functools.partial(self._opened, callback, kind))
 
-    def end(self) -> None:
-        """A train() is over."""
+    def count(self) -> None:
+        """A train() is about to begin: count what the trainer has logged before, also in evaluations."""
         self._before += len(self._trainer.state.log_history) - self._read
 
     def lead(self) -> None:

@@ -61,7 +61,7 @@ class Run:
     """As a run of wandb."""
 
     def __init__(self, step: int) -> None:
-        self.step = step
+        self.step, self.id = step, ""
 
     def log(self, row: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
         assert not row and not commit and step is not None
@@ -160,6 +160,28 @@ class MLflowCallback:
             self._ml_flow.runs[self._ml_flow.active].append(state.global_step)
 
 
+class WandbCallback(MLflowCallback):
+    """As that of transformers; the package is made for the worker."""
+
+    def __init__(self) -> None:
+        super().__init__(Mlflow({}))
+        self._wandb = SimpleNamespace(run=None, init=self._init)
+
+    def _init(self, id: str = "run 0", resume: str = "never") -> None:
+        self._wandb.run = Run(0)
+        self._wandb.run.id = id
+
+    def setup(self, args: Any, state: Any, model: Any) -> None:
+        if state.is_world_process_zero and self._wandb.run is None:
+            self._wandb.init()
+        self._initialized = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any]) -> None:
+        self.on_train_begin(args, state)
+        if state.is_world_process_zero:
+            self._wandb.run.step += 1
+
+
 class Trainer:
     """A worker's trainer."""
 
@@ -167,6 +189,7 @@ class Trainer:
         self.callback, self.callback_handler = callback, SimpleNamespace(callbacks=[callback])
         self.args, self.control, self.model = SimpleNamespace(run_name=None), None, None
         self.state: Any = None
+        self.snapshot: list[dict[str, Any]] = []
         self.new_state(leads)
         self.runs = TrainerRuns(self)
 
@@ -174,6 +197,8 @@ class Trainer:
         self.state = SimpleNamespace(is_world_process_zero=leads, log_history=list(history), global_step=0)
 
     def begin(self, agree: Callable[[str, Callable[[], str | None]], Any]) -> None:
+        self.runs.count()
+        self.new_state(self.state.is_world_process_zero, self.snapshot)
         self.runs.begin(agree)
         self.callback.on_train_begin(self.args, self.state)
 
@@ -220,8 +245,6 @@ def test_a_second_train_has_a_run_that_all_know() -> None:
     server: dict[str, list[int]] = {}
     leader, other = Trainer(MLflowCallback(Mlflow(server)), True), Trainer(MLflowCallback(Mlflow(server)), False)
     for number in range(2):
-        leader.new_state(True)
-        other.new_state(False)
         leader.begin(first)
         other.begin(lambda name, say: leader.callback.elastic_run)
         assert leader.callback.elastic_run == f"run {number}"
@@ -241,8 +264,8 @@ def test_rows_of_a_snapshot_are_not_sent(reads: bool) -> None:
     server: dict[str, list[int]] = {}
     leader, other = Trainer(MLflowCallback(Mlflow(server)), True), Trainer(MLflowCallback(Mlflow(server)), False)
     snapshot = [{"loss": 9.0, "step": step} for step in range(1, 6)]
-    leader.new_state(True, snapshot)
-    other.new_state(False, snapshot if reads else ())
+    leader.snapshot = snapshot
+    other.snapshot = snapshot if reads else []
     leader.begin(first)
     other.begin(lambda name, say: leader.callback.elastic_run)
     leader.log(6)
@@ -250,3 +273,36 @@ def test_rows_of_a_snapshot_are_not_sent(reads: bool) -> None:
     other.new_state(False, leader.state.log_history)
     other.lead()
     assert set(server["run 0"]) == {6}
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_rows_of_a_second_train_and_of_evaluations_keep_their_numbers(passes: bool) -> None:
+    """passes: the next leader is a newcomer in the second train(), who has the state that the first one has left."""
+    leader, other = Trainer(WandbCallback(), True), Trainer(WandbCallback(), False)
+    leader.log(0)  # evaluate()
+    leader.begin(first)
+    if passes:
+        other.begin(lambda name, say: None)
+    else:
+        other.log(0)
+        other.begin(lambda name, say: leader.callback.elastic_run)
+    for step in range(1, 11):
+        leader.log(step)
+        if not passes:
+            other.log(step)
+    if passes:
+        other.new_state(False, leader.state.log_history)
+        other.runs.load_state_dict(leader.runs.state_dict())
+    leader.log(10)  # evaluate()
+    if not passes:
+        other.log(10)
+    leader.begin(first)
+    other.begin(lambda name, say: leader.callback.elastic_run)
+    if passes:
+        other.runs.load_state_dict(leader.runs.state_dict())
+    for step in range(1, 4):
+        leader.log(step)
+        other.log(step)
+    other.lead()
+    assert other.callback._wandb.run.id == leader.callback._wandb.run.id == "run 0"
+    assert other.callback._wandb.run.step == leader.callback._wandb.run.step == 1 + 10 + 1 + 3
