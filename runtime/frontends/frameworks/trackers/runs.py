@@ -97,7 +97,8 @@ class TrainerRuns:
                 continue
             own = type(callback).setup.__get__(callback)
             callback.setup = functools.partial(self._set_up, callback, kind, own)
-            callback.elastic_run = None
+            # A run of W&B stays open behind a train(): who leads from the second one on goes on in it.
+            callback.elastic_run = getattr(callback, "elastic_run", None) if kind == WANDB else None
             callback.elastic_run = agree(f"Trainer's run of {kind}", functools.partial(self._opened, callback, kind))
 
     def count(self) -> None:
@@ -118,6 +119,8 @@ class TrainerRuns:
             state = copy(trainer.state)
             state.is_world_process_zero = True
             callback.setup(trainer.args, state, trainer.model)
+            if callback.elastic_run is not None:
+                go_on_numbering(callback._wandb.run, self._before, 0)
         if kind == MLFLOW:
             mlflow = callback._ml_flow
             if mlflow.active_run() is None:  # that of an earlier train() has ended, and a row would begin another one

@@ -3,6 +3,7 @@ tried in tests/frameworks."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -306,3 +307,19 @@ def test_rows_of_a_second_train_and_of_evaluations_keep_their_numbers(passes: bo
     other.lead()
     assert other.callback._wandb.run.id == leader.callback._wandb.run.id == "run 0"
     assert other.callback._wandb.run.step == leader.callback._wandb.run.step == 1 + 10 + 1 + 3
+
+
+def test_a_leader_lost_between_two_train_is_followed_in_its_run_of_wandb() -> None:
+    leader, other = Trainer(WandbCallback(), True), Trainer(WandbCallback(), False)
+    leader.callback._wandb.init = functools.partial(leader.callback._wandb.init, "of the first")
+    leader.begin(first)
+    other.begin(lambda name, say: leader.callback.elastic_run)
+    for step in range(5):
+        leader.log(step)
+        other.log(step)
+    other.runs.lead()
+    other.state.is_world_process_zero = True
+    other.begin(first)
+    other.log(1)
+    assert other.callback.elastic_run == other.callback._wandb.run.id == "of the first"
+    assert other.callback._wandb.run.step == 5 + 1
