@@ -286,6 +286,8 @@ class TrainerLoop:
             loop.enter(functools.partial(self._shard, about["model"]))
             self._put_back()
             if loop.epoch > epoch:  # the job's epoch has ended meanwhile
+                if trainer.control.should_training_stop:  # no epoch follows, and this worker is where the others are
+                    loop.entered, self._found = False, None
                 return None
             loop.entered, self._found = False, None
             about["epochs_trained"], about["resume_from_checkpoint"] = epoch, "elastic"
