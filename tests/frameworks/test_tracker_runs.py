@@ -21,6 +21,7 @@ from tests.live.jobs import Job
 for package in ("mlflow", "wandb", "transformers", "lightning"):
     pytest.importorskip(package, reason="frameworks are installed by `make test-frameworks`")
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*noload.*")  # MLflow's use of sqlalchemy
 KINDS = ("hf_language_model", "lightning_language_model", "accelerate_language_model")
 Points = dict[str, list[Point]]
 

@@ -21,7 +21,7 @@ from runtime.frontends.ddp.evaluation.gathering_loop import GatheringLoop
 from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks.accelerate_batches import PreparedBatches, PreparedTraining, operations
-from runtime.frontends.frameworks.plain_state import is_plain
+from runtime.frontends.frameworks.plain_state import plain_row
 from runtime.frontends.frameworks.step_loop import AtHandOut
 from runtime.frontends.frameworks.trackers import runs
 from runtime.frontends.frameworks.trackers.rows import KeptRows
@@ -172,8 +172,7 @@ class Accelerated:
         if script.begun and script.rank_now == 0:
             self._lead()
         if self._tracked is not None and self._tracked[0] is accelerator and step is not None and not script.mute:
-            row = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
-            self._tracked[1].add(step, {name: value for name, value in row.items() if is_plain(value)})
+            self._tracked[1].add(step, plain_row(values))
 
     def _lead(self) -> None:
         """This worker is the leader from now on."""

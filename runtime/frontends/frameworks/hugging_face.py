@@ -149,6 +149,7 @@ class TrainerLoop:
             "control": plain_attributes(trainer.control),
             "callbacks": [plain_attributes(each, without=OF_RUN) for each in trainer.callback_handler.callbacks],
             "trainer": plain_attributes(trainer, without=DATA),
+            "runs": self._runs.state_dict(),
             "leaving": self._leaving,
             "output": self._output,
         }
@@ -167,6 +168,8 @@ class TrainerLoop:
         for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
             set_attributes(callback, kept)
         set_attributes(trainer, found["trainer"])
+        if "runs" in found:  # an older version did not count
+            self._runs.load_state_dict(found["runs"])
         self._leaving = found.get("leaving", False)
 
     def _lead(self) -> None:
@@ -229,6 +232,7 @@ class TrainerLoop:
     def _init_training_state(self, max_steps: int, per_epoch: int, epochs: int, resume: Any, trial: Any) -> Any:
         """Everything that is trained is made here, so that it is known in which epoch the others are."""
         trainer = self._trainer
+        self._runs.count()
         self._event_files.begin(functools.partial(self._said_by_one, "Trainer's directory of TensorBoard"))
         found = self._own["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
         self._runs.begin(self._said_by_one)
@@ -282,6 +286,8 @@ class TrainerLoop:
             loop.enter(functools.partial(self._shard, about["model"]))
             self._put_back()
             if loop.epoch > epoch:  # the job's epoch has ended meanwhile
+                if trainer.control.should_training_stop:  # no epoch follows, and this worker is where the others are
+                    loop.entered, self._found = False, None
                 return None
             loop.entered, self._found = False, None
             about["epochs_trained"], about["resume_from_checkpoint"] = epoch, "elastic"
@@ -368,7 +374,6 @@ class TrainerLoop:
         assert self._source is not None
         self._source.close()
         output = self._own["_finalize_training"](*args)
-        self._runs.end()
         self._output = list(output)
         return output
 

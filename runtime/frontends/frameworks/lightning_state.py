@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, set_attributes
+from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, plain_row, set_attributes
 from runtime.frontends.frameworks.trackers.rows import KeptRows
 from runtime.frontends.frameworks.trackers.runs import go_on_numbering, send_missing_only
 
@@ -177,10 +177,12 @@ class LoggerRows(ABC):
         self.kept.load_state_dict(state)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """As the logger's own, which does nothing but in the leader."""
+        """As the logger's own, which does nothing but in the leader. A row without a plain value is not kept, and not
+        counted: WandbLogger's log_image(), log_table() and the like come here in the leader alone."""
         self.led = self._leads()
-        values = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
-        self.kept.add(self.kept.count if step is None else step, values)
+        values = plain_row(metrics)
+        if values or not metrics:
+            self.kept.add(self.kept.count if step is None else step, values)
         self.own(metrics, step)
 
     @abstractmethod

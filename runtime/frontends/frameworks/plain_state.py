@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +51,15 @@ def _values(value: Any, depth: int, elements: int) -> int:
         if total > VALUES_MAX:
             break
     return total
+
+
+def plain_row(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is plain of the values that a script logs. Arrays of one element are numbers."""
+    row = {
+        name: value.item() if hasattr(value, "item") and prod(getattr(value, "shape", ())) == 1 else value
+        for name, value in values.items()
+    }
+    return {name: value for name, value in row.items() if is_plain(value)}
 
 
 def plain_attributes(thing: object, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:

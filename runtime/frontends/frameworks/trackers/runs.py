@@ -77,23 +77,33 @@ class TrainerRuns:
         self.goes_on = False
         """Another leader, or an earlier run of the job, may have sent rows of this train()."""
         self._before = 0
-        """Rows of earlier train()."""
+        """Rows before this train()."""
+        self._read = 0
+        """Rows of the history that are of another job, whose snapshot this train() has read."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"before": self._before, "read": self._read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._before, self._read = state["before"], state["read"]
 
     def begin(self, agree: Callable[[str, Callable[[], str | None]], Any]) -> None:
-        """A train() begins; its trainer has its new state, and an empty history. agree(name, say): all workers get what
-        say() gives the leader; nothing in a worker that comes to a train() that is over."""
+        """A train() begins; its trainer has its new state, with the history of a snapshot that it has read. agree(name,
+        say): all workers get what say() gives the leader; nothing in a worker that comes to a train() that is over."""
         self.goes_on = False
+        self._read = len(self._trainer.state.log_history)
         for callback in self._trainer.callback_handler.callbacks:
             if (kind := kind_of(callback, CALLBACKS)) is None:
                 continue
             own = type(callback).setup.__get__(callback)
             callback.setup = functools.partial(self._set_up, callback, kind, own)
-            callback.elastic_run = None
+            # A run of W&B stays open behind a train(): who leads from the second one on goes on in it.
+            callback.elastic_run = getattr(callback, "elastic_run", None) if kind == WANDB else None
             callback.elastic_run = agree(f"Trainer's run of {kind}", functools.partial(self._opened, callback, kind))
 
-    def end(self) -> None:
-        """A train() is over."""
-        self._before += len(self._trainer.state.log_history)
+    def count(self) -> None:
+        """A train() is about to begin: count what the trainer has logged before, also in evaluations."""
+        self._before += len(self._trainer.state.log_history) - self._read
 
     def lead(self) -> None:
         """This worker is the leader from now on: its callbacks have still to open their runs."""
@@ -109,9 +119,13 @@ class TrainerRuns:
             state = copy(trainer.state)
             state.is_world_process_zero = True
             callback.setup(trainer.args, state, trainer.model)
+            if callback.elastic_run is not None:
+                go_on_numbering(callback._wandb.run, self._before, 0)
         if kind == MLFLOW:
-            run = callback._ml_flow.active_run()
-            return None if run is None else str(run.info.run_id)
+            mlflow = callback._ml_flow
+            if mlflow.active_run() is None:  # that of an earlier train() has ended, and a row would begin another one
+                mlflow.start_run(run_name=trainer.args.run_name)
+            return str(mlflow.active_run().info.run_id)
         return None if callback._wandb.run is None else str(callback._wandb.run.id)
 
     def _set_up(
@@ -127,7 +141,7 @@ class TrainerRuns:
             self._send_again(callback, kind)
 
     def _send_again(self, callback: Any, kind: str) -> None:
-        trainer, history = self._trainer, self._trainer.state.log_history
+        trainer, history = self._trainer, self._trainer.state.log_history[self._read :]
         rows = history[-ROWS_KEPT:]
         if kind == MLFLOW:
             send_missing_only(callback._ml_flow.MlflowClient(), callback.elastic_run)
@@ -145,14 +159,20 @@ def _opening(callback: Any, kind: str) -> Iterator[None]:
     """What the callback opens is the run that it is to go on in."""
     run = callback.elastic_run
     if kind == MLFLOW:
-        before = os.environ.get("MLFLOW_RUN_ID")
-        os.environ["MLFLOW_RUN_ID"] = run  # start_run() takes it out
+        mlflow, before = callback._ml_flow, os.environ.pop("MLFLOW_RUN_ID", None)
+        active = mlflow.active_run()
+        if active is None or active.info.run_id != run:
+            if active is not None:  # the script has begun one in each worker
+                mlflow.end_run()
+            os.environ["MLFLOW_RUN_ID"] = run  # start_run() takes it out
         try:
             yield
         finally:
             os.environ.pop("MLFLOW_RUN_ID", None)
             if before is not None:
                 os.environ["MLFLOW_RUN_ID"] = before
+        if active is not None:
+            callback._auto_end_run = False  # the script ends it
         return
     wandb = callback._wandb
     own = wandb.init
