@@ -52,7 +52,7 @@ class Stragglers(StrEnum):
     NAME = "name"
     """Shards follow speed, and it is named."""
     DEMOTE = "demote"
-    """So they do, and it gives its place to a spare, where one is ready."""
+    """Shards follow speed, and the slow worker gives its place to a spare, if a spare is ready."""
 
 
 class Overlap(StrEnum):

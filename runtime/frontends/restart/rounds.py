@@ -121,7 +121,8 @@ class ScriptReport:
     hashed: bool = False
     """Whether it has tried to digest its share of the last step, when all scripts were done."""
     digests: Mapping[str, str] | None = None
-    """Of the tensors of this share, see runtime/recovery/kept/digest.py; None: some could not be read."""
+    """Name -> digest of each tensor of this worker's share, see runtime/recovery/kept/digest.py. None: the worker has
+    not read them, or could not read all."""
     before: int = -1
     """An earlier step that its script has kept in this round, also on other machines: its mirror was waited for before
     the newest step was kept. -1: none."""

@@ -10,7 +10,7 @@ from runtime.frontends.ddp.rank_values import RankValue
 
 
 class CollectiveCalls:
-    """Of one script in one worker."""
+    """The calls for all ranks that one script makes in one worker."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -22,7 +22,8 @@ class CollectiveCalls:
         """How often each call for all ranks has come since the last training batch."""
 
     def next_number(self) -> int:
-        """Of the collective that is called now: from 0 in each turn, and from the script's beginning to its loop."""
+        """The number of the collective that the script calls now. The count begins with 0 in each turn, and also at the
+        script's beginning, for the collectives before its loop."""
         self._number += 1
         return self._number - 1
 

@@ -11,7 +11,7 @@ from runtime.frontends.ddp.rank_source import RankSource
 
 
 class ScriptEpochs:
-    """Of one script in one worker."""
+    """The epochs of one script in one worker."""
 
     def __init__(self) -> None:
         self.now = -1

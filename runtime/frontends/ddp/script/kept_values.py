@@ -20,7 +20,7 @@ from runtime.frontends.ddp.script.turns import Turns
 
 
 class KeptValues:
-    """Of one script. `copies`, and what uses them, are there from `named` on."""
+    """The values that one script keeps. Call `named` first: it makes `copies`, which most methods use."""
 
     copies: ModelCopies
 

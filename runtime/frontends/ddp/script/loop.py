@@ -22,7 +22,7 @@ from runtime.loop.training import Training
 
 
 class BatchLoop:
-    """Of one script in one worker."""
+    """The training loop of one script in one worker."""
 
     def __init__(self, frames: ScriptFrames) -> None:
         self._frames = frames

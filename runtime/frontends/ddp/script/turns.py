@@ -104,8 +104,8 @@ class Turns:
         return batch
 
     def more(self) -> Any:
-        """One more batch of the turn in progress: its backward() was not to reduce yet. Raises LeftPass if the epoch
-        has none."""
+        """One more batch for the turn in progress, whose last backward() was not to reduce. Raises LeftPass if the
+        epoch has no other batch."""
         assert self._running.shard is not None
         number, rank = self._source.first + self._source.before + self._batches, self._running.shard.index
         if number >= len(self._source):
