@@ -1,8 +1,9 @@
 """`python -m elastic.agent [--wait] OPTIONS`.
 
-The import of torch takes most of the start, so the fork server is started first and imports while the agent does. With
---wait all imports are done beforehand, and the agent begins when a byte comes on its standard input. Only then does it
-use the job's directory, which at most one agent may do.
+The import of torch takes most of the start, so on an idle machine the fork server is started first and imports while
+the agent does. On a busy machine both would take processor time from the processes that work there, so one imports
+after the other. With --wait all imports are done beforehand, and the agent begins when a byte comes on its standard
+input. Only then does it use the job's directory, which at most one agent may do.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ def start_early(words: Sequence[str]) -> ForkServerProcess | None:
         return None
 
 
+def has_idle_processor(load: float, processors: int) -> bool:
+    """Whether one processor is left for the fork server. load: processes that ran or waited for a processor in the last
+    minute, on average."""
+    return processors - load >= 1
+
+
 def wait_for_begin() -> None:
     """Wait for the byte that says to begin. Raises SystemExit if standard input was closed instead."""
     if not os.read(STDIN, 1):
@@ -53,10 +60,13 @@ def main() -> int:
         os.fstat(STDIN)
     except OSError:  # closed: another file would get its number, and be replaced below
         os.open(os.devnull, os.O_RDONLY)
-    fork_server = start_early(sys.argv[1:])
+    idle = has_idle_processor(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+    fork_server = start_early(sys.argv[1:]) if idle else None
     gc.disable()  # imports leave hardly any garbage, and to look for it is a tenth of their time
     from elastic.agent import agent
 
+    if not idle:
+        fork_server = start_early(sys.argv[1:])
     gc.freeze()
     gc.enable()
     if WAIT in sys.argv[1:]:

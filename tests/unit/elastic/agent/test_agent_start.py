@@ -1,7 +1,9 @@
-"""How the program of an agent begins: its fork server first, and with --wait only when it is told to."""
+"""How the program of an agent begins: its fork server first on an idle machine, and with --wait only when told to."""
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from elastic.agent.__main__ import start_early
+from elastic.agent import __main__ as main_module
+from elastic.agent import agent as agent_module
+from elastic.agent.__main__ import has_idle_processor, start_early
 from elastic.agent.process import process_start
 from elastic.config import JobSpec
 from elastic.wire import codec
@@ -63,3 +67,28 @@ def test_where_no_worker_can_be_forked_nothing_is_started(tmp_path: Path, how: s
         spec = replace(spec, fork=how != "cold", command=("sh", "x") if how == "another program" else spec.command)
         (tmp_path / "job.json").write_bytes(codec.to_json(spec))
     assert start_early(words[:2] if how == "no node" else words) is None
+
+
+@pytest.mark.parametrize(
+    ("load", "processors", "idle"), [(0.9, 2, True), (1.1, 2, False), (0.0, 1, True), (0.1, 1, False)]
+)
+def test_the_fork_server_imports_beside_the_agent_where_a_processor_is_idle(
+    load: float, processors: int, idle: bool
+) -> None:
+    assert has_idle_processor(load, processors) is idle
+
+
+@pytest.mark.parametrize("load", [0.0, 1000.0])
+def test_a_fork_server_is_started_before_or_behind_the_imports_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float
+) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(sys, "argv", ["agent"])
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(main_module, "start_early", lambda words: happened.append("fork server"))
+    monkeypatch.setattr(gc, "disable", lambda: happened.append("imports"))
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(agent_module, "main", lambda fork_server: 0)
+    monkeypatch.setattr(os, "dup2", lambda from_, to: to)
+    assert main_module.main() == 0
+    assert happened == (["fork server", "imports"] if load == 0 else ["imports", "fork server"])
