@@ -19,10 +19,12 @@ from chaos_tests.support.json_lines import Journals
 from chaos_tests.support.processes import living, services
 from elastic.records import ledger
 from elastic.records.exactly_once import prove
-from tests.fates.draw import Program, Strike, Trial
+from tests.fates.draw import IN_ROUNDS, KINDS, Program, Strike, Trial
 from tests.live.jobs import ROOT, Job
 
-PROGRAM = Path(__file__).parent / "program.py"
+PROGRAMS = {
+    kind: Path(__file__).parent / f"{'kept' if kind in IN_ROUNDS else kind}_program.py" for kind in dict.fromkeys(KINDS)
+}
 POLL_S = 0.002
 """Files and other processes: there is nothing to wait on."""
 
@@ -66,28 +68,48 @@ class Played:
     generations: int = 0
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is compared of two runs. steps: the lines of the ledger, or of a sink where the run has no ledger. said: the
+    digest that the script itself has written, or ""."""
+
+    digest: str
+    said: str
+    steps: list[dict[str, Any]]
+
+
 def play(trial: Trial, home: Path) -> Played:
     """Raises Broken."""
-    expected, steps = _quiet(trial.program, home)
+    expected = _quiet(trial, home)
     played = _Faulty(trial, home).run()
     try:
-        _judge(trial, home, expected, steps)
+        _judge(trial, home, expected)
     except Broken as broken:
         raise Broken(f"{broken}\ndone: {played.done}, in {played.commands} commands") from broken
     return played
 
 
-def _judge(trial: Trial, home: Path, expected: str, steps: list[dict[str, Any]]) -> None:
+def _judge(trial: Trial, home: Path, expected: Seen) -> None:
     job_dir = home / "job"
     lines = ledger.read(job_dir / "steps.jsonl")
-    sunk = [json.loads(line) for line in (home / "sink.jsonl").read_text().splitlines()]
-    for name, found in (("ledger", lines), ("sink", sunk)):
-        if (difference := ledger.compare(_without_samples(found), steps)) is not None:
+    found = {"ledger": lines}
+    if (home / "sink.jsonl").exists():
+        found["sink"] = [json.loads(line) for line in (home / "sink.jsonl").read_text().splitlines()]
+    in_rounds, drawn = trial.program.kind in IN_ROUNDS, trial.program.source == "drawn"
+    for name, steps in found.items():
+        one, other = (_without_samples(each) for each in (steps, expected.steps))
+        if in_rounds:
+            other = other or [{**line, "step": number} for number, line in enumerate(one)]  # torchrun has no ledger
+            one, other = _both_known(one, other)
+        if (difference := ledger.compare(one, other)) is not None:
             raise Broken(f"the {name} and the quiet run's: {difference}")
-    digest = json.loads((job_dir / "result.json").read_bytes())["digest"]
-    if digest != expected:
-        raise Broken(f"digest {digest[:16]} and not {expected[:16]}, as without faults")
-    if trial.program.source != "drawn":
+    result = json.loads((job_dir / "result.json").read_bytes())
+    digest, said = result.get("digest") or "", _said(home, "files")
+    if digest != expected.digest and not (in_rounds and "" in (digest, expected.digest)):
+        raise Broken(f"digest {digest[:16]} and not {expected.digest[:16]}, as without faults")
+    if said != expected.said:
+        raise Broken(f"the script's own digest {said[:16]} and not {expected.said[:16]}, as without faults")
+    if not drawn and not in_rounds:
         broken = [epoch for epoch in prove(iter(lines)) if not epoch.proved]
         if broken:
             raise Broken(f"samples not as planned: {broken[0].findings[:3]}")
@@ -98,22 +120,65 @@ def _without_samples(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "samples"} for line in lines]
 
 
-def _quiet(program: Program, home: Path) -> tuple[str, list[dict[str, Any]]]:
-    """(digest, ledger) of a job of one, without an agent."""
+def _both_known(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], ...]:
+    """Without the values of steps that one of two runs in rounds does not know: workers that were lost or frozen may
+    not have told what was logged in the last steps."""
+    known = {
+        line["step"] for line, twin in zip(one, other, strict=False) if line.get("scalars") and twin.get("scalars")
+    }
+    return tuple(
+        [line if line["step"] in known else {**line, "scalars": {}} for line in lines] for lines in (one, other)
+    )
+
+
+def _said(home: Path, files: str) -> str:
+    path = home / files / "digest"
+    return path.read_text() if path.exists() else ""
+
+
+def _quiet(trial: Trial, home: Path) -> Seen:
+    """The training without faults: of a job of one without an agent, where there can be one; of torchrun, where the
+    script always has as many processes; else of one worker."""
+    (home / "quiet-files").mkdir()
     sink = home / "quiet.jsonl"
     environment = {
-        **os.environ,
         "FATES_QUIET": "1",
         "FATES_SINK": str(sink),
+        "FATES_FILES": str(home / "quiet-files"),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, str(PROGRAM), program.to_json()]
-    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=QUIET_S)
+    program = trial.program
+    script = [str(PROGRAMS[program.kind]), program.to_json()]
+    if program.kind in ("ranks", "units") or trial.sums:
+        words = ["--workers=1", "--quiet", "--notices=none", *_way(program), *trial.sums, *script]
+        with Job(home, *words, name="quiet", environment=environment) as job:
+            code = job.wait(QUIET_S)
+            if code != 0:
+                raise Broken(f"the quiet run ends with {code}: {job.output[-2000:]}")
+            return Seen(str(job.result.get("digest") or ""), _said(home, "quiet-files"), job.steps())
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={program.shards}", "--master-port=0"]
+    command = [sys.executable, *(launcher if program.kind == "replayed" else []), *script]
+    everything = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=home, env=everything, capture_output=True, text=True, timeout=QUIET_S)
     if done.returncode != 0:
         raise Broken(f"the quiet run ends with {done.returncode}: {done.stderr[-2000:]}")
+    if program.kind == "replayed":
+        return Seen("", _said(home, "quiet-files"), [])
     digest = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("digest "))
-    return digest, [json.loads(line) for line in sink.read_text().splitlines()]
+    return Seen(digest, "", [json.loads(line) for line in sink.read_text().splitlines()])
+
+
+def _way(program: Program) -> tuple[str, ...]:
+    """Options without which this script cannot run at all."""
+    match program.kind:
+        case "ranks":
+            return (f"--ranks={program.shards}",)
+        case "units":
+            return ("--restart",)
+        case "replayed":
+            return ("--restart", f"--ranks={program.shards}")
+    return ()
 
 
 class _Faulty:
@@ -135,11 +200,13 @@ class _Faulty:
 
     def _command(self, todo: list[Strike]) -> int:
         """One command, until it ends; its exit code, which is 0 or that of the signal which it was sent."""
-        environment = {"FATES_SINK": str(self._home / "sink.jsonl")}
-        words = [f"--workers={self._trial.workers}", "--quiet", "--notices=none", *self._trial.options]
-        words += [str(PROGRAM), self._trial.program.to_json()]
+        program, files = self._trial.program, self._home / "files"
+        files.mkdir(exist_ok=True)
+        environment = {"FATES_SINK": str(self._home / "sink.jsonl"), "FATES_FILES": str(files)}
+        words = [f"--workers={self._trial.workers}", "--quiet", "--notices=none", *_way(program), *self._trial.options]
+        words += [str(PROGRAMS[program.kind]), program.to_json()]
         with Job(self._home, *words, environment=environment) as job:
-            watch = _Watch(job)
+            watch = _Watch(job, in_rounds=program.kind in IN_ROUNDS)
             allowed = {0}
             moment = _Moment(watch, todo[0]) if todo else None
             try:
@@ -216,8 +283,9 @@ def _is_complete(job: Job) -> bool:
 class _Watch:
     """What the journals and the ledger of a running job say."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, in_rounds: bool) -> None:
         self.job, self.world = job, MembershipView()
+        self._in_rounds = in_rounds
         self._since_ns = time.monotonic_ns()
         self.hit: set[int] = set()
         """Pids that are about to end, which the journals may say a little later."""
@@ -258,6 +326,11 @@ class _Watch:
             return [int(ready[-1]["pid"])]
         elif strike.victim == "newest_process":
             chosen = [worker for worker in world.pids if worker not in world.ended | hit][-1:]
+        elif strike.victim == "script":
+            scripts = [pid for pids in world.scripts.values() for pid in pids]
+            if not scripts:
+                raise signals.Impossible("no script runs")
+            return scripts[-1:]
         else:
             chosen = _chosen(strike.victim, alive)
         if not chosen:
@@ -267,6 +340,8 @@ class _Watch:
         return [world.pids[worker] for worker in chosen if worker in world.pids]
 
     def _must_be_kept(self) -> None:
+        if self._in_rounds:
+            return  # the machine has the state, and a script that finds none begins anew
         if self.world.kept_step <= self.world.began_step:
             raise signals.Impossible("nothing newer is kept than that from which the job began")
         self._all_hit = True

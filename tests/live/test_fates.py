@@ -28,6 +28,7 @@ def test_every_fate_ends_in_the_bits_and_the_ledger_of_the_quiet_run(tmp_path: P
 
 def test_a_script_whose_bits_depend_on_the_world_is_noticed(tmp_path: Path) -> None:
     program = draw.Program(
+        kind="steps",
         model="mlp",
         optimizer="sgd",
         schedule="none",
@@ -37,10 +38,11 @@ def test_a_script_whose_bits_depend_on_the_world_is_noticed(tmp_path: Path) -> N
         samples=64,
         epochs=0,
         steps=40,
+        every=1,
         extras=(draw.INEXACT,),
         pause_ms=2,
     )
-    quiet = draw.Trial(0, program, workers=2, options=(), strikes=())
+    quiet = draw.Trial(0, program, workers=2, options=(), sums=(), strikes=())
     with pytest.raises(Broken, match="differs in scalars"):
         play(quiet, tmp_path)
     exact = tmp_path / "exact"
