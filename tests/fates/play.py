@@ -17,6 +17,7 @@ from chaos_tests.nemesis import signals
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.support.json_lines import Journals
 from chaos_tests.support.processes import living, services
+from elastic.errors import ExitCode
 from elastic.records import ledger
 from elastic.records.exactly_once import prove
 from tests.fates.draw import IN_ROUNDS, KINDS, Program, Strike, Trial
@@ -157,7 +158,7 @@ def _quiet(trial: Trial, home: Path) -> Seen:
             if code != 0:
                 raise Broken(f"the quiet run ends with {code}: {job.output[-2000:]}")
             return Seen(str(job.result.get("digest") or ""), _said(home, "quiet-files"), job.steps())
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={program.shards}", "--master-port=0"]
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={program.shards}", "--standalone"]
     command = [sys.executable, *(launcher if program.kind == "replayed" else []), *script]
     everything = {**os.environ, **environment}
     done = subprocess.run(command, cwd=home, env=everything, capture_output=True, text=True, timeout=QUIET_S)
@@ -217,6 +218,8 @@ class _Faulty:
                     if moment is not None and moment.reached():
                         try:
                             allowed |= INTERRUPTED.get(self._strike(moment.strike, watch), set())
+                            if program.kind in IN_ROUNDS and moment.strike.act == "kill_agent":
+                                allowed.add(ExitCode.STATE_LOST)  # what the memory had is gone with the command
                         except signals.Impossible as reason:
                             if not moment.too_late():
                                 continue
