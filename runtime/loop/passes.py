@@ -480,7 +480,7 @@ class Pass(Iterator[Any]):
             lr=training.carrier.learning_rates(),
             scalars={name: value for name, value in running.metrics.items() if not name.startswith(UNRECORDED)},
             samples=running.work.samples(running.place),
-            data=training.agreement.data,
+            data=training.agreement.plan(running.place.epoch),
         )
         training.end_pass(self.where, running.work.allow)
         self._over = True

@@ -7,13 +7,14 @@ import secrets
 import sys
 from pathlib import Path
 
-from tests.fates.draw import draw
+from tests.fates.draw import FRAMEWORKS, KINDS, draw
 from tests.fates.many import many
 
 EXAMPLES = """\
 examples:
   python -m tests.fates --minutes 10              other trials each time, two at once
   python -m tests.fates --seed 42 --trials 1      one trial again
+  python -m tests.fates --kinds trainer,lightning     scripts of these frameworks, in place
   python -m tests.fates --seed 42 --show          what it trains and what is done to it, without doing it
 
 One seed is one trial: the same training, and the same things done to the same workers at the same steps and events.
@@ -31,13 +32,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="after this no trial is begun (default 10)")
     parser.add_argument("--processes", type=int, default=2, help="trials at once (default 2)")
     parser.add_argument("--home", type=Path, help="where trials that fail leave their files (default: a temporary one)")
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), help="of scripts (default %(default)s; trainer and lightning if installed)"
+    )
     parser.add_argument("--show", action="store_true", help="print the trial, and do nothing")
     options = parser.parse_args()
+    kinds = tuple(options.kinds.split(","))
+    if unknown := set(kinds) - {*KINDS, *FRAMEWORKS}:
+        parser.error(f"no kind of script: {', '.join(sorted(unknown))}")
     if options.show:
-        trial = draw(options.seed)
+        trial = draw(options.seed, kinds)
         print(trial.program, f"{trial.workers} workers", *trial.options, *trial.strikes, sep="\n  ")
         return 0
-    summary = many(options.seed, options.trials, options.minutes, options.processes, options.home)
+    summary = many(options.seed, options.trials, options.minutes, options.processes, options.home, kinds)
     return 1 if summary["failed"] else 0
 
 

@@ -18,6 +18,9 @@ units      elastic.keep(units=...) of a sharded model, in rounds, kept_program.p
 replayed   elastic.keep() of a torchrun script that always has N processes, `--restart --ranks`, kept_program.py
 """
 
+FRAMEWORKS = ("trainer", "lightning")
+"""Drawn only where these frameworks are installed: their own loop in place, tests/frameworks/scripts/drawn.py."""
+
 IN_ROUNDS = ("units", "replayed")
 
 MODELS = ("mlp", "norms", "dropout", "transformer", "lstm", "embedding", "tied", "many", "large", "partly_frozen")
@@ -125,6 +128,23 @@ RANKS_EXTRAS = (
 UNITS_EXTRAS = ("clip", "counter", "every", "log", "noise")
 REPLAYED_EXTRAS = ("clip", "counter", "ema", "every", "gather", "log", "noise", "own_loader", "scaler")
 
+FRAMEWORK_EXTRAS = (
+    "accumulate",
+    "autocast",
+    "best",
+    "clip",
+    "drop_last",
+    "early_stopping",
+    "evaluate",
+    "first",
+    "leaves_epoch",
+    "noisy_data",
+    "predict",
+    "save",
+    "smoothed",
+    "twice",
+)
+
 SUMMED = (
     ("--reduction=fixed",),
     ("--reduction=fixed64",),
@@ -221,9 +241,10 @@ class Trial:
     strikes: tuple[Strike, ...]
 
 
-def draw(seed: int) -> Trial:
+def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Trial:
+    """kinds: of which the trial has one; more often, what is named more often."""
     rng = random.Random(seed)
-    program = _program(rng)
+    program = _program(rng, rng.choice(kinds))
     in_rounds = program.kind in IN_ROUNDS
     workers = rng.choice((1, 2, 2, 3) if in_rounds else (1, 2, 2, 3, 3, 4))
     count = rng.choice((1, 2, 2, 3, 3, 4, 5))
@@ -235,14 +256,16 @@ def draw(seed: int) -> Trial:
     return Trial(seed, program, workers, _options(rng, program.kind, sums), sums, strikes)
 
 
-def _program(rng: random.Random) -> Program:
-    match kind := rng.choice(KINDS):
+def _program(rng: random.Random, kind: str) -> Program:
+    match kind:
         case "steps":
             return _of_steps(rng)
         case "outer":
             return _of_outer(rng)
         case "ranks":
             return _of_ranks(rng)
+        case "trainer" | "lightning":
+            return _of_framework(rng, kind)
         case _:
             return _in_rounds(rng, kind)
 
@@ -305,6 +328,12 @@ def _of_outer(rng: random.Random) -> Program:
     )
 
 
+def _samples_of_ranks(rng: random.Random, ranks: int, batch_size: int, batches: int) -> int:
+    """The last batch of a rank is whole, or has two samples: BatchNorm takes no single one."""
+    short = rng.choice((0, 2)) if batch_size == 4 else 0
+    return (batch_size * batches - short) * ranks - rng.randint(0, ranks - 1)
+
+
 def _of_ranks(rng: random.Random) -> Program:
     ranks, batch_size = rng.randint(1, 6), rng.randint(2, 4)
     epochs, steps = rng.choice((1, 2, 3, 5)), rng.randint(6, 30)
@@ -316,12 +345,34 @@ def _of_ranks(rng: random.Random) -> Program:
         source=rng.choice(("loader", "loader", "workers", "transform", "drawn")),
         shards=ranks,
         batch_size=batch_size,
-        samples=batch_size * ranks * steps - rng.randint(0, ranks),
+        samples=_samples_of_ranks(rng, ranks, batch_size, steps),
         epochs=epochs,
         steps=steps,
         every=1,
         extras=_extras(rng, RANKS_EXTRAS, 0.2),
         pause_ms=_pause_ms(rng, ranks * steps * epochs),
+    )
+
+
+def _of_framework(rng: random.Random, kind: str) -> Program:
+    ranks, batch_size = rng.randint(1, 5), rng.randint(2, 4)
+    epochs, steps = rng.choice((2, 3, 5)), rng.randint(6, 20)
+    extras = _extras(rng, FRAMEWORK_EXTRAS, 0.25)
+    batches = steps * (2 if "accumulate" in extras else 1)
+    return Program(
+        kind=kind,
+        model=rng.choice(("mlp", "norms", "dropout", "many")),
+        optimizer=rng.choice(("sgd", "rmsprop", "adamw_fused", "adafactor", "adagrad")),
+        schedule=rng.choice(("none", "cosine", "plateau", "warmup")),
+        source=rng.choice(("loader", "loader", "workers")),
+        shards=ranks,
+        batch_size=batch_size,
+        samples=_samples_of_ranks(rng, ranks, batch_size, batches),
+        epochs=epochs,
+        steps=steps,
+        every=1,
+        extras=extras,
+        pause_ms=rng.randint(20, 60),
     )
 
 

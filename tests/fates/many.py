@@ -12,13 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.fates.draw import draw
+from tests.fates.draw import KINDS, draw
 from tests.fates.play import Broken, play, workspace
 
 
-def many(first: int, trials: int, minutes: float, processes: int, home: Path | None) -> dict[str, Any]:
+def many(
+    first: int, trials: int, minutes: float, processes: int, home: Path | None, kinds: tuple[str, ...] = KINDS
+) -> dict[str, Any]:
     """The summary, which is the last line printed, too: its "failed" are the seeds of trials that did not end as their
-    quiet run. They leave their files in home, which is a temporary directory if it is None."""
+    quiet run. They leave their files in home, which is a temporary directory if it is None. kinds: as draw.draw."""
     home = home or Path(tempfile.mkdtemp(prefix="fates-"))
     until_s = time.monotonic() + minutes * 60
     counts: collections.Counter[str] = collections.Counter()
@@ -30,7 +32,7 @@ def many(first: int, trials: int, minutes: float, processes: int, home: Path | N
         seed = first
         while True:
             while len(running) < processes and time.monotonic() < until_s and (not trials or seed < first + trials):
-                running[pool.submit(_one, seed, home)] = seed
+                running[pool.submit(_one, seed, home, kinds)] = seed
                 seed += 1
             if not running:
                 break
@@ -63,11 +65,11 @@ def many(first: int, trials: int, minutes: float, processes: int, home: Path | N
     return summary
 
 
-def _one(seed: int, parent: Path) -> dict[str, Any]:
+def _one(seed: int, parent: Path, kinds: tuple[str, ...]) -> dict[str, Any]:
     began_s = time.monotonic()
     try:
         home = workspace(parent, seed)
-        played = play(draw(seed), home)
+        played = play(draw(seed, kinds), home)
     except Broken as broken:
         return {"broken": str(broken)}
     except Exception as error:  # a file that is not there, a quiet run without end: the other trials go on

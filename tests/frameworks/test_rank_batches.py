@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, TensorDataset
 
 from elastic.errors import ConfigError
+from elastic.records.exactly_once import prove
 from runtime.data.random_state import seed_all
 from runtime.frontends.frameworks.rank_batches import RankBatches, orders
 
@@ -60,3 +61,23 @@ def test_a_limit_ends_the_epoch_of_each_rank() -> None:
 def test_a_loader_of_all_ranks_alike_is_refused() -> None:
     with pytest.raises(ConfigError, match="give it a DistributedSampler"):
         RankBatches(DataLoader(DATA, batch_size=4), RANKS, 1, SEED)
+
+
+def test_the_samples_of_each_epoch_are_those_of_its_own_plan() -> None:
+    """A framework goes through all of its epochs in one loop of the job."""
+    source = RankBatches(loader(sampler()), RANKS, 1, SEED)
+
+    def records(planned: int | None = None) -> list[dict[str, Any]]:
+        places = [(epoch, step) for epoch in range(3) for step in range(len(source))]
+        return [
+            {
+                "step": number,
+                "epoch": epoch,
+                "samples": source.samples(epoch, step),
+                "data": {**source.about(), **source.order(epoch if planned is None else planned)},
+            }
+            for number, (epoch, step) in enumerate(places)
+        ]
+
+    assert [(epoch.proved, epoch.used, epoch.repeated) for epoch in prove(records())] == 3 * [(True, 20, 1)]
+    assert [epoch.proved for epoch in prove(records(planned=0))] == [True, False, False]

@@ -40,6 +40,8 @@ class RankBatches:
         self._seed = seed
         self._limit = limit
         self._orders: dict[int, list[list[list[int]]]] = {}
+        self._hashes: dict[int, dict[str, Any]] = {}
+        """Of the epoch for which they were asked last."""
         lengths = [len(batches) for batches in self._order(0)]
         if len(set(lengths)) != 1:
             raise ConfigError(f"the ranks have {lengths} batches; leave even_batches on, or set drop_last")
@@ -66,16 +68,21 @@ class RankBatches:
         return found
 
     def about(self) -> dict[str, Any]:
-        """All that decides which samples a step has."""
-        ranks = [[index for batch in batches for index in batch] for batches in self._order(0)]
+        """All that decides which samples a step of the first epoch has."""
         return {
             "order": "sampler",
             "shards": self.shards,
             "samples": len(self._loader.dataset),  # type: ignore[arg-type]  # it is no IterableDataset
-            "drawn": sum(map(len, ranks)),
             "batches": self.batches,
-            "sha256": hash_of_ranks(ranks),
+            **self.order(0),
         }
+
+    def order(self, epoch: int) -> dict[str, Any]:
+        """drawn: how many samples all ranks have in this epoch. sha256: of these in their order."""
+        if epoch not in self._hashes:
+            ranks = [[index for batch in batches for index in batch] for batches in self._order(epoch)]
+            self._hashes = {epoch: {"drawn": sum(map(len, ranks)), "sha256": hash_of_ranks(ranks)}}
+        return self._hashes[epoch]
 
     # What a pass asks
 

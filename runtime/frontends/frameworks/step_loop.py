@@ -28,9 +28,11 @@ class PassedBy(Exception):
 
 
 class StepSource(ShardSource, Protocol):
-    """The data of the steps, and all that decides which samples a step has; None if that is not known."""
+    """The data of the steps, and all that decides which samples a step has; None if that is not known. order: what of
+    it holds for this epoch alone."""
 
     def about(self) -> dict[str, Any] | None: ...
+    def order(self, epoch: int) -> dict[str, Any]: ...
 
 
 class EpochPlace:
@@ -165,7 +167,7 @@ class StepLoop:
         about = source.about()
         if number := training.loops.number:  # epochs are counted anew
             about = {**(about or {"order": "unknown"}), "loop": number}
-        training.begin_steps(about)
+        training.begin_steps(about, source.order)
         work = PassWork(script.ranks, source, "mean", ALLOW)
         self._steps = Steps(training, work, OpenExtent(0, 0, None, None, None, self._epoch))
         return True

@@ -25,6 +25,8 @@ class Agreement:
         self.shards: int | None = None
         self.data: dict[str, Json] | None = None
         """How the samples of this epoch are planned; None: the script draws its own."""
+        self.order: Callable[[int], dict[str, Json]] | None = None
+        """What differs by epoch, of a framework all of whose epochs are in one loop of the job."""
         self.where: Callable[[], dict[str, str]] = dict
         """Further parts of the fingerprint that say where the script is."""
         self.alike_buffers = True
@@ -47,6 +49,12 @@ class Agreement:
         self.shards = self._registered.shards = shards
         if self._registered.exponents is not None:
             self._registered.exponents.units = shards
+
+    def plan(self, epoch: int) -> dict[str, Json] | None:
+        """What the record of a step says of the data of its epoch."""
+        if self.data is None or self.order is None:
+            return self.data
+        return {**self.data, **self.order(epoch)}
 
     def check_resumed(self, moment: Moment) -> None:
         """The job goes on from there. Raises ConfigError if the script has changed what decides the bits."""

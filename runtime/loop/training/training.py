@@ -177,11 +177,12 @@ class Training:
         self.newcomer.begin_epoch()
         self.registered.begin_epoch()
 
-    def begin_steps(self, data: dict[str, Json] | None) -> int:
+    def begin_steps(self, data: dict[str, Json] | None, order: Callable[[int], dict[str, Json]] | None = None) -> int:
         """Begin the steps() loop of this epoch. Returns the job index of its first step.
 
-        data: how the samples of this epoch are planned; None: the script draws its own. Raises SecondLoop; ConfigError
-        if the epoch was begun elsewhere with other data.
+        data: how the samples of this epoch are planned; None: the script draws its own. order: what differs in the
+        epochs of a framework, all of which are in this loop. Raises SecondLoop; ConfigError if the epoch was begun
+        elsewhere with other data.
         """
         if not self.at.in_epochs:
             self.enter_loop(LoopKind.BARE)
@@ -189,7 +190,7 @@ class Training:
         self.post(StepsBegun())
         if before.elsewhere and there not in (None, data):
             raise checks.other_data(data, there, resumed=before.resumed)
-        self.agreement.data = data
+        self.agreement.data, self.agreement.order = data, order
         return self.at.epoch_start
 
     def end_steps(self) -> None:

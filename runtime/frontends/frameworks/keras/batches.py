@@ -137,6 +137,9 @@ class WholeBatches:
     def about(self) -> None:
         """The script draws the samples: no plan says which ones a step has."""
 
+    def order(self, epoch: int) -> dict[str, Any]:
+        return {}
+
     def weight(self, shard: int) -> float:
         """A rank says how many samples it has."""
         return 1.0
