@@ -247,6 +247,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Trial:
     program = _program(rng, rng.choice(kinds))
     in_rounds = program.kind in IN_ROUNDS
     workers = rng.choice((1, 2, 2, 3) if in_rounds else (1, 2, 2, 3, 3, 4))
+    if program.kind == "replayed":
+        workers = min(workers, program.shards)
     count = rng.choice((1, 2, 2, 3, 3, 4, 5))
     total = program.steps * max(1, program.epochs)
     if program.kind == "outer":
@@ -337,11 +339,14 @@ def _samples_of_ranks(rng: random.Random, ranks: int, batch_size: int, batches: 
 def _of_ranks(rng: random.Random) -> Program:
     ranks, batch_size = rng.randint(1, 6), rng.randint(2, 4)
     epochs, steps = rng.choice((1, 2, 3, 5)), rng.randint(6, 30)
+    extras, schedule = _extras(rng, RANKS_EXTRAS, 0.2), rng.choice(SCHEDULES)
+    if schedule == "plateau" and not {"evaluate", "evaluate_each"} & set(extras):
+        schedule = "cosine"  # what an epoch has summed of its own batches is of the worker's last turns
     return Program(
         kind="ranks",
         model=rng.choice(MODELS),
         optimizer=rng.choice(OPTIMIZERS),
-        schedule=rng.choice(SCHEDULES),
+        schedule=schedule,
         source=rng.choice(("loader", "loader", "workers", "transform", "drawn")),
         shards=ranks,
         batch_size=batch_size,
@@ -349,7 +354,7 @@ def _of_ranks(rng: random.Random) -> Program:
         epochs=epochs,
         steps=steps,
         every=1,
-        extras=_extras(rng, RANKS_EXTRAS, 0.2),
+        extras=extras,
         pause_ms=_pause_ms(rng, ranks * steps * epochs),
     )
 

@@ -101,15 +101,15 @@ class Training:
         for epoch in range(self.began, self.program.epochs):
             self.sampler.set_epoch(epoch)
             self.ddp.train()
-            mean = self.train()
-            found = self.evaluate() if self.extras & {"evaluate", "evaluate_each"} else mean
-            if self.program.schedule == "plateau":
-                self.scheduler.step(found)
+            self.train()
+            if self.extras & {"evaluate", "evaluate_each"}:
+                found = self.evaluate()
+                if self.program.schedule == "plateau":
+                    self.scheduler.step(found)
             if self.extras & {"save", "own_snapshot"} and self.rank == 0:
                 self.save(epoch)
 
-    def train(self) -> float:
-        """The mean loss over all ranks."""
+    def train(self) -> None:
         total, count = 0.0, 0
         meters: dict[str, list[float]] = {"loss": [], "lr": []}
         for number, (x, y) in enumerate(self.loader):
@@ -151,9 +151,8 @@ class Training:
                 meters["loss"].append(loss.item())
                 meters["lr"] = [*meters["lr"][-3:], self.optimizer.param_groups[0]["lr"]]
             self.steps += 1
-        mean = torch.tensor([total, count], dtype=torch.float64)
-        dist.all_reduce(mean)
-        return float(mean[0] / mean[1])
+        shown = torch.tensor([total, count], dtype=torch.float64)
+        dist.all_reduce(shown)
 
     def evaluate(self) -> float:
         self.ddp.eval()

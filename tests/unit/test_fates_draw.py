@@ -30,6 +30,7 @@ def test_no_trial_asks_for_what_is_refused() -> None:
         assert program.kind not in draw.IN_ROUNDS or not trial.sums
         assert program.kind != "outer" or ("--verify" not in options and program.every % 2 == 0)
         assert program.every == 1 or program.kind == "outer" or program.steps % program.every == 0, "no digest"
+        assert program.kind != "replayed" or trial.workers <= program.shards
         assert draw.Program.from_json(program.to_json()) == program
         assert all(strike.victim != "script" for strike in trial.strikes) or program.kind in draw.IN_ROUNDS
 

@@ -7,7 +7,7 @@ from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import AwaitedSlot, Group, State
 from elastic.protocol.membership.partitions import is_absence, not_found_yet
 from elastic.protocol.membership.planned_changes import close_if_all_left, holds, plan_change
-from elastic.protocol.membership.restore import go_back, kept_badly, kept_to_go_back_to
+from elastic.protocol.membership.restore import LOST_ROUNDS, go_back, kept_badly, kept_to_go_back_to
 from elastic.protocol.membership.roster import Stage, slot_of
 from elastic.protocol.membership.transitions import NextGeneration, become_closed, become_quiescing, commit
 from elastic.protocol.messages import Kind, Report
@@ -138,10 +138,12 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
         case AllLost(_, because, newer):
             applied = max((seen.applied for seen in g.workers.values()), default=0)
             applied = max(applied, g.applied)
-            said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}"
+            said = f"every copy of the state is lost after {applied} applied steps" * (not g.spec.restart)
+            said = f"{said or 'all members are lost'}: {_gone(g) or because}"
             said += f"; {newer}" if newer else ""
             said += f"; {kept_badly(damaged)}" if (damaged := g.unreadable.get(g.began)) else ""
             if not go_back(g, said, now_s, do):
+                said += f"; {g.anew} rounds in a row ended so within a minute" if g.anew >= LOST_ROUNDS else ""
                 become_closed(g, 1 if g.raised else 4, _with_error(g, said), now_s, do)
         case LossPlan(members, plan):
             if outcome.dropped:

@@ -12,7 +12,8 @@ checkpoint cannot be read, the job goes on from the next best, though it is olde
 
 Before the first applied step nothing is lost with the members, because every new process begins as the run began. So
 the run begins again, at most max_restarts times. Only a leader that has formed the job itself, and has heard of every
-member until it died, can know that no step was applied.
+member until it died, can know that no step was applied. A job in rounds (`--restart`) loses nothing with its members
+either, whenever they die: what its scripts go on from is in files, or in the memory of machines.
 
 This module also decides who may move the pointer to the newest checkpoint.
 """
@@ -34,6 +35,10 @@ from elastic.protocol.membership.transitions import NextGeneration, become, beco
 from elastic.protocol.messages import ANEW, CheckpointComplete, Fence, Kind, Member, Plan, Unreadable
 from elastic.protocol.recovery_plan import KeptState, newest_kept
 
+LOST_ROUNDS, LASTING_S = 20, 60.0
+"""A job in rounds ends after so many rounds in a row in which all members died within LASTING_S, as by scripts that
+need more memory than there is."""
+
 
 def can_go_back(g: Group) -> bool:
     """Whether the job may go on from what is kept: not if nothing is replaced, the script has ended a member, or the
@@ -43,9 +48,11 @@ def can_go_back(g: Group) -> bool:
 
 def _loses_nothing(g: Group) -> bool:
     """Whether new processes can begin where this run began. Not after members got stuck: new ones would too."""
-    may = g.spec.replace and not g.stopping and not g.hung and g.anew < g.spec.max_restarts
-    dead = g.listed <= g.dead.keys()
-    return may and dead and g.applied == 0 and g.began == g.resumed and g.began not in g.unreadable
+    may = g.spec.replace and not g.stopping and not g.hung and g.listed <= g.dead.keys()
+    if g.spec.restart:
+        return may and g.anew < LOST_ROUNDS
+    may = may and g.anew < g.spec.max_restarts and g.applied == 0
+    return may and g.began == g.resumed and g.began not in g.unreadable
 
 
 def kept_to_go_back_to(g: Group) -> str:
@@ -72,6 +79,11 @@ def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
 
 def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     """Try to go on although the state is lost. Whether the job goes on. lost: what has happened, in a sentence."""
+    if (
+        now_s - max((g.workers[worker].moved_s for worker in g.listed if worker in g.workers), default=now_s)
+        > LASTING_S
+    ):
+        g.anew = 0
     g.begins_anew = _loses_nothing(g)
     if not (g.begins_anew or can_go_back(g)):
         return False
@@ -123,6 +135,8 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
         where = f"from checkpoint {g.began}" if g.began else "from its first step"
         where += f" ({g.anew} of {g.spec.max_restarts})"
         because = f"all members died before a step was applied; begins again {where}"
+        if g.spec.restart:
+            because = f"all members died; new ones start the scripts again ({g.anew} of {LOST_ROUNDS})"
     elif damaged:
         because = f"{kept_badly(damaged)}; goes on from step {name.step}, {kind} {newest.entry}"
         del g.unreadable[damaged.entry]  # each entry has one fallback, so that a repeated fault ends the job

@@ -104,6 +104,7 @@ class Job:
                 max_workers=numbers.get("max"),
                 spares=numbers.get("spares", 0),
                 replace=bool(numbers.get("replace", 1)),
+                restart=bool(numbers.get("rounds", 0)),
                 reduction=Reduction.ALLREDUCE if numbers.get("native") else Reduction.EXACT,
                 timing=Timing(join_window_s=20.0),
             )
