@@ -28,6 +28,9 @@ OBJECTS_MAX = 64
 """Objects that are looked into, for each frame, and entries of a dict that is looked into."""
 _COLLECTIONS: Any = (dict, list, tuple)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
+_OF_OPTIMIZERS = frozenset({"param_groups", "state", "defaults"})
+"""What the job keeps of each optimizer. A copy of it, in an optimizer of the script's own class, would have other
+parameters than the model."""
 CODE = frozenset({BuiltinFunctionType, FunctionType, ModuleType})
 """Types of most globals of a script: such a value counts nothing, and is not looked into."""
 
@@ -133,8 +136,9 @@ class ScriptFrames:
             return
         seen.add(id(owner))
         objects[place.frame] = objects.get(place.frame, 0) + 1
+        left_out = _OF_OPTIMIZERS if isinstance(owner, torch.optim.Optimizer) else ()
         for key, value in list((owner if isinstance(owner, dict) else attributes(owner)).items()):
-            if type(key) is str:
+            if type(key) is str and key not in left_out:
                 yield place.under(key), value
                 if len(place.path) + 1 < DEPTH_MAX:
                     yield from self._inside(place.under(key), value, seen, objects)

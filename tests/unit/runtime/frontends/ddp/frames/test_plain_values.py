@@ -50,9 +50,31 @@ class SlottedBelow(Slotted):
     best: float | None = None
 
 
+class OwnOptimizer(torch.optim.Optimizer):
+    """As a script writes it; it counts in an attribute that its state_dict() has not."""
+
+    def __init__(self, weights: list[torch.nn.Parameter]) -> None:
+        super().__init__(weights, {"lr": 0.5})
+        self.calls = 0
+
+
 def unknown(value: object) -> Any:
     """The type checker is to forget what it knows of a value that changes behind its back."""
     return value
+
+
+def test_of_an_optimizer_of_the_script_what_the_job_keeps_is_left_alone() -> None:
+    """A copy of its parameter groups would have other parameters than the model."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = OwnOptimizer([weight])
+    values = FrameValues.read(HERE)
+    optimizer.calls += 1
+    optimizer.param_groups[0]["lr"] = 0.1
+    values.put_back(objects=True)
+    assert (optimizer.calls, optimizer.param_groups[0]["lr"]) == (0, 0.1)
+    assert optimizer.param_groups[0]["params"][0] is weight
+    followed = {place.path[0] for place, _ in HERE.values() if place.name == "optimizer" and place.path}
+    assert "calls" in followed and not followed & {"param_groups", "state", "defaults"}
 
 
 def test_numbers_texts_and_none_are_put_back() -> None:
