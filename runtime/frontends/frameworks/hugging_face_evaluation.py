@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from elastic.errors import ConfigError
+from runtime.data.random_state import randomness_kept, seed_all
 from runtime.frontends.frameworks.rank_batches import collated, whole
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.frontends.frameworks.trl_metrics import Noted, note
@@ -85,12 +86,14 @@ class Evaluation:
         shown, trainer.preprocess_logits_for_metrics = trainer.preprocess_logits_for_metrics, None
 
         def rows_of(part: int) -> list[Any]:
+            seed_all(self._training.seed, self._training.at.step, description, part)
             return self._rows(dataloader, together[part], loss_only, ignore_keys, shown)
 
         label = f"{description} of {len(batches)} batches"
         try:
             if self._loop.passing:
-                parts = [rows_of(part) for part in range(len(together))]
+                with randomness_kept():
+                    parts = [rows_of(part) for part in range(len(together))]
             else:
                 parts = gather(self._training, label, len(together), rows_of)
             rows = [row for part in parts for row in part]
