@@ -10,16 +10,18 @@ from unittest.mock import patch
 
 import pytest
 
+from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart import rounds
 from runtime.frontends.restart.rounds import AllDone, GoOn, ScriptState, StartScript
 from runtime.recovery.kept import agreed_end
-from runtime.recovery.kept.choice import KeptStep
+from runtime.recovery.kept.choice import KeptStep, KnownStep
 from tests.sim.rounds import RoundsWorld
 
 SEEDS = 300
 MUST_REACH = (
     *("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end"),
     *("waited", "copied", "done again", "node lost", "torn", "two nodes lost", "drain", "agreed"),
+    *("several done again", "void"),
 )
 
 
@@ -89,6 +91,30 @@ def _settles_with_one_step(reports: Any, members: Any, generation: int, begun: i
     return bool(found) and all(one.kept > begun for one in found)
 
 
+def _settles_by_numbers(reports: Any, members: Any, generation: int, begun: int) -> bool:
+    """As it was once: so many steps after the first one, of which not each is kept."""
+    found = rounds.of_round(reports, members, generation)
+    return bool(found) and all(one.kept >= begun + (3 if _several(members) else 2) for one in found)
+
+
+def _records_by_numbers(reports: Any, members: Any, generation: int) -> int:
+    """As it was once: up to the step before the newest one that is kept, though no mirror may have it."""
+    found = rounds.of_round(reports, members, generation)
+    return min((one.kept for one in found), default=-1) - _several(members)
+
+
+def _awaits_by_numbers(known: Any, held: Any, source: Any, members: Any) -> Any:
+    """As it was once: a machine is waited for if more than one step lacks."""
+    away = () if known is None else tuple(sorted(set(known.nodes) - set(map(node_of, members))))
+    newest = max([one.step for one in held], default=0)
+    found = known is None or away
+    return KnownStep(newest, away) if found and newest > (source.step if source is not None else 0) + 1 else None
+
+
+def _several(members: Any) -> bool:
+    return len(set(map(node_of, members))) > 1
+
+
 def _takes_what_is_not_whole(held: Any) -> Any:
     newest = max(held, default=None)
     return None if newest is None else KeptStep(newest.step, newest.round, newest.group)
@@ -111,6 +137,9 @@ calls: Counter[str] = Counter()
         ("newest_whole", _takes_what_is_not_whole, "not whole"),
         ("thin_parts", lambda held, source, members: [], "done again"),
         ("is_settled", _settles_with_one_step, "done again"),
+        ("is_settled", _settles_by_numbers, "done again"),
+        ("safe_step", _records_by_numbers, "in the ledger, and is done again"),
+        ("awaited", _awaits_by_numbers, "on its way to its mirrors"),
     ],
 )
 def test_a_wrong_decision_is_found(name: str, mutant: Any, said: str) -> None:

@@ -389,9 +389,9 @@ class RoundState:
         self.known = KnownStep(self.begun, tuple(sorted(set(map(node_of, start.held)))))
 
     def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> None:
-        """From the reports of an exchange: what all scripts of this worker's round have kept."""
-        found = of_round(reports, members, self.generation)
-        if found and self.script is not ScriptState.WAITING and (step := min(report.kept for report in found)) >= 0:
+        """From the reports of an exchange: what all scripts of this worker's round have kept, and mirrored."""
+        step = safe_step(reports, members, self.generation)
+        if step >= 0 and self.script is not ScriptState.WAITING:
             self.known = KnownStep(step, tuple(sorted(set(map(node_of, members)))))
 
     def report(self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0) -> ScriptReport:

@@ -67,8 +67,8 @@ class KeptStep:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KnownStep:
-    """A step that all scripts of a round have kept, or have begun with, and the nodes of the round, whose memory has
-    it, and perhaps newer ones."""
+    """A step that all scripts of a round have kept, on other machines, too, or have begun with, and the nodes of the
+    round, whose memory has it, and perhaps newer ones."""
 
     step: int
     nodes: tuple[str, ...]
@@ -172,23 +172,24 @@ def mirrors_of(worker: str, members: Sequence[str]) -> tuple[str, ...]:
 
 COPIES_MAX = 2
 """On so many other machines a step may be."""
-LAG = 1
-"""So many steps less than all scripts have kept may be whole without a machine: one is on its way to the mirrors."""
-
-
 def awaited(
     known: KnownStep | None, held: Iterable[HeldSegment], source: KeptStep | None, members: Iterable[str]
 ) -> KnownStep | None:
     """A step that is newer than the source, with the nodes that have no member now and may have what lacks of it.
     None: the source is as new as it may be, or nobody else can have more. known: None: all workers are new, so the
-    nodes are not known. held: all segments that are there: they tell of steps, too."""
+    nodes are not known. held: all segments that are there: they tell of steps, too. The newest one of a round may not
+    be whole though no node is away: it was on its way to the mirrors. So the one that was kept before it counts, how
+    many steps that may be."""
     away: tuple[str, ...] = ()
     if known is not None and not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
         return None
-    newest = max((one.step for one in held), default=0)
-    if known is not None:
-        newest = max(newest, known.step)
-    return KnownStep(newest, away) if newest > (0 if source is None else source.step) + LAG else None
+    steps: dict[RoundNumber, set[int]] = {}
+    for one in held:
+        if source is None or one.round >= source.round:
+            steps.setdefault(one.round, set()).add(one.step)
+    before = (sorted(found)[-2] for found in steps.values() if len(found) > 1)
+    newest = max((*before, 0 if known is None else known.step), default=0)
+    return KnownStep(newest, away) if newest > (0 if source is None else source.step) else None
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:

@@ -130,7 +130,7 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
             False,
             start(None, ((), *WHOLE[1:])),
         ),
-        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, AwaitNodes(KnownStep(8, ()))),
+        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, AwaitNodes(KnownStep(7, ()))),
         (
             reports(WAITING, WAITING, WAITING, held=WHOLE, known=KnownStep(10, ("a", "b", "c"))),
             False,
@@ -139,9 +139,9 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
         (
             reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(0, ("a", "c"))),
             False,
-            AwaitNodes(KnownStep(8, ("c",))),
+            AwaitNodes(KnownStep(7, ("c",))),
         ),
-        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(8, ("c",))), False, start(SEVENTH, TWICE)),
+        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(7, ("c",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(99, ("a",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
