@@ -382,6 +382,24 @@ def test_another_state_is_refused_by_name_and_nothing_is_written(
     assert not other.optimizer.state
 
 
+def test_another_number_of_units_is_refused(job: Job) -> None:
+    """The bits would be others."""
+    for number, units in ((FIRST, 2), (SECOND, 3)):
+        job.begin(number)
+        script = Script(shard=True)
+        if number == SECOND:
+            with pytest.raises(OtherState, match=r"exact sums are of {'units': 3, .*}, and were of {'units': 2, "):
+                elastic.keep(script.model, script.optimizer, units=units)
+            assert not script.optimizer.state
+            return
+        kept = elastic.keep(script.model, script.optimizer, units=units)
+        for _ in kept.units():
+            script.model(torch.ones(5, 3)).square().sum().backward()
+        script.optimizer.step()
+        kept.done()
+        kept.wait()
+
+
 def test_objects_that_are_missing_or_new_are_named(job: Job) -> None:
     job.begin(FIRST)
     script = Script(shard=False)
