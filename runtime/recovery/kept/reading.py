@@ -72,7 +72,7 @@ class _Watched:
         self._facts, self._then = facts, facts()
         self._holders = holders
         self._sharded = [is_distributed(one) for one in holders]
-        self._places = _places([piece.tensor for piece in part.pieces])
+        self._places = _Places([piece.tensor for piece in part.pieces])
 
     def again(self, first: int) -> StateOfObject | None:
         """The state now; None: it has to be made anew. first: the number of its first tensor."""
@@ -91,7 +91,7 @@ class _Watched:
         then, were = self._then
         if equal != were or len(same) != len(then) or not all(map(operator.is_, same, then)):
             return False
-        return _places(list(map(_shard, self._holders, self._sharded))) == self._places
+        return self._places.are_of([_shard(*both) for both in zip(self._holders, self._sharded, strict=True)])
 
 
 class _Groups:
@@ -215,11 +215,28 @@ def _shard(one: Any, sharded: bool) -> Any:
     return one._local_tensor if sharded else one
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> list[object]:
-    """Where their elements are, and what they are."""
-    return [
-        [one.data_ptr() for one in tensors],
-        [one.shape for one in tensors],
-        [one.stride() for one in tensors],
-        [one.dtype for one in tensors],
-    ]
+class _Places:
+    """Where the elements of tensors are, and what they are. A comparison makes no objects that live on for its time: by
+    thousands in each step they would call the garbage collector."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._pointers = list(map(torch.Tensor.data_ptr, tensors))
+        self._dtypes = list(map(_DTYPE, tensors))
+        self._shapes = list(map(_SHAPE, tensors))
+        self._contiguous = list(map(torch.Tensor.is_contiguous, tensors))
+        self._strided = [number for number, contiguous in enumerate(self._contiguous) if not contiguous]
+        self._strides = [tensors[number].stride() for number in self._strided]
+        """Of those that are not contiguous: of the others shape and dtype say them."""
+
+    def are_of(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """tensors: as many as the first ones."""
+        return (
+            list(map(torch.Tensor.data_ptr, tensors)) == self._pointers
+            and list(map(_DTYPE, tensors)) == self._dtypes
+            and all(map(operator.eq, map(_SHAPE, tensors), self._shapes))
+            and list(map(torch.Tensor.is_contiguous, tensors)) == self._contiguous
+            and [tensors[number].stride() for number in self._strided] == self._strides
+        )
+
+
+_SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
