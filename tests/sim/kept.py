@@ -25,7 +25,7 @@ class Memories:
         self.done = 0
         """The newest step that all scripts of a round have done, in the round in progress."""
         self.mirrored = 0
-        """The newest step that each of them has kept, on another machine, too."""
+        """The newest step that each of them has kept, on another machine, too, if there is one."""
         self._clock = clock
         self._reached = reached
         self._every = every
@@ -39,6 +39,8 @@ class Memories:
         """The newest round whose scripts have begun."""
         self._agreed = False
         """Whether all scripts of the newest round have ended behind one step, as planned."""
+        self._recorded = 0
+        """So many steps were in the ledger when steps were done again as all machines that had them were lost."""
         self._void: set[int] = set()
         """Rounds whose first step some scripts have not kept, as they have changed their weights meanwhile."""
 
@@ -149,7 +151,10 @@ class Memories:
             limit = 2 * self._every if self._lost or away else 0 if self._agreed else self._every
             limit += self._loaded in self._void
             assert again <= limit, f"{again} steps are done again of {limit}, {len(self._lost)} nodes were lost"
-            assert recorded <= step, f"step {recorded} is in the ledger, and is done again"
+            if not (nobody_knows and away):
+                assert recorded <= max(step, self._recorded), f"step {recorded} is in the ledger, and is done again"
+        if recorded > step:
+            self._recorded = recorded
         if again:
             self._reached.add("done again" if self._every == 1 else "several done again")
         self._loaded, self.done, self.mirrored, self._agreed = generation, step, step, False

@@ -366,6 +366,8 @@ class RoundsWorld:
         worker.script = Script(self.clock.now_s, start.store, worker.state.begun, worker.state.begun)
         worker.state.script = ScriptState.RUNNING
         self._look(worker, worker.script)
+        if self.troubles and worker.name == self.generations[-1][0] and self.clock.chance(0.15):
+            self.clock.after(self.clock.between(0.0, 2.0 + self.every), self._lose_another)  # while its first steps are
 
     def _look(self, worker: Worker, script: Script) -> None:
         """Once a second of the script: it does a step, or is through. It gets on only with all others of its round."""
@@ -436,11 +438,11 @@ class RoundsWorld:
             if not script.ended and not worker.dead:
                 if not self.workers[partner].dead:  # else the part is thin
                     self.memories.put(node_of(partner), held)
-                script.mirrored = held.step
-                self.memories.mirrored = max(self.memories.mirrored, min(one.mirrored for one in scripts))
                 there()
 
         def there() -> None:
+            script.mirrored = held.step
+            self.memories.mirrored = max(self.memories.mirrored, min(one.mirrored for one in scripts))
             if end is not None and script.waits:
                 end.there.add(worker.name)
 

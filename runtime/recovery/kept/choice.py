@@ -172,14 +172,17 @@ def mirrors_of(worker: str, members: Sequence[str]) -> tuple[str, ...]:
 
 COPIES_MAX = 2
 """On so many other machines a step may be."""
+LAG = 2
+"""So many of the newest steps of a round that were kept may not be whole though only one machine is lost: the newest
+one was on its way to its mirrors, and other machines had the next one already."""
+
+
 def awaited(
     known: KnownStep | None, held: Iterable[HeldSegment], source: KeptStep | None, members: Iterable[str]
 ) -> KnownStep | None:
     """A step that is newer than the source, with the nodes that have no member now and may have what lacks of it.
     None: the source is as new as it may be, or nobody else can have more. known: None: all workers are new, so the
-    nodes are not known. held: all segments that are there: they tell of steps, too. The newest one of a round may not
-    be whole though no node is away: it was on its way to the mirrors. So the one that was kept before it counts, how
-    many steps that may be."""
+    nodes are not known. held: all segments that are there: they tell of steps, too."""
     away: tuple[str, ...] = ()
     if known is not None and not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
         return None
@@ -187,8 +190,9 @@ def awaited(
     for one in held:
         if source is None or one.round >= source.round:
             steps.setdefault(one.round, set()).add(one.step)
-    before = (sorted(found)[-2] for found in steps.values() if len(found) > 1)
-    newest = max((*before, 0 if known is None else known.step), default=0)
+    lag = LAG if known is not None else LAG - 1  # then some of these nodes may just be a little later
+    whole = (sorted(found)[-1 - lag] for found in steps.values() if len(found) > lag)
+    newest = max((*whole, 0 if known is None else known.step))
     return KnownStep(newest, away) if newest > (0 if source is None else source.step) else None
 
 

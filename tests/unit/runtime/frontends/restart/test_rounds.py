@@ -137,9 +137,9 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
             AwaitNodes(KnownStep(10, ("c",))),
         ),
         (
-            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(0, ("a", "c"))),
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(6, ("a", "c"))),
             False,
-            AwaitNodes(KnownStep(7, ("c",))),
+            AwaitNodes(KnownStep(6, ("c",))),
         ),
         (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(7, ("c",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(99, ("a",))), False, start(SEVENTH, TWICE)),

@@ -195,9 +195,9 @@ def test_replicas_on_other_machines_are_mirrors_without_a_byte_that_is_sent() ->
 @pytest.mark.parametrize(
     ("known", "held", "source", "wanted"),
     [
-        (3, (2, 3, 4), 3, 0),  # the fourth one was on its way from the node that is away
-        (3, (2, 3, 4), 2, 3),
-        (2, (3, 4), 2, 3),  # what is there says more than the last reports
+        (3, (3, 4, 5), 3, 0),  # the fourth one was on its way from the node that is away
+        (3, (3, 4), 2, 3),
+        (2, (3, 4, 5), 2, 3),  # what is there says more than the last reports
         (3, (), 0, 3),
         (None, (4,), 0, 0),
         (None, (3, 4), 0, 3),
