@@ -111,13 +111,20 @@ class Exchange:
 class RoundsWorld:
     """One job. `run` raises AssertionError for whatever must not be."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, rare: bool = False) -> None:
+        """rare: few steps are kept, mirrors have them late, and machines are lost while the first steps of a round
+        are."""
         self.clock = Clock(seed)
-        self.size = self.clock.random.randint(1, 5)
-        self.nodes = self.clock.random.randint(1, 3)
-        self.every = self.clock.random.choice((1, 1, 3, 10))
+        choice = self.clock.random.choice
+        self.size = self.clock.random.randint(2 if rare else 1, 5)
+        self.nodes = self.clock.random.randint(2 if rare else 1, 3)
+        self.every = choice((3, 10) if rare else (1, 1, 3, 10))
         """Scripts keep each step whose number is a multiple of this."""
-        self.mirror_s = self.clock.random.choice((0.1, 0.5, 5.0))
+        self.void = 0.5 if rare else choice((0.0, 0.0, 0.3))
+        """How often a script changes its weights while it keeps its first step."""
+        self.early = 0.5 if rare else 0.15
+        """How often a machine is lost while the first steps of a round are kept."""
+        self.mirror_s = 0.9 * self.every if rare else choice((0.1, 0.5, 5.0, 0.9 * self.every))
         self.troubles = self.clock.random.randint(0, 6)
         self.workers: dict[str, Worker] = {}
         self.generations: list[tuple[str, ...]] = [()]
@@ -366,8 +373,8 @@ class RoundsWorld:
         worker.script = Script(self.clock.now_s, start.store, worker.state.begun, worker.state.begun)
         worker.state.script = ScriptState.RUNNING
         self._look(worker, worker.script)
-        if self.troubles and worker.name == self.generations[-1][0] and self.clock.chance(0.15):
-            self.clock.after(self.clock.between(0.0, 2.0 + self.every), self._lose_another)  # while its first steps are
+        if self.troubles and worker.name == self.generations[-1][0] and self.clock.chance(self.early):
+            self.clock.after(self.clock.between(0.0, 2.0 + 2.0 * self.every), self._lose_another)  # while its first steps are
 
     def _look(self, worker: Worker, script: Script) -> None:
         """Once a second of the script: it does a step, or is through. It gets on only with all others of its round."""
@@ -417,7 +424,7 @@ class RoundsWorld:
             return
         script.kept = script.step
         held = self.memories.begin(worker.name, members, generation, script.step)
-        is_void = first and not last and script.step < STEPS and self.clock.chance(0.05)
+        is_void = first and not last and script.step < STEPS and self.clock.chance(self.void)
 
         def copied() -> None:
             if script.ended or worker.dead:
