@@ -138,16 +138,18 @@ class Memories:
         if generation <= self._loaded:
             return
         again = self.done - step
+        away = set(self._held) - set(map(node_of, members))  # a mirror has the step kept before its newest one
         if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
             self._reached.add("two nodes lost")
         elif self._lost and self._alone:
             self._reached.add("only node lost")
+        elif len(self._lost | away) > 1 and self._loaded in self._void:  # too few steps are there to tell what lacks
+            self._reached.add("two nodes away")
         elif in_vain:
             self._reached.add("waited in vain")
         elif nobody_knows and again > self._every:
             self._reached.add("nobody knows")
         else:
-            away = set(self._held) - set(map(node_of, members))  # a mirror has the step kept before its newest one
             limit = 2 * self._every if self._lost or away else 0 if self._agreed else self._every
             limit += self._loaded in self._void
             assert again <= limit, f"{again} steps are done again of {limit}, {len(self._lost)} nodes were lost"

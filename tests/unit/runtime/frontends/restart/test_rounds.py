@@ -227,6 +227,22 @@ def test_no_round_goes_back_before_what_all_have_kept_and_mirrored(
     assert safe_step(said, members, generation) == wanted
 
 
+def test_a_step_counts_only_where_all_scripts_have_kept_it() -> None:
+    """One has changed its weights while it kept its first step, which the other one has kept."""
+    said = [
+        ScriptReport(4, 2, RUNNING, kept=10, before=1, first=1),
+        ScriptReport(4, 2, RUNNING, kept=20, before=10, first=10),
+    ]
+    for members in (("a.0.0", "b.0.0"), ("a.0.0", "a.1.0")):
+        reports = dict(zip(members, said, strict=True))
+        several = members[1] == "b.0.0"
+        assert safe_step(reports, members, 4) == (-1 if several else 10)
+        assert not is_settled(reports, members, 4, 0)
+        reports[members[0]] = replace(said[0], kept=20, before=10)
+        assert safe_step(reports, members, 4) == (10 if several else 20)
+        assert is_settled(reports, members, 4, 0)
+
+
 def test_a_step_that_is_kept_after_another_tells_that_the_other_one_is_mirrored() -> None:
     state = RoundState()
     state.enter(4, 2)
