@@ -102,12 +102,6 @@ def _settles_by_numbers(reports: Any, members: Any, generation: int, begun: int)
     return bool(found) and all(one.kept >= begun + (3 if _several(members) else 2) for one in found)
 
 
-def _records_what_not_all_have(reports: Any, members: Any, generation: int) -> int:
-    """As it was once: each script has kept a step, of which others may not have the first one."""
-    found = rounds.of_round(reports, members, generation)
-    return min((one.before if _several(members) else one.kept for one in found), default=-1)
-
-
 def _records_by_numbers(reports: Any, members: Any, generation: int) -> int:
     """As it was once: up to the step before the newest one that is kept, though no mirror may have it."""
     found = rounds.of_round(reports, members, generation)
@@ -159,7 +153,6 @@ def test_a_wrong_decision_is_found(name: str, mutant: Any, said: str) -> None:
     [
         ("is_settled", _settles_with_one_step, "done again"),
         ("is_settled", _settles_by_numbers, "done again"),
-        ("safe_step", _records_what_not_all_have, "in the ledger, and is done again"),
         ("safe_step", _records_by_numbers, "in the ledger, and is done again"),
         ("awaited", _awaits_by_numbers, "on its way to its mirrors"),
     ],
