@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any, TypeAlias
 
 import torch
@@ -179,29 +180,27 @@ def _is_plain_optimizer(one: torch.optim.Optimizer) -> bool:
     )
 
 
+# All modules and all parameters are gone through in C: a loop of Python's takes as long as all the rest of done().
+_HELD = operator.attrgetter("_parameters", "_buffers", "_modules", "_state_dict_pre_hooks", "_state_dict_hooks")
+_NOT_KEPT = operator.attrgetter("_non_persistent_buffers_set")
+_VALUES = operator.methodcaller("values")
+
+
 def _of_modules(modules: Sequence[nn.Module]) -> Facts:
-    same: list[object] = []
-    equal: list[object] = []
-    for one in modules:
-        for held in (one._parameters, one._buffers, one._modules, one._state_dict_pre_hooks, one._state_dict_hooks):
-            same.append(held)
-            if held:
-                same.extend(held.values())
-                equal.extend(held)
-        same.append(vars(one).get("state_dict"))
-        if one._non_persistent_buffers_set:
-            equal.extend(sorted(one._non_persistent_buffers_set))
-    return same, equal
+    held = list(chain.from_iterable(map(_HELD, modules)))
+    own = map(dict.get, map(vars, modules), repeat("state_dict"))
+    same: list[object] = [*held, *chain.from_iterable(map(_VALUES, held)), *own]
+    not_kept = [sorted(names) for names in map(_NOT_KEPT, modules) if names]
+    return same, [*map(len, held), *chain.from_iterable(held), *not_kept]
 
 
 def _of_optimizer(one: torch.optim.Optimizer) -> Facts:
-    same: list[object] = [one.state, one.param_groups, vars(one).get("state_dict")]
-    equal: list[object] = []
-    for parameter, state in one.state.items():
-        same += (parameter, state)
-        if type(state) is dict:
-            same.extend(state.values())
-            equal.extend(state)
+    states = list(one.state.values())
+    same: list[object] = [one.state, one.param_groups, vars(one).get("state_dict"), *one.state, *states]
+    equal: list[object] = [len(states)]
+    if set(map(type, states)) <= {dict}:
+        same.extend(chain.from_iterable(map(_VALUES, states)))
+        equal += [*map(len, states), *chain.from_iterable(states)]
     for group in one.param_groups:
         same.extend(group["params"])
         equal.append(len(group["params"]))
