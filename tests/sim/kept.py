@@ -20,12 +20,15 @@ LoggedKey: TypeAlias = tuple[RoundNumber, int, int]
 class Memories:
     """Of all machines of a job. `load` raises AssertionError for more lost steps than there may be."""
 
-    def __init__(self, clock: Clock, reached: set[str]) -> None:
-        """reached: takes the names of what happens."""
+    def __init__(self, clock: Clock, reached: set[str], every: int) -> None:
+        """reached: takes the names of what happens. every: scripts keep a step of so many."""
         self.done = 0
         """The newest step that all scripts of a round have done, in the round in progress."""
+        self.mirrored = 0
+        """The newest step that each of them has kept, on another machine, too, if there is one."""
         self._clock = clock
         self._reached = reached
+        self._every = every
         self._held: dict[str, set[HeldSegment]] = {}
         self._logs: dict[str, list[LoggedStep]] = {}
         self._lost: set[str] = set()
@@ -36,6 +39,10 @@ class Memories:
         """The newest round whose scripts have begun."""
         self._agreed = False
         """Whether all scripts of the newest round have ended behind one step, as planned."""
+        self._recorded = 0
+        """So many steps were in the ledger when steps were done again as all machines that had them were lost."""
+        self._void: set[int] = set()
+        """Rounds whose first step some scripts have not kept, as they have changed their weights meanwhile."""
 
     def put(self, node: str, held: HeldSegment) -> None:
         """Into the file with the oldest step of that part."""
@@ -96,6 +103,10 @@ class Memories:
                 found.append(part.held)
         return found
 
+    def void(self, generation: int) -> None:
+        """A script of that round has not kept its first step."""
+        self._void.add(generation)
+
     def agree(self, generation: int, step: int) -> None:
         """All scripts of a round have ended behind that step, says a worker; another one may have begun meanwhile."""
         if generation >= self._loaded:
@@ -108,33 +119,47 @@ class Memories:
         held -= {one for one in held if one.round.generation < generation}
 
     def load(
-        self, members: Sequence[str], generation: int, start: StartScript, *, in_vain: bool, nobody_knows: bool
+        self,
+        members: Sequence[str],
+        generation: int,
+        start: StartScript,
+        *,
+        in_vain: bool,
+        nobody_knows: bool,
+        recorded: int,
     ) -> None:
         """The scripts of a round begin. in_vain: they have waited for a machine without a worker, and none came.
-        nobody_knows: all workers are new, since all were lost."""
+        nobody_knows: all workers are new, since all were lost. recorded: so many steps are in the ledger."""
         step = 0
         if start.source is not None:
             step, found = start.source.step, holders(start.held, start.source)
             parts = {one.part for one in found}
             assert parts and parts == set(range(next(iter(found)).parts)), f"step {step} is not whole"
-        if generation > self._loaded:
-            self._loaded = generation
-            again = self.done - step
-            if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
-                self._reached.add("two nodes lost")
-            elif self._lost and self._alone:
-                self._reached.add("only node lost")
-            elif in_vain:
-                self._reached.add("waited in vain")
-            elif nobody_knows and again > 1:
-                self._reached.add("nobody knows")
-            else:
-                away = set(self._held) - set(map(node_of, members))  # a mirror has the step before its newest one
-                limit = 2 if self._lost or away else 0 if self._agreed else 1
-                assert again <= limit, f"{again} steps are done again, {len(self._lost)} nodes were lost"
-            if again:
-                self._reached.add("done again")
-            self.done, self._agreed = step, False
-            if not start.thin:
-                self._lost.clear()
-            self._alone = len(set(map(node_of, members))) == 1
+        if generation <= self._loaded:
+            return
+        again = self.done - step
+        away = set(self._held) - set(map(node_of, members))  # a mirror has the step kept before its newest one
+        if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
+            self._reached.add("two nodes lost")
+        elif self._lost and self._alone:
+            self._reached.add("only node lost")
+        elif len(self._lost | away) > 1 and self._loaded in self._void:  # too few steps are there to tell what lacks
+            self._reached.add("two nodes away")
+        elif in_vain:
+            self._reached.add("waited in vain")
+        elif nobody_knows and again > self._every:
+            self._reached.add("nobody knows")
+        else:
+            limit = 2 * self._every if self._lost or away else 0 if self._agreed else self._every
+            limit += self._loaded in self._void
+            assert again <= limit, f"{again} steps are done again of {limit}, {len(self._lost)} nodes were lost"
+            if not (nobody_knows and away):
+                assert recorded <= max(step, self._recorded), f"step {recorded} is in the ledger, and is done again"
+        if recorded > step:
+            self._recorded = recorded
+        if again:
+            self._reached.add("done again" if self._every == 1 else "several done again")
+        self._loaded, self.done, self.mirrored, self._agreed = generation, step, step, False
+        if not start.thin:
+            self._lost.clear()
+        self._alone = len(set(map(node_of, members))) == 1

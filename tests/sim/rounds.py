@@ -7,8 +7,9 @@ made. A loss begins a generation at any time, a join and a drain only between tw
 step (planned_end.py). Scripts end well, fail, are killed, hang, or fail because another one has failed; clocks of
 machines differ.
 
-Scripts keep each step in the memory of their machine, and on the next one a while later (kept.py). A death may leave
-the newest segment of a script half written, and a machine is lost with its memory, also while others copy what it had.
+Scripts keep each step, or each tenth one, in the memory of their machine, and on the next one a while later (kept.py).
+A death may leave the newest segment of a script half written, a script may change its weights while it keeps its first
+step, which is void then, and a machine is lost with its memory, also while others copy what it had.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from runtime.frontends.restart.rounds import (
     StartScript,
 )
 from runtime.frontends.restart.step_records import StepRecords
-from runtime.recovery.kept.choice import HeldSegment, RoundNumber, mirrors_of
+from runtime.recovery.kept.choice import HeldSegment, RoundNumber, mirrors_of, newest_whole
 from runtime.session import StepRecord
 from tests.sim.clock import Clock
 from tests.sim.kept import LoggedKey, Memories
@@ -65,6 +66,8 @@ class Script:
     """Steps done."""
     mirrored: int
     """The newest step that is on another machine."""
+    kept: int = -1
+    """The newest step that it keeps, or is about to have in memory; -1: it has kept none."""
     idle_from_s: float = NEVER_S
     end: Failure | None = None
     ended: bool = False
@@ -108,11 +111,20 @@ class Exchange:
 class RoundsWorld:
     """One job. `run` raises AssertionError for whatever must not be."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, rare: bool = False) -> None:
+        """rare: few steps are kept, mirrors have them late, and machines are lost while the first steps of a round
+        are."""
         self.clock = Clock(seed)
-        self.size = self.clock.random.randint(1, 5)
-        self.nodes = self.clock.random.randint(1, 3)
-        self.mirror_s = self.clock.random.choice((0.1, 0.5, 5.0))
+        choice = self.clock.random.choice
+        self.size = self.clock.random.randint(2 if rare else 1, 5)
+        self.nodes = self.clock.random.randint(2 if rare else 1, 3)
+        self.every = choice((3, 10) if rare else (1, 1, 3, 10))
+        """Scripts keep each step whose number is a multiple of this."""
+        self.void = 0.5 if rare else choice((0.0, 0.0, 0.3))
+        """How often a script changes its weights while it keeps its first step."""
+        self.early = 0.5 if rare else 0.15
+        """How often a machine is lost while the first steps of a round are kept."""
+        self.mirror_s = 0.9 * self.every if rare else choice((0.1, 0.5, 5.0, 0.9 * self.every))
         self.troubles = self.clock.random.randint(0, 6)
         self.workers: dict[str, Worker] = {}
         self.generations: list[tuple[str, ...]] = [()]
@@ -120,7 +132,7 @@ class RoundsWorld:
         self.exchanges: list[Exchange] = []
         self.incarnations = [0] * self.size
         self.reached: set[str] = set()
-        self.memories = Memories(self.clock, self.reached)
+        self.memories = Memories(self.clock, self.reached, self.every)
         self.planned: set[int] = set()
         """Generations that began without a loss."""
         self.ends: dict[int, PlannedEnd] = {}
@@ -149,7 +161,7 @@ class RoundsWorld:
             assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
         done = [worker.script.step for worker in self.workers.values() if worker.left and worker.script is not None]
         lacking = sorted(set(range(max(done))) - self.ledger.keys())
-        assert not lacking, f"steps are not in the ledger: {lacking}"
+        assert not lacking or "nobody recorded" in self.reached, f"steps are not in the ledger: {lacking}"
         return self.reached
 
     def _record(self, line: StepRecord) -> None:
@@ -250,6 +262,9 @@ class RoundsWorld:
                 worker.state.logged = self.memories.news(name, worker.told, lambda one: one.rank % shares == mine)
             case AwaitNodes():
                 self.reached.add("waited")
+                found = newest_whole(one for said in exchange.result.values() for one in said.held or ())
+                source = found.step if found is not None else 0
+                assert source < self.memories.mirrored, "it waits for a step that was on its way to its mirrors"
                 worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
             case CopyThin(parts):
                 worker.state.held = (*(worker.state.held or ()), *self.memories.copy(name, parts))
@@ -258,7 +273,17 @@ class RoundsWorld:
                 said = [exchange.result[member] for member in members]
                 in_vain = any(one.lacking_s >= LACKING_S for one in said)
                 nobody_knows = all(one.known is None for one in said)
-                self.memories.load(members, worker.state.generation, start, in_vain=in_vain, nobody_knows=nobody_knows)
+                told = [other for other in members if exchange.result[other].known is not None]
+                if told and all(self.workers[other].dead for other in told):  # newcomers leave the ledger to these
+                    self.reached.add("nobody recorded")
+                self.memories.load(
+                    members,
+                    worker.state.generation,
+                    start,
+                    in_vain=in_vain,
+                    nobody_knows=nobody_knows,
+                    recorded=max(self.ledger, default=-1) + 1,
+                )
                 number = RoundNumber(0, worker.state.generation)
                 worker.records.begin(number, start.source, all_new=nobody_knows)
                 worker.state.starts(start)
@@ -273,10 +298,14 @@ class RoundsWorld:
                 self._die(worker)
                 return
             case HashKept(source):
-                assert source is not None and source.step == worker.state.kept, "the last step is not whole"
-                worker.state.hashed, worker.state.digests = True, {f"tensor {members.index(name)}": "0123"}
+                worker.state.hashed = True
+                if (source.step if source is not None else -1) == worker.records.newest(
+                    RoundNumber(0, worker.state.generation)
+                ):
+                    worker.state.digests = {f"tensor {members.index(name)}": "0123"}
             case AllDone(digest):
-                assert digest or "ended in part" in self.reached, "the last step has no digest"
+                is_kept = worker.script is not None and worker.script.kept == STEPS
+                assert digest or "ended in part" in self.reached or not is_kept, "the last step has no digest"
                 number = RoundNumber(0, worker.state.generation)
                 worker.records.keep(number, worker.records.newest(number))
                 worker.left = True
@@ -347,6 +376,10 @@ class RoundsWorld:
         worker.script = Script(self.clock.now_s, start.store, worker.state.begun, worker.state.begun)
         worker.state.script = ScriptState.RUNNING
         self._look(worker, worker.script)
+        if self.troubles and worker.name == self.generations[-1][0] and self.clock.chance(self.early):
+            self.clock.after(
+                self.clock.between(0.0, 2.0 + 2.0 * self.every), self._lose_another
+            )  # while its first steps are
 
     def _look(self, worker: Worker, script: Script) -> None:
         """Once a second of the script: it does a step, or is through. It gets on only with all others of its round."""
@@ -365,13 +398,12 @@ class RoundsWorld:
             return
         if meet and not stuck:
             self._step(worker, script, [mate.script for mate in mates if mate.script is not None])
-            if script.step >= STEPS:  # its process ends when the step is in memory
-                self.memories.put(
-                    node_of(worker.name),
-                    self.memories.begin(
-                        worker.name, self.generations[worker.state.generation], worker.state.generation, STEPS
-                    ),
-                )
+            if script.step >= STEPS:
+                if script.kept == STEPS:  # its process ends when the step is in memory
+                    members, generation = self.generations[worker.state.generation], worker.state.generation
+                    self.memories.put(
+                        node_of(worker.name), self.memories.begin(worker.name, members, generation, STEPS)
+                    )
                 self._end(worker, script, None)
                 return
         elif stuck:
@@ -379,21 +411,34 @@ class RoundsWorld:
         self.clock.after(1.0, lambda: self._look(worker, script))
 
     def _step(self, worker: Worker, script: Script, scripts: list[Script]) -> None:
-        """Do a step, unless another script is behind, or the step before is on no other machine yet."""
-        members = self.generations[worker.state.generation]
+        """Do a step, unless another script is behind. If it is to be kept, the one that was kept before is on another
+        machine first."""
+        members, generation = self.generations[worker.state.generation], worker.state.generation
         partner = next(iter(mirrors_of(worker.name, members)), "")
-        if script.step > min(one.step for one in scripts) or (partner and script.mirrored < script.step):
+        if script.step > min(one.step for one in scripts):
             return
-        script.step += 1
-        self.memories.log(worker.name, members, worker.state.generation, script.step)
-        end = self.ends[worker.state.generation] if script.asked else None
-        script.waits = end is not None and end.is_last(worker.name, script.step)
-        held = self.memories.begin(worker.name, members, worker.state.generation, script.step)
+        end = self.ends[generation] if script.asked else None
+        last = end is not None and end.is_last(worker.name, script.step + 1)
+        keeps, first = last or (script.step + 1) % self.every == 0, script.kept < 0
+        if (keeps or first) and partner and script.mirrored < script.kept:
+            return
+        script.step, script.waits = script.step + 1, last
+        self.memories.log(worker.name, members, generation, script.step)
         self.memories.done = max(self.memories.done, min(one.step for one in scripts))
+        if not keeps and not first:
+            return
+        script.kept = script.step
+        held = self.memories.begin(worker.name, members, generation, script.step)
+        is_void = first and not last and script.step < STEPS and self.clock.chance(self.void)
 
         def copied() -> None:
             if script.ended or worker.dead:
                 self.reached.add("torn")
+                return
+            if is_void:
+                self.reached.add("void")
+                self.memories.void(generation)
+                script.mirrored = held.step  # its thread has ended
                 return
             self.memories.put(node_of(worker.name), held)
             if partner:
@@ -405,10 +450,11 @@ class RoundsWorld:
             if not script.ended and not worker.dead:
                 if not self.workers[partner].dead:  # else the part is thin
                     self.memories.put(node_of(partner), held)
-                script.mirrored = held.step
                 there()
 
         def there() -> None:
+            script.mirrored = held.step
+            self.memories.mirrored = max(self.memories.mirrored, min(one.mirrored for one in scripts))
             if end is not None and script.waits:
                 end.there.add(worker.name)
 

@@ -126,6 +126,9 @@ class ScriptReport:
     before: int = -1
     """An earlier step that its script has kept in this round, also on other machines: its mirror was waited for before
     the newest step was kept. -1: none."""
+    first: int = -1
+    """The first step that its script has kept in this round; -1: none. It may have changed its weights while an earlier
+    one was copied, which others have kept."""
 
     def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
@@ -161,6 +164,7 @@ class ScriptReport:
             said["hashed"],
             said["digests"],
             said["before"],
+            said["first"],
         )
 
 
@@ -316,18 +320,25 @@ def _begin(
 
 
 def is_settled(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, begun: int) -> bool:
-    """Whether what earlier rounds have kept is not needed any more: each script has kept two steps of this round. On
-    one machine both are whole, so one may be damaged; on several machines the first one is mirrored, and a script is at
-    most one ahead of another. begun: the step with which the round has begun."""
+    """Whether what earlier rounds have kept is not needed any more: each script has kept two steps of this round, of
+    which all have the first one. On one machine both are whole, so one may be damaged; on several machines the first
+    one is mirrored, and a script is at most one ahead of another. begun: the step with which the round has begun."""
     found = of_round(reports, members, generation)
-    return bool(found) and all(report.before > begun for report in found)
+    return _common(found, [report.before for report in found]) > begun
 
 
 def safe_step(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> int:
     """The step of the round in progress before which no later round goes back, whichever machine is lost; 0 or less:
     there is none yet."""
     alone = len(set(map(node_of, members))) == 1
-    return min((one.kept if alone else one.before for one in of_round(reports, members, generation)), default=-1)
+    found = of_round(reports, members, generation)
+    return _common(found, [report.kept if alone else report.before for report in found])
+
+
+def _common(found: Sequence[ScriptReport], steps: Sequence[int]) -> int:
+    """The least of these steps, one of each script; -1: there is none, or a script has not kept it."""
+    least = min(steps, default=-1)
+    return least if all(report.first <= least for report in found) else -1
 
 
 def of_round(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> Sequence[ScriptReport]:
@@ -352,6 +363,7 @@ class RoundState:
     copied: bool = False
     kept: int = -1
     before: int = -1
+    first: int = -1
     memory: bool = True
     known: KnownStep | None = None
     logged: tuple[LoggedStep, ...] = ()
@@ -365,7 +377,7 @@ class RoundState:
         """Enter the round of a generation. The caller has ended the script of the round before."""
         self.generation, self.world = generation, world
         self.script, self.failure, self.failing = ScriptState.WAITING, None, False
-        self.held, self.copied, self.kept, self.before, self.begun = None, False, -1, -1, 0
+        self.held, self.copied, self.kept, self.before, self.first, self.begun = None, False, -1, -1, -1, 0
         self.hashed, self.digests = False, None
 
     def ended(self, failure: Failure | None, *, last: bool = True) -> None:
@@ -382,6 +394,7 @@ class RoundState:
         """The script has kept this step, the newest that is found; -1: none."""
         self.before = self.kept if step > self.kept else self.before
         self.kept = step
+        self.first = step if self.first < 0 else self.first
 
     def starts(self, start: StartScript) -> None:
         """The scripts of all workers begin."""
@@ -389,9 +402,9 @@ class RoundState:
         self.known = KnownStep(self.begun, tuple(sorted(set(map(node_of, start.held)))))
 
     def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> None:
-        """From the reports of an exchange: what all scripts of this worker's round have kept."""
-        found = of_round(reports, members, self.generation)
-        if found and self.script is not ScriptState.WAITING and (step := min(report.kept for report in found)) >= 0:
+        """From the reports of an exchange: what all scripts of this worker's round have kept, and mirrored."""
+        step = safe_step(reports, members, self.generation)
+        if step >= 0 and self.script is not ScriptState.WAITING:
             self.known = KnownStep(step, tuple(sorted(set(map(node_of, members)))))
 
     def report(self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0) -> ScriptReport:
@@ -401,7 +414,8 @@ class RoundState:
         said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
         said = replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
         said = replace(said, known=self.known, lacking_s=lacking_s)
-        return replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests, before=self.before)
+        said = replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests)
+        return replace(said, before=self.before, first=self.first)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float

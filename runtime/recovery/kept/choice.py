@@ -67,8 +67,8 @@ class KeptStep:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KnownStep:
-    """A step that all scripts of a round have kept, or have begun with, and the nodes of the round, whose memory has
-    it, and perhaps newer ones."""
+    """A step that all scripts of a round have kept, on other machines, too, or have begun with, and the nodes of the
+    round, whose memory has it, and perhaps newer ones."""
 
     step: int
     nodes: tuple[str, ...]
@@ -172,8 +172,9 @@ def mirrors_of(worker: str, members: Sequence[str]) -> tuple[str, ...]:
 
 COPIES_MAX = 2
 """On so many other machines a step may be."""
-LAG = 1
-"""So many steps less than all scripts have kept may be whole without a machine: one is on its way to the mirrors."""
+LAG = 2
+"""So many of the newest steps of a round that were kept may not be whole though only one machine is lost: the newest
+one was on its way to its mirrors, and other machines had the next one already."""
 
 
 def awaited(
@@ -185,10 +186,14 @@ def awaited(
     away: tuple[str, ...] = ()
     if known is not None and not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
         return None
-    newest = max((one.step for one in held), default=0)
-    if known is not None:
-        newest = max(newest, known.step)
-    return KnownStep(newest, away) if newest > (0 if source is None else source.step) + LAG else None
+    steps: dict[RoundNumber, set[int]] = {}
+    for one in held:
+        if source is None or one.round >= source.round:
+            steps.setdefault(one.round, set()).add(one.step)
+    lag = LAG if known is not None else LAG - 1  # then some of these nodes may just be a little later
+    whole = (sorted(found)[-1 - lag] for found in steps.values() if len(found) > lag)
+    newest = max((*whole, 0 if known is None else known.step))
+    return KnownStep(newest, away) if newest > (0 if source is None else source.step) else None
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,31 @@ def dealt(units: int, rank: int, world: int) -> tuple[DealtUnit, ...]:
     turns = -(-units // world)
     places = (turn * world + rank for turn in range(turns))
     return tuple(DealtUnit(min(place, units - 1), place >= units) for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRanks:
+    """Whom units are dealt to. rank, world: of this process among those that compute different units. parallel: so many
+    ranks compute each unit together, by tensor parallelism."""
+
+    rank: int
+    world: int
+    parallel: int = 1
+
+    @classmethod
+    def of(cls, objects: Mapping[str, Any], rank: int, world: int) -> UnitRanks:
+        """rank, world: of the process group."""
+        models = (one for one in objects.values() if isinstance(one, torch.nn.Module))
+        for parameter in (parameter for model in models for parameter in model.parameters()):
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None and _is_parallel(parameter) and mesh.size() == world:
+                return cls(mesh.get_local_rank(0), mesh.size(0), mesh.size(1))
+        return cls(rank, world)
+
+
+def _is_parallel(parameter: Any) -> bool:
+    """Whether the second dimension of its mesh is of tensor parallelism, and the first one of shards of FSDP2."""
+    return parameter.device_mesh.ndim == 2 and not parameter.placements[0].is_replicate()
 
 
 @dataclass(slots=True)
@@ -175,13 +200,22 @@ class ExactUnits:
         _refuse_norm_of_floats()
         ready = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
+        ranks = UnitRanks.of(objects, rank, world)
         self._turn = UnitTurn()
-        self._dealt = dealt(units, rank, world)
-        self._sums = list(_placed(objects, units, self._turn, world))
+        self._dealt = dealt(units, ranks.rank, ranks.world)
+        self._sums = list(_placed(objects, units, self._turn, ranks))
+        self._state = {"units": units, "tensor_parallel": ranks.parallel}
         if not self._sums:
             raise ConfigError(
                 "elastic.keep: units= is for models of FSDP2, and none of the objects has a module with fully_shard()"
             )
+
+    def state_dict(self) -> dict[str, int]:
+        """What the bits depend on, so it has to be the same in all rounds."""
+        return self._state
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """It was compared already, before anything was loaded."""
 
     @property
     def idle(self) -> bool:
@@ -204,7 +238,7 @@ class ExactUnits:
             sums.check(len(self._dealt))
 
 
-def _placed(objects: dict[str, Any], units: int, turn: UnitTurn, world: int) -> Iterator[UnitSums]:
+def _placed(objects: dict[str, Any], units: int, turn: UnitTurn, ranks: UnitRanks) -> Iterator[UnitSums]:
     """The sums of each FSDP module, put into the place of its own."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -215,11 +249,11 @@ def _placed(objects: dict[str, Any], units: int, turn: UnitTurn, world: int) -> 
             if isinstance(found, FSDPModule):
                 module: Any = found  # also a Module, and it takes whatever is called like torch's own
                 where = f"{name}.{path}".rstrip(".")
-                _check_mesh(where, module, world)
+                _check_mesh(where, module, ranks)
                 sums = UnitSums(where, units, turn, *_replicas_of(module))
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-                if world > 1:
+                if ranks.world > 1:
                     module.set_custom_reduce_scatter(sums)
                 else:
                     module.set_all_reduce_hook(sums.hook)
@@ -257,26 +291,29 @@ def _check_all_of_fsdp(name: str, one: Any, modules: Sequence[Any]) -> None:
             )
 
 
-def _check_mesh(name: str, module: torch.nn.Module, world: int) -> None:
+def _check_mesh(name: str, module: torch.nn.Module, ranks: UnitRanks) -> None:
     """Raise ConfigError where units would not be dealt to all ranks that sum."""
     parameters: list[Any] = list(module.parameters())
     for parameter in parameters:
         mesh = getattr(parameter, "device_mesh", None)
-        if mesh is None or (mesh.ndim == 1 and mesh.size() == world):
+        if mesh is None or (mesh.ndim == 1 and mesh.size() == ranks.world):
             continue
-        has_replicas = mesh.ndim == 2 and parameter.placements[0].is_replicate()
-        if not has_replicas or mesh.size() != world or (mesh.size(1) == 1 and world > 1):
-            parallel = mesh.ndim == 2 and not parameter.placements[0].is_replicate()
+        if mesh.ndim == 2 and _is_parallel(parameter):
+            sums = (mesh.size(0), mesh.size(1)) == (ranks.world, ranks.parallel)
+        else:
+            sums = mesh.ndim == 2 and ranks.parallel == 1 and mesh.size() == ranks.world
+            sums = sums and (mesh.size(1) > 1 or ranks.world == 1)
+        if not sums:
             raise ConfigError(
-                f"elastic.keep: {name} is sharded over {mesh}{', as with tensor parallelism' if parallel else ''}, and "
-                f"units= needs fully_shard() over all {world} ranks in one dimension, or in two, of which the first "
-                "one has replicas and the second one 2 shards at least; leave units out"
+                f"elastic.keep: {name} is sharded over {mesh}, and units= needs fully_shard() over all "
+                f"{ranks.world * ranks.parallel} ranks in one dimension, or in two: replicas and then 2 shards at "
+                "least, or shards and then tensor parallelism, the same of all modules; leave units out"
             )
 
 
 def _replicas_of(module: torch.nn.Module) -> tuple[Any, bool]:
     """Of UnitSums: replicas, leads."""
-    mesh = next((mesh for p in module.parameters() if (mesh := getattr(p, "device_mesh", None)) is not None), None)
+    mesh = next((p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh") and not _is_parallel(p)), None)
     if mesh is None or mesh.ndim == 1 or mesh.size() == 1:
         return None, True
     return mesh.get_group(0), mesh.get_local_rank(0) == 0
@@ -284,7 +321,8 @@ def _replicas_of(module: torch.nn.Module) -> tuple[Any, bool]:
 
 @torch.no_grad()
 def clip_norm(parameters: Iterable[Tensor], limit: float) -> float:
-    """Scale the gradients so that their norm is at most that; returns the norm. The same bits in any world.
+    """Scale the gradients so that their norm is at most that; returns the norm. The same bits in any world. What the
+    ranks of tensor parallelism have alike counts once.
 
     The square of a float32 is exact in float64. It is cut into two integers below the largest of all squares, whose
     sums are the same in any order. Infinities and NaN make all gradients NaN, on all ranks.
@@ -295,17 +333,24 @@ def clip_norm(parameters: Iterable[Tensor], limit: float) -> float:
     if not shards:
         return 0.0
     local = [shard.to_local() for shard in shards]
-    squares = [each.double().square_() for each in local if each.numel()]
-    mesh = shards[0].device_mesh
-    if mesh.ndim > 1 and not (mesh.ndim == 2 and shards[0].placements[0].is_replicate()):
-        raise ConfigError(f"clip_norm is for shards in one dimension, with replicas or without, and this is {mesh}")
-    group = mesh.get_group(mesh.ndim - 1)
+    one: Any = max(shards, key=lambda shard: shard.device_mesh.ndim)
+    mesh, parallel = one.device_mesh, _is_parallel(one)
+    if mesh.ndim > 2:
+        raise ConfigError(f"clip_norm is for shards in one dimension, or two with units=, and this is {mesh}")
+    groups = [mesh.get_group(0), mesh.get_group(1)] if parallel else [mesh.get_group(mesh.ndim - 1)]
+    first = not parallel or mesh.get_local_rank(1) == 0
+    squares = [
+        each.double().square_()
+        for shard, each in zip(shards, local, strict=True)
+        if each.numel() and (first or (shard.device_mesh.ndim == 2 and not shard.placements[1].is_replicate()))
+    ]
     top = (
         torch.stack([each.max() for each in squares]).max() if squares else local[0].new_zeros((), dtype=torch.float64)
     )
     top = torch.where(torch.isfinite(top), top, math.inf)
-    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
-    norm = math.sqrt(_sum_below(squares, float(top), group)) if math.isfinite(top) else math.nan
+    for group in groups:
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    norm = math.sqrt(_sum_below(squares, float(top), groups)) if math.isfinite(top) else math.nan
     if not norm <= limit:
         factor = limit / (norm + 1e-6)
         for each in local:
@@ -313,7 +358,7 @@ def clip_norm(parameters: Iterable[Tensor], limit: float) -> float:
     return norm
 
 
-def _sum_below(squares: Sequence[Tensor], top: float, group: Any) -> float:
+def _sum_below(squares: Sequence[Tensor], top: float, groups: Iterable[Any]) -> float:
     """The sum of all squares of all ranks, each rounded to 61 bits below the largest one."""
     if top == 0.0:
         return 0.0
@@ -323,5 +368,6 @@ def _sum_below(squares: Sequence[Tensor], top: float, group: Any) -> float:
         whole = each.mul(high).floor_()
         limbs[0] += whole.to(torch.int64).sum()
         limbs[1] += each.mul(high).sub_(whole).mul_(2.0**31).round_().to(torch.int64).sum()
-    dist.all_reduce(limbs, group=group)
+    for group in groups:
+        dist.all_reduce(limbs, group=group)
     return (float(limbs[0]) + float(limbs[1]) * 2.0**-31) / high

@@ -28,7 +28,7 @@ from runtime.recovery.kept.copying import BodyLayout, NewSegment, StepCopy, Writ
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load, opened
-from runtime.recovery.kept.place import OFF, ORDER, PART, RANDOM, THIN, KeptPlace
+from runtime.recovery.kept.place import EXACT, OFF, ORDER, PART, RANDOM, THIN, KeptPlace
 from runtime.recovery.kept.reading import StateReader
 from runtime.recovery.kept.remote import OtherMachines, SegmentMirror
 from runtime.recovery.kept.segment import BUFFERS, SegmentWriter
@@ -89,6 +89,8 @@ def keep(*objects: object, units: int | None = None, every: int = 1, copies: int
     exact = None if units is None else ExactUnits(found, units)
     place = KeptPlace.from_environment(os.environ)
     others = OtherMachines.read(place.others) if place is not None else None
+    if exact is not None:
+        found[EXACT] = exact
     if place is not None and place.own:
         found |= {ORDER: GradientOrder(), RANDOM: RandomNumbers()}
     if place is not None and place.source is not None:

@@ -18,6 +18,7 @@ from runtime.recovery.kept.boxes import Box, missing
 from runtime.recovery.kept.choice import HeldSegment, KeptStep
 from runtime.recovery.kept.content import Piece, box_of, is_distributed, parameters_of, state_of
 from runtime.recovery.kept.look import segments_of
+from runtime.recovery.kept.place import EXACT
 from runtime.recovery.kept.remote import OtherMachines, RemoteSegment
 from runtime.recovery.kept.segment import Segment
 from runtime.recovery.state.encoding import decode, from_blob
@@ -205,6 +206,8 @@ def _differences(
             yield from _of_optimizer(name, one, plain[name], saved)
         elif isinstance(one, LRScheduler) and _keys(plain[name]) != _keys(saved.plain[name]):
             yield f"{name} has {_keys(plain[name])}, and had {_keys(saved.plain[name])}"
+        elif name == EXACT and plain[name] != saved.plain[name]:
+            yield f"{name} are of {plain[name]}, and were of {saved.plain[name]}"
         else:
             yield from _of_shards(name, own, kept)
 

@@ -25,6 +25,8 @@ PART = "part"
 
 ORDER, RANDOM = "order of gradients", "random numbers"
 """Names of what is kept with --ranks beside a script's objects, whose names are words of Python."""
+EXACT = "exact sums"
+"""The same of what is kept with units=."""
 
 
 @dataclass(frozen=True, slots=True)

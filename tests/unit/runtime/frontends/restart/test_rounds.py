@@ -130,18 +130,18 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
             False,
             start(None, ((), *WHOLE[1:])),
         ),
-        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, AwaitNodes(KnownStep(8, ()))),
+        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, AwaitNodes(KnownStep(7, ()))),
         (
             reports(WAITING, WAITING, WAITING, held=WHOLE, known=KnownStep(10, ("a", "b", "c"))),
             False,
             AwaitNodes(KnownStep(10, ("c",))),
         ),
         (
-            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(0, ("a", "c"))),
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(6, ("a", "c"))),
             False,
-            AwaitNodes(KnownStep(8, ("c",))),
+            AwaitNodes(KnownStep(6, ("c",))),
         ),
-        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(8, ("c",))), False, start(SEVENTH, TWICE)),
+        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(7, ("c",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(99, ("a",))), False, start(SEVENTH, TWICE)),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
@@ -225,6 +225,22 @@ def test_no_round_goes_back_before_what_all_have_kept_and_mirrored(
         for worker, step in zip(members, steps, strict=False)
     }
     assert safe_step(said, members, generation) == wanted
+
+
+def test_a_step_counts_only_where_all_scripts_have_kept_it() -> None:
+    """One has changed its weights while it kept its first step, which the other one has kept."""
+    said = [
+        ScriptReport(4, 2, RUNNING, kept=10, before=1, first=1),
+        ScriptReport(4, 2, RUNNING, kept=20, before=10, first=10),
+    ]
+    for members in (("a.0.0", "b.0.0"), ("a.0.0", "a.1.0")):
+        reports = dict(zip(members, said, strict=True))
+        several = members[1] == "b.0.0"
+        assert safe_step(reports, members, 4) == (-1 if several else 10)
+        assert not is_settled(reports, members, 4, 0)
+        reports[members[0]] = replace(said[0], kept=20, before=10)
+        assert safe_step(reports, members, 4) == (10 if several else 20)
+        assert is_settled(reports, members, 4, 0)
 
 
 def test_a_step_that_is_kept_after_another_tells_that_the_other_one_is_mirrored() -> None:

@@ -1,6 +1,7 @@
 """A program: a training whose state is read by processes in another mesh: FSDP2, HSDP, tensor parallelism with FSDP2.
 
-The arguments are meshes, each a round: `fsdp:2`, `hsdp:2x2` (replicas x shards), `tp:2x2` (shards x tensor parallel).
+The arguments are meshes, each a round: `fsdp:2`, `hsdp:2x2` (replicas x shards), `tp:2x2` (shards x tensor parallel),
+`exact:2x2` (the same with exact sums).
 Prints for each round `MESH STEP LOADED DIGEST`: the step with which it begins, the digest of all weights and moments
 when they are loaded (- in the first round), and two steps later.
 """
@@ -32,7 +33,7 @@ from runtime.recovery.kept.place import KeptPlace
 from tests.memory_directory import memory_directory
 from tests.unit.runtime.recovery.kept.worlds import fork
 
-STEPS = 2
+STEPS, UNITS = 2, 3
 
 
 class Block(nn.Module):
@@ -59,14 +60,15 @@ class Model(nn.Module):
 
 
 def shard(model: Model, kind: str, shape: tuple[int, ...]) -> None:
-    names = {"fsdp": ("shards",), "hsdp": ("replicas", "shards"), "tp": ("shards", "parallel")}[kind]
+    names = {"fsdp": ("shards",), "hsdp": ("replicas", "shards")}.get(kind, ("shards", "parallel"))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    if kind == "tp":
+    is_parallel = "parallel" in names
+    if is_parallel:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         for block in model.blocks:
             parallelize_module(block, mesh["parallel"], plan)
     for module in (*model.blocks, model):
-        fully_shard(module, mesh=mesh["shards"] if kind == "tp" else mesh)
+        fully_shard(module, mesh=mesh["shards"] if is_parallel else mesh)
 
 
 def digest(model: Model, optimizer: torch.optim.Optimizer) -> str:
@@ -92,11 +94,14 @@ def rank(number: int, said: str, home: Path, place: KeptPlace) -> None:
     model = Model()
     shard(model, kind, shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
-    kept = elastic.keep(model, optimizer)
+    kept = elastic.keep(model, optimizer, units=UNITS if kind == "exact" else None)
     first, loaded = kept.step, digest(model, optimizer) if kept.step else "-"
     for _ in range(STEPS):
-        x = torch.randn(7, 9, generator=torch.Generator().manual_seed(kept.step))
-        model(x).square().sum().backward()
+        for unit in kept.units() if kind == "exact" else (0,):
+            x = torch.randn(7, 9, generator=torch.Generator().manual_seed(UNITS * kept.step + unit))
+            model(x).square().sum().backward()
+        if kind == "exact":
+            kept.clip_norm(0.1)
         optimizer.step()
         optimizer.zero_grad()
         kept.done()

@@ -13,7 +13,9 @@ from elastic.protocol.worker_id import node_of
 from runtime.recovery.kept.choice import (
     HeldSegment,
     KeptStep,
+    KnownStep,
     RoundNumber,
+    awaited,
     bytes_at,
     lost_parts,
     mirrors_of,
@@ -187,6 +189,38 @@ def test_replicas_on_other_machines_are_mirrors_without_a_byte_that_is_sent() ->
         ]  # fmt: skip
     plans = [plan_part(rank, shards, [0, 1, 2, 3], 2) for rank in range(4)]
     assert [plan.targets for plan in plans] == [(1,), (2,), (), ()]
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize(
+    ("known", "held", "source", "wanted"),
+    [
+        (3, (3, 4, 5), 3, 0),  # the fourth one was on its way from the node that is away
+        (3, (3, 4), 2, 3),
+        (2, (3, 4, 5), 2, 3),  # what is there says more than the last reports
+        (3, (), 0, 3),
+        (None, (4,), 0, 0),
+        (None, (3, 4), 0, 3),
+    ],
+)
+def test_a_round_waits_for_a_node_only_if_more_lacks_than_what_was_on_its_way_to_its_mirrors(
+    every: int, known: int | None, held: tuple[int, ...], source: int, wanted: int
+) -> None:
+    """Numbers of steps that were kept, of each so many."""
+    away = ("c",) if known is not None else ()
+    found = awaited(
+        KnownStep(every * known, ("a", "c")) if known is not None else None,
+        [HeldSegment(every * step, SECOND, 0, 0, 2) for step in held],
+        KeptStep(every * source, SECOND, 0) if source else None,
+        ["a.0.0"],
+    )
+    assert found == (KnownStep(every * wanted, away) if wanted else None)
+
+
+def test_what_an_earlier_round_had_is_not_waited_for_once_a_later_one_has_kept_a_step() -> None:
+    held = [HeldSegment(step, FIRST, 0, 0, 2) for step in (48, 49, 50)] + of_step(41, SECOND, 2)
+    assert awaited(None, held, KeptStep(41, SECOND, 0), ["a.0.0"]) is None
+    assert awaited(None, held, KeptStep(40, FIRST, 0), ["a.0.0"]) == KnownStep(49, ())
 
 
 def test_what_is_lost_is_named_by_step_and_parts() -> None:

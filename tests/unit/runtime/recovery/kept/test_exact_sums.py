@@ -65,6 +65,12 @@ def test_so_it_has_with_replicas() -> None:
     assert len(found["nan"] | found["hsdp-nan"]) == 1
 
 
+@pytest.mark.long
+def test_so_it_has_with_tensor_parallelism_of_one_size() -> None:
+    """Of two ranks, in one shard and in two."""
+    assert [len(each) for each in digests("tp:24", "tp-nan:24").values()] == [1, 1]
+
+
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_each_unit_counts_once_and_all_ranks_have_as_many_turns(units: int, world: int) -> None:
     every = [dealt(units, rank, world) for rank in range(world)]
@@ -234,23 +240,24 @@ def muon() -> KeptScript:
     return elastic.keep(model, torch.optim.Muon(weights), units=3)
 
 
-def parallel(*, shard: bool) -> KeptScript:
-    """Tensor parallelism, with shards of FSDP2 and without."""
-    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("shards", "parallel"))
+def parallel(*, replicas: bool) -> KeptScript:
+    """Tensor parallelism with replicas of shards, or beside shards."""
+    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("replicas", "shards", "parallel"))
     model: Any = Two()
-    if shard:
+    if replicas:
         parallelize_module(model.first, mesh["parallel"], ColwiseParallel())
+        fully_shard(model, mesh=mesh["replicas", "shards"])
     else:
         parallelize_module(model, mesh["parallel"], {"first": ColwiseParallel()})
-    fully_shard(model if shard else model.second, mesh=mesh["shards"])
+        fully_shard(model.second, mesh=mesh["shards"])
     return elastic.keep(model, units=3)
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: parallel(shard=True), r"model is sharded over .*, as with tensor parallelism"),
-        (lambda: parallel(shard=False), r"model.first.weight is sharded without fully_shard\(\), as by tensor"),
+        (lambda: parallel(replicas=True), r"model is sharded over .*, or shards and then tensor parallelism"),
+        (lambda: parallel(replicas=False), r"model.first.weight is sharded without fully_shard\(\), as by tensor"),
         (lambda: elastic.keep(Two(), units=3), r"none of the objects has a module with fully_shard\(\)"),
         (lambda: script(0), r"units=0 must be an integer from 1 to 4096"),
         (fused, r"optimizer has fused=True"),

@@ -382,6 +382,24 @@ def test_another_state_is_refused_by_name_and_nothing_is_written(
     assert not other.optimizer.state
 
 
+def test_another_number_of_units_is_refused(job: Job) -> None:
+    """The bits would be others."""
+    for number, units in ((FIRST, 2), (SECOND, 3)):
+        job.begin(number)
+        script = Script(shard=True)
+        if number == SECOND:
+            with pytest.raises(OtherState, match=r"exact sums are of {'units': 3, .*}, and were of {'units': 2, "):
+                elastic.keep(script.model, script.optimizer, units=units)
+            assert not script.optimizer.state
+            return
+        kept = elastic.keep(script.model, script.optimizer, units=units)
+        for _ in kept.units():
+            script.model(torch.ones(5, 3)).square().sum().backward()
+        script.optimizer.step()
+        kept.done()
+        kept.wait()
+
+
 def test_objects_that_are_missing_or_new_are_named(job: Job) -> None:
     job.begin(FIRST)
     script = Script(shard=False)
@@ -451,8 +469,8 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
     kept.wait()
     copy_all = copying.copy_all
 
-    def changing(into: Any, tensors: Any) -> None:
-        copy_all(into, tensors)
+    def changing(into: Any, tensors: Any, *, together: bool) -> None:
+        copy_all(into, tensors, together=together)
         if threading.current_thread() is not threading.main_thread():
             with torch.no_grad():
                 script.model.up.weight.add_(1.0)
@@ -475,10 +493,10 @@ def test_a_tensor_that_cannot_be_copied_ends_the_script(job: Job, monkeypatch: p
     kept = elastic.keep(Script(shard=False).model)
     copy_all = copying.copy_all
 
-    def failing(into: Any, tensors: Any) -> None:
+    def failing(into: Any, tensors: Any, *, together: bool) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise NotImplementedError("a tensor of some library")
-        copy_all(into, tensors)
+        copy_all(into, tensors, together=together)
 
     monkeypatch.setattr(copying, "copy_all", failing)
     kept.done()

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import elastic
 
@@ -38,29 +39,27 @@ RUNS: dict[str, dict[str, Any]] = {
     "nan": {"poison": 5},
     "hsdp": {"replicas": True},
     "hsdp-nan": {"replicas": True, "poison": 5},
+    "tp": {"parallel": 2},
+    "tp-nan": {"parallel": 2, "poison": 5},
 }
 """plain: torch's own sums and clip_grad_norm_, of 6 units. poison: the unit whose loss is infinite in the last step.
-replicas: two of them, of two shards or more."""
+replicas: two of them, of two shards or more. parallel: so many ranks share each layer by tensor parallelism."""
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width + 1),
-            nn.Linear(4 * width + 1, width),
-        )
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.2, self.training)
 
 
 class Model(nn.Module):
-    def __init__(self, width: int = 10, words: int = 13) -> None:
+    def __init__(self, hidden: int, width: int = 10, words: int = 13) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(2))
         self.head = nn.Linear(width, words)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,17 +76,25 @@ def train(
     plain: bool = False,
     poison: int = -1,
     replicas: bool = False,
+    parallel: int = 0,
     steps: int = STEPS,
     done: Callable[[int], object] = lambda step: None,
 ) -> str:
     """Returns the digest of weights and moments. done: is called with kept.step, first and behind each step."""
     torch.manual_seed(0)
-    model: Any = Model()
+    model: Any = Model(42 if parallel else 41)  # tensor parallelism wants a number that it can divide
     options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(**(policy or {}))}
     if replicas and dist.get_world_size() > 1:
         options["mesh"] = init_device_mesh(
             "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicas", "shards")
         )
+    if parallel:
+        mesh = init_device_mesh(
+            "cpu", (dist.get_world_size() // parallel, parallel), mesh_dim_names=("shards", "parallel")
+        )
+        for block in model.blocks:
+            parallelize_module(block, mesh["parallel"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        options["mesh"] = mesh["shards"]
     for module in (*model.blocks, model):
         fully_shard(module, **options)
     decayed, rest = ([p for p in model.parameters() if (p.ndim > 1) is large] for large in (True, False))
