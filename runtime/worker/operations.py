@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from elastic.agent.worker.client import AgentClient
 from elastic.agent.worker.environment import WorkerEnvironment
-from elastic.config import Compression, Reduction
+from elastic.config import Compression, OuterOption, Reduction
 from elastic.errors import ConfigError, DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Corrupted
@@ -97,6 +97,10 @@ class OperationLoop:
     @property
     def compression(self) -> Compression:
         return self._told.compression
+
+    @property
+    def outer(self) -> OuterOption | None:
+        return OuterOption.parse(self._told.outer)
 
     @property
     def generation(self) -> int:
