@@ -16,7 +16,9 @@ NAME = "outer"
 """Under which it is registered, as by the line that a script would have."""
 
 
-def make(said: OuterOption, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> DiLoCo:
+def make(
+    said: OuterOption, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+) -> DiLoCo:
     """The same as `elastic.DiLoCo(model, optimizer, every=H)` in the script, of what is registered. modules,
     optimizers: by their names.
 
@@ -30,9 +32,7 @@ def make(said: OuterOption, modules: Mapping[str, nn.Module], optimizers: Mappin
         )
     (optimizer,) = optimizers.values()
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    holding = {
-        name: module for name, module in modules.items() if not stepped.isdisjoint(map(id, module.parameters()))
-    }
+    holding = {name: module for name, module in modules.items() if not stepped.isdisjoint(map(id, module.parameters()))}
     if len(holding) != 1:
         raise ConfigError(
             f"--outer takes the one registered module that has the optimizer's parameters, and {_counted(holding)}. "
@@ -48,8 +48,8 @@ def make(said: OuterOption, modules: Mapping[str, nn.Module], optimizers: Mappin
 def twice(name: str) -> ConfigError:
     """The error for a script that makes one itself. name: of the call that was given it."""
     return ConfigError(
-        f"{name} was given a DiLoCo, and --outer makes that of this job: leave --outer out, or make none in the script: "
-        "job.register(model=model, optimizer=optimizer) and job.steps(train)"
+        f"{name} was given a DiLoCo, and --outer makes that of this job: leave --outer out, or make none in the "
+        "script: job.register(model=model, optimizer=optimizer) and job.steps(train)"
     )
 
 

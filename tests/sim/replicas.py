@@ -45,7 +45,7 @@ def with_quorum(scene: Scene, seed: int) -> Scene:
     most = random.choice([workers, units])
     rounds = Rounds(random.randint(1, most), random.choice([0.0, 0.0, 0.3, 2.0]), random.randint(1, 6))
     slowness = tuple(random.choice([1.0, 1.0, 4.0, 20.0]) for _ in range(scene.nodes))
-    return replace(scene, units=units, rounds=rounds, slowness=slowness, retains=True)
+    return replace(scene, units=units, rounds=rounds, slowness=slowness)
 
 
 def is_round(operation: Operation) -> bool:

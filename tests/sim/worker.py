@@ -401,13 +401,17 @@ class Worker:
             if self.p.record is not None:
                 self._between()
             return
+        if self.p.phase is Phase.COLLECTING and self.p.laggard == "" and self.in_round(self.p.reduced):
+            self.world.reach("a member gave way, as it missed the result of a round")
+            self.die(FENCED, "gives way")
+            return
         match worker_state.next_move(self.p):
             case Compute(unit) if place := self.world.raises(self, unit):
                 self._raise(place)
             case Compute(unit):
                 self.post(Started(unit))
                 self.world.hook("alone" if self.p.laggard == "" else "unit", self)
-                if self.world.scene.rounds is not None and is_round(self.script.operations[self.p.reduced]):
+                if self.in_round(self.p.reduced):
                     self.replicas.train(unit)
                     return
                 self.speed.handed_out(self.world.clock.now_s)
@@ -435,6 +439,10 @@ class Worker:
                     self.world.reach("held below quorum")
             case Stop():
                 pass
+
+    def in_round(self, op: int) -> bool:
+        """Whether it is a round of replicas with a quorum."""
+        return self.world.scene.rounds is not None and is_round(self.script.operations[op])
 
     def _raise(self, place: str) -> None:
         code = 5 if place.startswith("guard") else 1
@@ -480,7 +488,7 @@ class Worker:
             self._units = operation.units
         self._due = lambda: over(self.gradients)
         self.post(Begin(operation.units, operation.joinable))
-        if self.world.scene.rounds is not None and is_round(operation):
+        if self.in_round(self.p.reduced):
             self.replicas.begin()
         self.world.hook("begin", self)
 
@@ -523,7 +531,7 @@ class Worker:
             self.results, self.gradients = {op: result}, result
             self.copies.completed(op, result)
             self.world.obtained(self, op, result, before)
-            if not self.world.scene.retains:
+            if not (self.world.scene.retains or self.in_round(op)):
                 self.work(0, 0.001, lambda: self._used(op))
 
     def _used(self, op: int) -> None:

@@ -1,5 +1,5 @@
-"""Replicas that train by themselves, with DiLoCo, by fragments, with a quorum or as --outer says: BatchNorm, dropout, AdamW and a
-scheduler."""
+"""Replicas that train by themselves, with DiLoCo, by fragments, with a quorum or as --outer says: BatchNorm, dropout,
+AdamW and a scheduler."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_script_that_makes_its_own_is_refused_and_told_what_to_write() -> None
 
 def test_the_inner_optimizer_must_be_clear() -> None:
     job, model, _ = set_up()
-    with pytest.raises(ConfigError, match="the one optimizer that is registered.*there is none"):
+    with pytest.raises(ConfigError, match=r"the one optimizer that is registered.*there is none"):
         begin(job, model=model)
     job, model, optimizer = set_up()
     with pytest.raises(ConfigError, match="there are 2: first, second"):
