@@ -52,13 +52,13 @@ class OuterOption:
             return None
         kind, _, rest = text.partition(":")
         if kind not in list(OuterKind):
-            raise _wrong(text, f"{kind!r} is neither diloco nor localsgd")
+            raise _wrong(text, f"{kind!r:.40} is neither diloco nor localsgd")
         values: dict[str, str] = {}
         for part in rest.split(",") if rest else []:
             name, equals, value = part.partition("=")
             if not equals or name not in _WORDS[OuterKind(kind)]:
                 known = ", ".join(f"{word}=" for word in _WORDS[OuterKind(kind)])
-                raise _wrong(text, f"{part!r} is none of {known}")
+                raise _wrong(text, f"{part!r:.40} is none of {known}")
             if name in values:
                 raise _wrong(text, f"{name}= is given twice")
             values[name] = value
@@ -68,12 +68,12 @@ class OuterOption:
 
 
 def _wrong(text: str, what: str) -> ConfigError:
-    return ConfigError(f"outer={text!r:.120}: {what:.200}; write for example {EXAMPLES}")
+    return ConfigError(f"outer={text!r:.120}: {what}; write for example {EXAMPLES}")
 
 
 def _whole(text: str, value: str) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) <= 15 and int(value) >= 1):
-        raise _wrong(text, f"H={value!r} is no whole number of at least 1 and at most 15 digits")
+        raise _wrong(text, f"H={value!r:.40} is no whole number of at least 1 and at most 15 digits")
     return int(value)
 
 
@@ -86,19 +86,19 @@ def _number(value: str) -> float:
 
 def _rate(text: str, value: str) -> float:
     if not 0 < (rate := _number(value)) < math.inf:
-        raise _wrong(text, f"lr={value!r} is no number above 0")
+        raise _wrong(text, f"lr={value!r:.40} is no number above 0")
     return rate
 
 
 def _momentum(text: str, value: str) -> float:
     if not 0 <= (momentum := _number(value)) < 1:
-        raise _wrong(text, f"momentum={value!r} is no number from 0 to below 1")
+        raise _wrong(text, f"momentum={value!r:.40} is no number from 0 to below 1")
     return momentum
 
 
 def _moments(text: str, value: str) -> Moments:
     if value not in get_args(Moments):
-        raise _wrong(text, f"moments={value!r} is none of {', '.join(get_args(Moments))}")
+        raise _wrong(text, f"moments={value!r:.40} is none of {', '.join(get_args(Moments))}")
     return cast(Moments, value)
 
 
