@@ -167,9 +167,9 @@ class JobSpec(Summing):
             raise ConfigError(f"ranks={self.ranks}: {self.workers_limit} workers need a rank each; raise ranks")
         if self.outer and (self.restart or self.ranks):
             raise ConfigError(
-                f"outer={self.outer!r} is for scripts that call elastic.join() and job.steps(): a script of "
-                f"{'--restart' if self.restart else '--ranks'} has a loop in which all ranks make a step together. "
-                "docs/algorithms.md shows the loop to write; leave one of the two out"
+                f"outer={self.outer!r:.120} is for scripts that call elastic.join() and job.steps(): in a script of "
+                f"{'--restart' if self.restart else '--ranks'} all ranks make each step together. Write the loop of "
+                "docs/algorithms.md, or leave --outer out"
             )
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")

@@ -21,6 +21,7 @@ from elastic.protocol.messages import Generation, Member, Report
 from tests.sim.directed import STORIES, draw
 from tests.sim.faults import Scene, draw_by_chance
 from tests.sim.replicas import Rounds, with_quorum
+from tests.sim.worker import Worker
 from tests.sim.world import World
 from tests.unit.thoroughness import EXAMPLES
 
@@ -125,9 +126,10 @@ def _fresh_weights(
         (outer_round, "is_over", _half_the_grace, "has had no grace"),
         (outer_round, "computes", _none_more, "and the quorum is"),
         (outer_round, "computes", _late_ones_out, "and the quorum is"),
+        (Worker, "cannot_redo", lambda worker, op: False, "and others have"),
         (recovery_plan, "_by_reports", _fresh_weights, "has the state of the job|with another state"),
     ],
-    ids=["too few", "no grace", "no more below it", "late ones take no part", "fresh weights"],
+    ids=["too few", "no grace", "no more below it", "late ones take no part", "computed alone", "fresh weights"],
 )
 def test_a_wrong_rule_is_found(owner: Any, name: str, mutant: Callable[..., Any], said: str) -> None:
     with patch.object(owner, name, mutant), pytest.raises(AssertionError, match=said):

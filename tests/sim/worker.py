@@ -401,7 +401,7 @@ class Worker:
             if self.p.record is not None:
                 self._between()
             return
-        if self.p.phase is Phase.COLLECTING and self.p.laggard == "" and self.in_round(self.p.reduced):
+        if self.p.phase is Phase.COLLECTING and self.p.laggard == "" and self.cannot_redo(self.p.reduced):
             self.world.reach("a member gave way, as it missed the result of a round")
             self.die(FENCED, "gives way")
             return
@@ -443,6 +443,10 @@ class Worker:
     def in_round(self, op: int) -> bool:
         """Whether it is a round of replicas with a quorum."""
         return self.world.scene.rounds is not None and is_round(self.script.operations[op])
+
+    def cannot_redo(self, op: int) -> bool:
+        """Whether nobody can compute again what others have had from this operation."""
+        return self.in_round(op)
 
     def _raise(self, place: str) -> None:
         code = 5 if place.startswith("guard") else 1
@@ -531,7 +535,7 @@ class Worker:
             self.results, self.gradients = {op: result}, result
             self.copies.completed(op, result)
             self.world.obtained(self, op, result, before)
-            if not (self.world.scene.retains or self.in_round(op)):
+            if not (self.world.scene.retains or self.cannot_redo(op)):
                 self.work(0, 0.001, lambda: self._used(op))
 
     def _used(self, op: int) -> None:

@@ -66,7 +66,7 @@ def test_a_wrong_part_is_named(text: str, named: str) -> None:
 
 @pytest.mark.parametrize(("other", "said"), [({"ranks": 4}, "--ranks"), ({"restart": True}, "--restart")])
 def test_a_script_whose_ranks_step_together_has_no_replicas(other: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=f"a script of {said} has a loop"):
+    with pytest.raises(ConfigError, match=f"in a script of {said} all ranks make each step together"):
         replace(JOB, outer="diloco:H=50", **other)  # type: ignore[arg-type]
 
 
