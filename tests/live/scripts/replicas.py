@@ -4,6 +4,7 @@ AdamW and a scheduler."""
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-said: dict[str, elastic.DiLoCo] = {}
+said: dict[str, Any] = {}
 if "unsaid" not in sys.argv[1:]:
     said["outer"] = elastic.DiLoCo(
         model, optimizer, every=4, fragments=2 if streaming else 1, delay=int(streaming), alpha=0.5 * streaming

@@ -36,11 +36,12 @@ def script(make_outer: MakeOuter | None, epochs: bool = False) -> Callable[[Sess
         data = job.loader(dataset(SAMPLES), BATCH, shards=REPLICAS, shuffle=True)
         job.register(model=model, optimizer=optimizer, scheduler=scheduler)
         given: dict[str, Any] = {}
+        length: dict[str, Any] = {} if epochs else {"epochs": 2}
         if make_outer is not None:
             given["outer"] = make_outer(model, optimizer)
             job.register(**given)
         for _ in job.epochs(2) if epochs else range(1):
-            for step in job.steps(data, **given, **({} if epochs else {"epochs": 2})):
+            for step in job.steps(data, **given, **length):
                 for x, y in step:
                     cross_entropy(model(x), y).backward()
                     optimizer.step()
@@ -105,7 +106,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_words_only(
             script(line)(Recorded(outer=option))
 
 
-def begin(job: Job, **registered: object) -> None:
+def begin(job: Job, **registered: Any) -> None:
     """Register, and begin the loop."""
     job.register(**registered)
     next(job.steps(job.loader(dataset(), 8, shards=2), total=2))

@@ -4,6 +4,7 @@ would be other ones. tests/sim/test_quorum.py has it in whole jobs."""
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -77,8 +78,8 @@ def test_a_result_that_cannot_be_copied_is_asked_for_until_a_generation_says_wha
     member = Behind(B.worker_id, in_round=True)
     for _ in range(3):
         assert member._fetch(B.worker_id, 0) is None and member.posted == []
-    now_s = operations.time.monotonic()
-    monkeypatch.setattr(operations.time, "monotonic", lambda: now_s + Timing().orphan_limit_s + 1)
+    later_s = time.monotonic() + Timing().orphan_limit_s + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
     with pytest.raises(GaveWay, match="cannot be copied: no answer"):
         member._fetch(B.worker_id, 0)
 
