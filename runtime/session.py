@@ -26,7 +26,7 @@ import torch
 
 from elastic.agent.worker.node_notice import NodeNotice
 from elastic.checkpoints.naming import EntryName
-from elastic.config import Compression, Reduction
+from elastic.config import Compression, OuterOption, Reduction
 from elastic.errors import JoinMissed
 from elastic.protocol import loop_state
 from elastic.protocol.loop_state import LoopState, Miss, Move, ScriptEvent, Standing
@@ -247,6 +247,10 @@ class Operations(Protocol):
     @property
     def compression(self) -> Compression:
         """What gradients are rounded to."""
+
+    @property
+    def outer(self) -> OuterOption | None:
+        """How replicas average, if the command of the job says it; None: the script does, or all steps are summed."""
 
     @property
     def sums_on(self) -> torch.device:

@@ -53,6 +53,8 @@ class Moment:
     """How gradients were summed, as in --reduction; "": not known."""
     compression: str = "none"
     """What they were rounded to, as in --compression."""
+    outer: str = "none"
+    """How replicas average, as in --outer; "none": by the script, or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

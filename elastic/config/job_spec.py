@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from elastic.checkpoints.policy import Every, Keep
 from elastic.config.names import check_name, check_pairs, check_text
-from elastic.config.options import Compression, Overlap, Reduction, RingKind, Stragglers, option
+from elastic.config.options import Stragglers, option
+from elastic.config.summing import Summing
 from elastic.config.timing import Timing
 from elastic.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobSpec:
+class JobSpec(Summing):
     """What to run, and on how many workers. 1 <= min_workers <= workers <= max_workers."""
 
     name: str
@@ -51,46 +52,6 @@ class JobSpec:
 
     slow_factor: float = option(
         "--slow-factor", "F", 2.0, "a worker is too slow if its shards take F times as long as the median of the others"
-    )
-
-    reduction: Reduction = option(
-        "--reduction",
-        "",
-        Reduction.EXACT,
-        "how gradients are summed: along a tree (exact) or as integers (fixed, fixed64), with the same bits for every "
-        "number of workers; or in rank order (allreduce)",
-    )
-
-    compression: Compression = option(
-        "--compression",
-        "",
-        Compression.NONE,
-        "round gradients before they are sent, to half of the bytes, or to a quarter (int8); with --reduction exact or "
-        "allreduce. The result differs from that of none; with exact it has the same bits for every number of workers",
-    )
-
-    overlap: Overlap = option(
-        "--overlap",
-        "",
-        Overlap.AUTO,
-        "whether gradients are summed while backward goes on; auto: on if the workers are on several machines. The "
-        "bits are the same",
-    )
-
-    retain_results: bool = option(
-        "--no-retain-results",
-        "",
-        True,
-        "use less memory: do not keep the gradients of the last pass for a worker that missed them when another died; "
-        "such a worker computes that pass again",
-    )
-
-    ring: RingKind = option(
-        "--ring",
-        "",
-        RingKind.TCP,
-        "how gradients are sent; nccl: by NCCL, with one GPU for each worker; mpi: by the MPI of one mpirun, needs "
-        "elastic-ring[mpi]",
     )
 
     ranks: int = option(
@@ -179,6 +140,7 @@ class JobSpec:
     timing: Timing = field(default_factory=Timing)
 
     def __post_init__(self) -> None:
+        Summing.__post_init__(self)
         check_name("name", self.name)
         Every.parse(self.checkpoint_every, "checkpoint")
         Every.parse(self.snapshot_every, "snapshot")
@@ -203,6 +165,12 @@ class JobSpec:
             raise ConfigError(f"ranks={self.ranks} must be >= 0; 0 is a script that calls elastic.join()")
         if self.restart and 0 < self.ranks < self.workers_limit:
             raise ConfigError(f"ranks={self.ranks}: {self.workers_limit} workers need a rank each; raise ranks")
+        if self.outer and (self.restart or self.ranks):
+            raise ConfigError(
+                f"outer={self.outer!r:.120} is for scripts that call elastic.join() and job.steps(): in a script of "
+                f"{'--restart' if self.restart else '--ranks'} all ranks make each step together. Write the loop of "
+                "docs/algorithms.md, or leave --outer out"
+            )
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
         if self.priority < 0:
@@ -219,16 +187,6 @@ class JobSpec:
             raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
         if not (math.isfinite(self.slow_factor) and self.slow_factor > 1):
             raise ConfigError(f"slow_factor={self.slow_factor} must be above 1; 2 names workers at half the speed")
-        if self.compression is not Compression.NONE and self.reduction in (Reduction.FIXED, Reduction.FIXED64):
-            raise ConfigError(
-                f"compression={str(self.compression)!r} rounds each sum of two, and "
-                f"reduction={str(self.reduction)!r} takes sums in any order; use reduction='exact', or leave one out"
-            )
-        if not self.retain_results and not self.reduction.stable:
-            raise ConfigError(
-                f"retain_results=False needs reduction='exact' or 'fixed', not {str(self.reduction)!r}: what one "
-                "member computes again must have the bits that the others have"
-            )
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be >= 1")
         if self.max_restarts < 0:

@@ -258,7 +258,8 @@ class OptimizerGuard:
             raise errors.TooEarly(
                 f"{name}.step() was called in {self._open}, whose gradients are not reduced yet. Move it (and "
                 "gradient clipping, scheduler.step() and zero_grad()) behind the inner `for batch in step` loop, and "
-                "do not leave that loop with `break`."
+                "do not leave that loop with `break`. If each batch is to be an inner step of a replica, as with "
+                "DiLoCo, give outer= to job.steps(), or --outer to `elastic run`."
             )
         if "StrayGradient" in self._allow or not self._left_over:
             return

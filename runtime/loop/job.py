@@ -241,7 +241,8 @@ class Job(Collectives):
         needs it; "skip" it, so that parameters have no gradient and buffers stay; or "stop" the job with NonFinite. All
         workers decide alike, and the step's metrics count it as "elastic.nonfinite". allow: names of guards to turn
         off. outer: a step is a round of inner steps of each replica and one outer step (see DiLoCo); the inner loop
-        hands out the batch of one inner step of one replica, and its body calls optimizer.step().
+        hands out the batch of one inner step of one replica, and its body calls optimizer.step(). None: as `elastic run
+        --outer` says, else no rounds.
         Raises ConfigError for arguments that do not go together, SecondLoop for a second loop.
         """
         training = self._training
@@ -262,8 +263,8 @@ class Job(Collectives):
         if first == 0 and self.world_size > shards:
             idle = self.world_size - shards
             self.print(f"{self.world_size} workers for {shards} shards: {idle} are idle, without a shard")
-        if outer is not None and first == 0:
-            self.print(outer.describe(self.world_size))
+        if training.registered.outer is not None and first == 0:
+            self.print(training.registered.outer.describe(self.world_size))
         if inside:
             left = self._epochs - training.at.epoch
             last = None if per_epoch is None else first + left * per_epoch

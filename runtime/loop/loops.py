@@ -38,6 +38,7 @@ class Epochs(Iterator[int]):
         if self._over:
             raise StopIteration
         if self._next is None:
+            training.registered.choose_outer()
             training.enter_loop(LoopKind.EPOCHS)
             self._next = training.at.epoch
         else:

@@ -4,6 +4,7 @@ schedule.py      when which fragment is synchronised. Pure
 fragments.py     the parameters of each fragment
 replica_rows.py  what belongs to one replica and lives longer than a round
 diloco.py        what a script says: elastic.DiLoCo, elastic.LocalSGD
+by_option.py     the same, as `elastic run --outer` says it
 round.py         a round on one worker
 traffic.py       how many bytes a round takes. Pure
 """

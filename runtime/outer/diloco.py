@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Self, get_args
 
 import torch
 from torch import nn
 
+from elastic.config import Moments
 from elastic.errors import ConfigError, UsageError
 from elastic.protocol.outer_round import Quorum
 from runtime.data.loader import check_number
@@ -15,8 +16,6 @@ from runtime.outer import fragments as cutting
 from runtime.outer import traffic
 from runtime.outer.replica_rows import ReplicaRows
 from runtime.outer.schedule import RoundSchedule
-
-Moments: TypeAlias = Literal["own", "mean", "reset"]
 
 
 class DiLoCo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import NoReturn
 
 from elastic.agent.worker.client import AgentClient
 from elastic.agent.worker.environment import WorkerEnvironment
-from elastic.config import Compression, Reduction
+from elastic.config import Compression, OuterOption, Reduction
 from elastic.errors import ConfigError, DeviceHung, RingBroken, StateLost
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Corrupted
@@ -38,6 +39,8 @@ UNHEARD_S = 1.0
 """Seconds for which a source that refuses is asked again: it may not have heard of this generation yet."""
 RETRY_S = 0.02
 """Seconds between two such questions."""
+MISSED_S = 1.0
+"""Seconds between two tries to copy the result of a round that cannot be computed again."""
 
 
 class OperationLoop:
@@ -71,6 +74,8 @@ class OperationLoop:
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0
+        self._missed_until_s = math.inf
+        """When a member that cannot copy the result of a round gives way; infinity: it has not tried in vain."""
         self._samples: Callable[[], str] = str
         """The samples of the shard that was computed last, in words."""
         self._before_leaving: Callable[[], None] = lambda: None
@@ -97,6 +102,10 @@ class OperationLoop:
     @property
     def compression(self) -> Compression:
         return self._told.compression
+
+    @property
+    def outer(self) -> OuterOption | None:
+        return OuterOption.parse(self._told.outer)
 
     @property
     def generation(self) -> int:
@@ -130,6 +139,7 @@ class OperationLoop:
         if op.joinable:
             self._pace.begin(time.monotonic())
         self._reporter.begin(op)
+        self._missed_until_s = math.inf
         if self.script.at.behind:
             return
         self._leave_unless_leaving()
@@ -151,6 +161,7 @@ class OperationLoop:
 
     def next_unit(self) -> int | None:
         self._leave_unless_leaving()
+        self._check_alone()
         with self._shared.changed:
             match worker_state.next_move(self._shared.position):
                 case worker_state.Compute(unit):
@@ -194,6 +205,12 @@ class OperationLoop:
             leaf.note = self._donor.carrier.digest()
         self._shared.unit_done(leaf)
 
+    def _check_alone(self) -> None:
+        """End the process if it is to compute alone what the others have had from a round with a quorum: that depends
+        on who was late, so it would have other weights than they. Its successor copies theirs."""
+        if self._reporter.in_round and self._shared.position.laggard == "":
+            self._orders.give_way("the others have the result of a round that no worker can compute again")
+
     def finish(self) -> Partial | None:
         if self.script.at.behind:
             return self._admission.take_over(self._task.op, self._task.fingerprint)
@@ -229,7 +246,8 @@ class OperationLoop:
         self._orders.give_way(str(hung))
 
     def used(self) -> None:
-        if not self._told.retain_results and not self.script.at.behind:
+        # A round with a quorum cannot be computed again, so its result is kept in any case.
+        if not (self._told.retain_results or self.script.at.behind or self._reporter.in_round):
             with self._shared.changed:
                 self._shared.post(worker_state.Used(self._shared.position.reduced - 1))
 
@@ -239,6 +257,7 @@ class OperationLoop:
                 return Partial(0, self._task.op.units)
             self._orders.leave_if_over()
             self._rings.check()
+            self._check_alone()
             with self._shared.changed:
                 move = worker_state.next_move(self._shared.position)
             match move:
@@ -337,7 +356,10 @@ class OperationLoop:
             except CopyFailed as failed:
                 self._journal.write("copy_failed", generation=record.number, because=str(failed))
                 if not (isinstance(failed.__cause__, HelloRefused) and time.monotonic() < until_s):
-                    self._shared.post(worker_state.FetchFailed(op))
+                    if self._reporter.in_round:
+                        self._await_another_source(str(failed))
+                    else:
+                        self._shared.post(worker_state.FetchFailed(op))
                     return None
             with self._shared.changed:
                 self._shared.changed.wait(RETRY_S)
@@ -345,6 +367,16 @@ class OperationLoop:
                     return None
         self._journal.write("result_copied", generation=record.number, op=op, source=source)
         return result if self._complete(worker_state.Fetched(op), result) else None
+
+    def _await_another_source(self, because: str) -> None:
+        """A result cannot be copied, and not be computed again (see _check_alone): it is tried once more, and if the
+        source has died another generation says what follows. That takes as long as a job has no leader, at most."""
+        now_s = time.monotonic()
+        self._missed_until_s = min(self._missed_until_s, now_s + self._told.timing.orphan_limit_s)
+        if now_s >= self._missed_until_s:
+            self._orders.give_way(f"the result of a round cannot be copied: {because}")
+        with self._shared.changed:
+            self._shared.changed.wait(MISSED_S)
 
     def _start_alike(self, first: Partial) -> None:
         """Copy rank 0's initial state if this one differs; a second operation keeps all members here meanwhile."""

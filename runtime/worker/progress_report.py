@@ -30,7 +30,8 @@ class ProgressReporter:
         self._shards = 0
         self._quorum: Quorum | None = None
         """Of the rounds of this job; None: there has been none, or none with a quorum."""
-        self._in_round, self._replicas = False, 0
+        self.in_round, self._replicas = False, 0
+        """in_round: whether the operation in progress is a round of replicas with a quorum."""
         self._loop_over = False
         self.script = ""
         """What the script does that this worker runs beside itself; "": the worker is the script."""
@@ -43,7 +44,7 @@ class ProgressReporter:
 
     def begin(self, op: Op) -> None:
         self._note(FlightEvent.BEGUN, checks.describe(op))
-        self._in_round, self._replicas = False, 0
+        self.in_round, self._replicas = False, 0
         if op.kind is OpKind.PASS:
             self._shards, self._loop_over = op.units, False
             if op.pass_no == 0:
@@ -61,7 +62,7 @@ class ProgressReporter:
 
     def seek(self, quorum: Quorum) -> None:
         """The operation that has begun is a round of replicas with this quorum."""
-        self._quorum, self._in_round = quorum, True
+        self._quorum, self.in_round = quorum, True
 
     def replica_done(self) -> None:
         """A replica has made all inner steps of this round."""
@@ -125,7 +126,7 @@ class ProgressReporter:
         """The word for a beat. joining: how far a newcomer's copy is; "": it has not begun. over: what carries the
         gradients, and why this is not what was asked for."""
         seen = self._activity.see()
-        fresh, quorum = p.phase is Phase.FRESH, self._quorum if self._in_round else None
+        fresh, quorum = p.phase is Phase.FRESH, self._quorum if self.in_round else None
         return Progress(
             p.me,
             p.entered,

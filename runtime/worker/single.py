@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elastic.checkpoints.naming import EntryName
-from elastic.config import Compression, Reduction
+from elastic.config import Compression, OuterOption, Reduction
 from elastic.protocol.outer_round import Quorum
 from elastic.protocol.reduction_tree import next_fold
 from runtime.allreduce.reduction.flat_pool import CPU
@@ -34,6 +34,7 @@ class SingleSession:
     alone = True
     reduction = Reduction.EXACT
     compression = Compression.NONE
+    outer: OuterOption | None = None
     local_rank = 0
     home = HomeRank(0, 0, 1)
     generation = 1

@@ -16,18 +16,20 @@ from tests.live.jobs import DEADLINE_S, SCRIPTS, Job
 
 pytestmark = pytest.mark.long
 REPLICAS = SCRIPTS / "replicas.py"
-KINDS = ("diloco", "streaming")
+KINDS = {"diloco": (), "streaming": (), "unsaid": ("--outer", "diloco:H=4")}
+"""What the script is told -> options of the command. One that says nothing of replicas has the bits of `diloco`."""
 PACE_S = 0.05
 """Of an inner step: a kill comes in the middle of a replica's round."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kills_newcomers_and_a_resume_leave_the_bits_of_one_worker(kind: str, tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", "1", "--quiet", str(REPLICAS), kind, name="alone") as job:
+    line = "diloco" if kind == "unsaid" else kind
+    with Job(tmp_path, "--workers", "1", "--quiet", str(REPLICAS), line, name="alone") as job:
         assert job.wait() == 0, job.story()
         digest, steps = job.result["digest"], job.steps()
 
-    options = ("--checkpoint-every", "4 steps", "--quiet", str(REPLICAS), kind)
+    options = (*KINDS[kind], "--checkpoint-every", "4 steps", "--quiet", str(REPLICAS), kind)
     with Job(tmp_path, "--workers", "3", *options) as job:
         job.pace(PACE_S)
         job.shut("end")

@@ -4,6 +4,7 @@ python -m tests.sim --schedules 20000 --json reach.json   search; exit 1 if anyt
 python -m tests.sim --seed 17 -v                          one run, and everything that happens in it
 python -m tests.sim --seed 17 --shrink                    what of it has to go wrong for it to fail
 python -m tests.sim --seed 17 --keep 0,3,store_trouble    the run with only these faults and troubles
+python -m tests.sim --seed 17 --quorum                    the run with rounds of replicas instead of passes
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--keep", default="", metavar="A,B", help="with --seed: nothing else goes wrong; or 'nothing'")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out what is not needed to fail")
+    parser.add_argument("--quorum", action="store_true", help="with --seed: passes are rounds with a quorum")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --seed: print everything that happens")
     options = parser.parse_args()
     if options.seed is None:
@@ -35,13 +37,14 @@ def main() -> int:
 
         return search(options.schedules, options.processes, options.first, options.json, options.runs)
     from tests.sim.directed import draw
+    from tests.sim.replicas import with_quorum
     from tests.sim.shrink import fewest_faults, kept
     from tests.sim.world import World
 
     if options.shrink:
-        print("\n".join(fewest_faults(options.seed)))
+        print("\n".join(fewest_faults(options.seed, quorum=options.quorum)))
         return 0
-    scene = draw(options.seed)
+    scene = with_quorum(draw(options.seed), options.seed) if options.quorum else draw(options.seed)
     if options.keep:
         scene = kept(scene, () if options.keep == "nothing" else options.keep.split(","))
     print(scene)

@@ -37,7 +37,10 @@ class Copies:
 
         def arrived(result: object) -> None:
             w.busy = False
-            if result is None:
+            if result is None and w.cannot_redo(op):  # once more, or what another generation says
+                world.reach("a result of a round could not be copied")
+                w.work(0.2, 0.5, lambda: None)
+            elif result is None:
                 world.reach("a result copy failed")
                 w.post(FetchFailed(op))
             else:

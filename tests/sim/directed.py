@@ -9,15 +9,24 @@ from typing import Any
 
 from elastic.config import Stragglers
 from tests.sim.faults import Fault, Scene, draw_by_chance
+from tests.sim.replicas import with_quorum
 
 SHARE = 0.4
 """Of all seeds."""
+
+QUORUM_EVERY = 8
+"""One of so many seeds has rounds of replicas with a quorum instead of passes."""
 
 HORIZON_S = 12.0
 
 
 def draw(seed: int) -> Scene:
     """What happens in the run of this seed."""
+    scene = _drawn(seed)
+    return with_quorum(scene, seed) if seed % QUORUM_EVERY == QUORUM_EVERY - 1 else scene
+
+
+def _drawn(seed: int) -> Scene:
     random = Random(f"directed {seed}")
     if random.random() >= SHARE:
         return draw_by_chance(seed)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic.config import Reduction, Stragglers
+
+if TYPE_CHECKING:
+    from tests.sim.replicas import Rounds
 
 HOOKS = (
     "begin", "unit", "header", "summed", "obtained", "reported", "fetch", "ring_built", "copy_begun", "copied",
@@ -112,6 +115,8 @@ class Scene:
     """How often what a newcomer's script does as it is handed a step holds for no other step."""
     joins_once: bool = False
     """Only later processes of `never_joins` end before they have joined."""
+    rounds: Rounds | None = None
+    """Passes are rounds of replicas with a quorum."""
 
 
 PROFILES: dict[str, tuple[str, ...]] = {

@@ -15,6 +15,7 @@ from elastic.protocol.membership import End, Group, deadline_s
 from elastic.protocol.messages import ANEW, Generation, Kind, RingState
 from elastic.protocol.reduction_tree import Node, leaves
 from elastic.protocol.worker_state import WorkerState
+from tests.sim.replicas import RoundsJudge
 from tests.sim.script import Operation, Sum
 from tests.sim.worker import Worker
 
@@ -30,6 +31,7 @@ class Violation(AssertionError):
 class Judge:
     def __init__(self, world: World) -> None:
         self.world = world
+        self.rounds = RoundsJudge(world)
         self._effect_after: dict[int, int] = {}
         self._promised: dict[str, int] = {}
         self._first_applied_s: dict[str, float] = {}
@@ -51,6 +53,8 @@ class Judge:
         require(drained or len(record.ids) <= wanted, f"{record} is larger than the world of {wanted} wanted")
         order = [(member.seniority, member.worker_id) for member in record.members]
         require(order == sorted(order), f"ranks of {record} do not follow seniority")
+        if world.scene.rounds is not None and record.number > 1 and record.kind is not Kind.FORM:
+            self.rounds.committed(record)
         if record.kind is Kind.LOSS:
             require(world.disturbed or world.scene.poison >= 0, f"a loss generation without a fault: {record.because}")
         if record.kind is Kind.FORM and record.number > 1:
@@ -102,11 +106,15 @@ class Judge:
         require(at.standing is Standing.MEMBER, f"{worker.me} is {at.standing}, and begins {operation}")
         due = worker.script.operations[number]
         require(due is operation, f"{worker.me} begins {operation}, where the others are in {due}")
-        right = worker.state == worker.script.state(number)
+        expelled = self.world.scene.rounds is not None and not self.rounds.is_current(worker)
+        right = expelled or worker.state == worker.script.state(number)
         require(right, f"{worker.me} begins {operation} with another state than the others")
 
     def told(self, worker: Worker, operation: Operation, reply: Sum) -> None:
         """What others have had from this call."""
+        if self.world.scene.rounds is not None:
+            self.rounds.told(operation, reply)
+            return
         wanted = self.world.script.result(operation.place)
         require(reply == wanted, f"{worker.me} is told {reply} of {operation}, not {wanted}")
 
@@ -201,7 +209,9 @@ class Judge:
 
     def obtained(self, worker: Worker, op: int, result: Sum, before: WorkerState) -> None:
         world = self.world
-        if result != worker.script.result(op):
+        if world.scene.rounds is not None:
+            self.rounds.obtained(worker, op, result)
+        elif result != worker.script.result(op):
             raise Violation(f"{worker.me} has {result}, not {worker.script.result(op)}")
         require(worker.applied == op, f"{worker.me} has applied {worker.applied} and obtains {op}")
         base = world.records.base
@@ -242,7 +252,8 @@ class Judge:
         struck = world.was_struck
         match ended.exit_code:
             case 0:
-                wanted = str(world.script.state(world.script.last))
+                run = world.run_from(base.entry) if world.scene.rounds and base else world.script
+                wanted = str(run.state(run.last))
                 right = ended.digest == wanted or struck("drift")
                 require(right, f"the job ends with {ended.digest}, not {wanted}")
             case 1:

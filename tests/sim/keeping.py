@@ -28,6 +28,8 @@ class Keeping:
         operation = w.script.operations[w.p.reduced]
         name = EntryName(operation.place, 0, w.p.record.number, w.p.record.token[:TOKEN_DIGITS])
         kept = Kept(operation.place, w.state, moment)
+        if w.world.scene.rounds is not None:
+            w.world.judge.rounds.kept(str(name), w.state)
         every = w.world.scene.snapshot_every
         if every and operation.place % every == 0 and not self._writing:
             here = tuple(worker for worker in w.p.record.ids if node_of(worker) == w.agent.node)

@@ -16,7 +16,9 @@ from random import Random
 
 from elastic.protocol.loop_state import LoopKind
 
-Value = tuple[int, int, int]
+Value = tuple[int, ...]
+"""Place, unit, version; in a round of replicas the inner steps, too."""
+
 Sum = tuple[Value, ...]
 
 WITHOUT_EFFECT = ("shared", "sync", "once")
@@ -144,9 +146,9 @@ class Script:
     def last(self) -> int:
         return len(self.operations) - 1
 
-    def resumed(self, place: int) -> Script:
+    def resumed(self, place: int, state: int) -> Script:
         """The rest of the program, from a state taken before the operation at that place."""
-        return Script(self.program, (self.program.sync, *self.operations[place:]), self.state(place))
+        return type(self)(self.program, (self.program.sync, *self.operations[place:]), state)
 
     def _result(self, op: int) -> Sum:
         """What a run without faults gets."""

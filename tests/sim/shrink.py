@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tests.sim.directed import draw
 from tests.sim.faults import TROUBLES, Scene
+from tests.sim.replicas import with_quorum
 from tests.sim.world import World
 
 
@@ -49,9 +50,9 @@ def fewest(seed: int, scene: Scene) -> tuple[list[str], str]:
     return needed, because
 
 
-def fewest_faults(seed: int) -> Iterator[str]:
+def fewest_faults(seed: int, *, quorum: bool = False) -> Iterator[str]:
     """What to say of a failing seed."""
-    scene = draw(seed)
+    scene = with_quorum(draw(seed), seed) if quorum else draw(seed)
     needed, because = fewest(seed, scene)
     if not because:
         yield f"seed {seed} does not fail"
@@ -61,4 +62,4 @@ def fewest_faults(seed: int) -> Iterator[str]:
         yield f"  {part}: {scene.faults[int(part)]}" if part.isdigit() else f"  {part} = {getattr(scene, part)}"
     yield f"  {because}"
     keep = ",".join(needed) or "nothing"
-    yield f"replay it: python -m tests.sim --seed {seed} --keep {keep} -v"
+    yield f"replay it: python -m tests.sim --seed {seed}{' --quorum' * quorum} --keep {keep} -v"

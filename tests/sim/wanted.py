@@ -20,6 +20,10 @@ RARE = (
     "a donor lost in mid-copy",
     "a double loss during SYNC",
     "a drain was taken back",
+    "a late replica was told to stop",
+    "a replica stopped early",
+    "a result of a round could not be copied",
+    "a survivor trained more than one replica",
     "a job began again before its first step",
     "a job began again twice",
     "a job to be revived had nothing to go on from",
@@ -279,23 +283,8 @@ _VERDICTS = dict.fromkeys(
     ),
     _VERDICT,
 )
-_QUORUM = dict.fromkeys(
-    (
-        "protocol/membership/hangs.py judge_progress: if word.min_replicas and word.doing is Doing.SHARD",
-        "protocol/membership/hangs.py _end_round_if_late",
-        "protocol/membership/hangs.py _end_round_if_late: if "
-        "outer_round.is_over(word.min_replicas, word.grace_ms / 1000, delivered)",
-        "protocol/membership/hangs.py _end_round_if_late: not if "
-        "outer_round.is_over(word.min_replicas, word.grace_ms / 1000, delivered)",
-    ),
-    Excluded(
-        "rounds with a quorum have drawn schedules of their own, in the module of that test",
-        "elastic/protocol/test_outer_round.py::test_a_late_member_is_told_to_stop_once_the_others_have_a_quorum",
-    ),
-)
 EXCLUDED = _OF_LOOPS | {
     **_VERDICTS,
-    **_QUORUM,
     "protocol/failure_detector.py AgentMonitor.beat_s": Excluded(_THOUSANDS, _SHRINKS),
     _FOLLOWED: Excluded(_THOUSANDS, _SHRINKS),
     f"{_FOLLOWED}: for node in self._silent": Excluded(_THOUSANDS, _SHRINKS),

@@ -19,6 +19,7 @@ from elastic.protocol.messages import (
     Announce,
     Close,
     Doing,
+    EndRound,
     Failed,
     Finished,
     Home,
@@ -72,6 +73,7 @@ from tests.sim.copies import Copies
 from tests.sim.keeping import Keeping
 from tests.sim.mesh import Mesh
 from tests.sim.newcomer import Newcomer
+from tests.sim.replicas import Replicas, is_round
 from tests.sim.script import Operation, Sum, Value
 from tests.sim.training import Training
 from tests.trees import fold_nodes
@@ -122,6 +124,7 @@ class Worker:
         self.training = Training(self)
         self.copies = Copies(self)
         self.keeping = Keeping(self)
+        self.replicas = Replicas(self)
         self.script = world.script
         """Of the run that its members are in."""
         self._lingering = -1
@@ -243,6 +246,8 @@ class Worker:
                 self.die(0, "released")
             case Pointed():
                 self.keeping.pointed(order)
+            case EndRound():
+                self.replicas.order(order)
             case _:
                 self.fenced = True
                 if not self.stalled:
@@ -298,6 +303,10 @@ class Worker:
     def _say_progress(self) -> None:
         stalled_s = self.world.clock.now_s - self._stalled_s if self.stalled else 0.0
         waiting = not self.busy and self.p.phase is Phase.COLLECTING
+        rounds = self.world.scene.rounds
+        in_round = rounds is not None and self.replicas.op == self.p.reduced and self.p.phase is Phase.COLLECTING
+        if in_round and waiting and not self.p.todo:
+            stalled_s = self.world.clock.now_s - self.replicas.since_s
         mine = Doing.SHARD if self.p.running is not None else Doing.ELSEWHERE
         self.say(
             Progress(
@@ -310,8 +319,11 @@ class Worker:
                 shard_us=self.speed.shard_us,
                 doing=Doing.WAITING if waiting else mine,
                 for_ms=round(1000 * stalled_s),
-                usual_ms=20,
+                usual_ms=20 if rounds is None else 20 * round(max(self.world.scene.slowness, default=1)),
                 computes=not self.stalled,
+                min_replicas=rounds.min_replicas if rounds and in_round else 0,
+                grace_ms=round(1000 * rounds.grace_s) if rounds and in_round else 0,
+                replicas=self.replicas.whole if in_round else 0,
             )
         )
 
@@ -389,12 +401,19 @@ class Worker:
             if self.p.record is not None:
                 self._between()
             return
+        if self.p.phase is Phase.COLLECTING and self.p.laggard == "" and self.cannot_redo(self.p.reduced):
+            self.world.reach("a member gave way, as it missed the result of a round")
+            self.die(FENCED, "gives way")
+            return
         match worker_state.next_move(self.p):
             case Compute(unit) if place := self.world.raises(self, unit):
                 self._raise(place)
             case Compute(unit):
                 self.post(Started(unit))
                 self.world.hook("alone" if self.p.laggard == "" else "unit", self)
+                if self.in_round(self.p.reduced):
+                    self.replicas.train(unit)
+                    return
                 self.speed.handed_out(self.world.clock.now_s)
                 value = (self.script.operations[self.p.reduced].place, unit, self.state)
                 times = self.world.slowness(self.agent)
@@ -420,6 +439,14 @@ class Worker:
                     self.world.reach("held below quorum")
             case Stop():
                 pass
+
+    def in_round(self, op: int) -> bool:
+        """Whether it is a round of replicas with a quorum."""
+        return self.world.scene.rounds is not None and is_round(self.script.operations[op])
+
+    def cannot_redo(self, op: int) -> bool:
+        """Whether nobody can compute again what others have had from this operation."""
+        return self.in_round(op)
 
     def _raise(self, place: str) -> None:
         code = 5 if place.startswith("guard") else 1
@@ -465,6 +492,8 @@ class Worker:
             self._units = operation.units
         self._due = lambda: over(self.gradients)
         self.post(Begin(operation.units, operation.joinable))
+        if self.in_round(self.p.reduced):
+            self.replicas.begin()
         self.world.hook("begin", self)
 
     def finish(self) -> None:
@@ -476,6 +505,9 @@ class Worker:
     def _computed(self, unit: int, value: Value) -> None:
         """The fold happens outside the lock, so a plan may take its inputs meanwhile."""
         self.speed.done(self.world.clock.now_s)
+        self.computed(unit, value)
+
+    def computed(self, unit: int, value: Value) -> None:
         leaf = (unit, unit + 1)
         held = set(self.p.roots)
         units = self.p.units
@@ -503,7 +535,7 @@ class Worker:
             self.results, self.gradients = {op: result}, result
             self.copies.completed(op, result)
             self.world.obtained(self, op, result, before)
-            if not self.world.scene.retains:
+            if not (self.world.scene.retains or self.cannot_redo(op)):
                 self.work(0, 0.001, lambda: self._used(op))
 
     def _used(self, op: int) -> None:

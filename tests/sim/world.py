@@ -22,6 +22,7 @@ from tests.sim.leader import Leader
 from tests.sim.memory import Storage
 from tests.sim.network import Network
 from tests.sim.paths import Paths
+from tests.sim.replicas import Rounds, RoundsScript
 from tests.sim.script import Script, Sum, write_script
 from tests.sim.store import Records
 from tests.sim.strikes import strike
@@ -61,7 +62,7 @@ class World:
         self.clock = Clock(seed)
         self.network = Network(self.clock, scene.loss)
         program = write_script(self.clock.random, scene.steps, scene.units, scene.epoch_steps)
-        self.script = Script(program, program.operations)
+        self.script = (Script if scene.rounds is None else RoundsScript)(program, program.operations)
         self._runs = {"": self.script}
         self.spec = JobSpec(
             name="simulated",
@@ -153,8 +154,16 @@ class World:
         if began not in self._runs:
             name = EntryName.parse(began)
             assert name is not None
-            self._runs[began] = self.script.resumed(name.step)
+            rounds = self.judge.rounds if self.scene.rounds else None
+            state = self.script.state(name.step) if rounds is None else rounds.state_of(began)
+            self._runs[began] = self.script.resumed(name.step, state)
         return self._runs[began]
+
+    @property
+    def rounds(self) -> Rounds:
+        """Of a job with a quorum."""
+        assert self.scene.rounds is not None
+        return self.scene.rounds
 
     def resize(self, workers: int) -> None:
         """Somebody gives the job another size."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastic.checkpoints.settings import Settings
-from elastic.config import Compression, Reduction
+from elastic.config import Compression, OuterOption, Reduction
 from runtime.loop.job import Job
 from runtime.session import Session, StepRecord
 from runtime.worker.single import SingleSession
@@ -29,9 +29,10 @@ BATCH = 16
 class Recorded(SingleSession):
     """A job of one that remembers its ledger."""
 
-    def __init__(self, reduction: str = "exact", compression: str = "none") -> None:
+    def __init__(self, reduction: str = "exact", compression: str = "none", outer: str = "") -> None:
         super().__init__()
         self.reduction, self.compression = Reduction(reduction), Compression(compression)
+        self.outer = OuterOption.parse(outer)
         self.records: list[StepRecord] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []
         self.closed_with: str | None = None

@@ -15,7 +15,7 @@ import torch
 
 from elastic.agent.worker.node_notice import NodeNotice
 from elastic.checkpoints.naming import EntryName
-from elastic.config import Compression, Reduction
+from elastic.config import Compression, OuterOption, Reduction
 from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.loop_state import Admitted, CopiedAnew, ResultTaken, Standing, WentAstray
 from elastic.protocol.outer_round import Quorum
@@ -54,8 +54,10 @@ class World:
         kills: Mapping[str, tuple[int, int]] | None = None,
         reduction: str = "exact",
         compression: str = "none",
+        outer: str = "",
     ) -> None:
         self.reduction, self.compression = Reduction(reduction), Compression(compression)
+        self.outer = OuterOption.parse(outer)
         self.lock = threading.Condition()
         self.members = [f"w{i}" for i in range(workers)]
         self.kills = dict(kills or {})
@@ -211,7 +213,7 @@ class FakeMember:
 
     def __init__(self, world: World, name: str, joining: bool) -> None:
         self.world = world
-        self.reduction, self.compression = world.reduction, world.compression
+        self.reduction, self.compression, self.outer = world.reduction, world.compression, world.outer
         self.worker_id = name
         self.script = ScriptLoop(newcomer=joining)
         self.waiting = False

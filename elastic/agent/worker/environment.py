@@ -80,6 +80,7 @@ class WorkerEnvironment:
     threads: Annotated[int, _Variable(THREADS, int)]
     reduction: Annotated[Reduction, _Variable("ELASTIC_REDUCTION", Reduction)]
     compression: Annotated[Compression, _Variable("ELASTIC_COMPRESSION", Compression)]
+    outer: Annotated[str, _Variable("ELASTIC_OUTER")]
     overlap: Annotated[Overlap, _Variable("ELASTIC_OVERLAP", Overlap)]
     retain_results: Annotated[bool, _flag("ELASTIC_RETAIN_RESULTS")]
     ring: Annotated[RingKind, _Variable(RING, RingKind)]

@@ -67,6 +67,7 @@ class Agreement:
         for option, old, new in (
             ("--reduction", moment.reduction or session.reduction, session.reduction),
             ("--compression", moment.compression, session.compression),
+            ("--outer", moment.outer, str(session.outer or "none")),
         ):
             if old != new:
                 raise ConfigError(

@@ -18,7 +18,7 @@ from runtime.data.stream import Stream
 from runtime.guards import checks
 from runtime.guards.module_attributes import Attributes
 from runtime.guards.unregistered import Strays
-from runtime.outer import DiLoCo, Round
+from runtime.outer import DiLoCo, Round, by_option
 from runtime.recovery.state.script_state import Values
 from runtime.recovery.state.training_state import Carrier
 from runtime.session import Session
@@ -59,10 +59,12 @@ class Registered:
         """What must be undone when a rehearsal, or the job, ends."""
 
     def register(self, buffers: Mapping[str, str] | None, objects: Mapping[str, object]) -> None:
-        """As Carrier.register, also for one DiLoCo. Raises ConfigError for a second one."""
+        """As Carrier.register, also for one DiLoCo. Raises ConfigError for a second one, and beside --outer."""
         plain = {name: thing for name, thing in objects.items() if not isinstance(thing, DiLoCo)}
         for name, thing in objects.items():
             if isinstance(thing, DiLoCo):
+                if self._session.outer is not None:
+                    raise by_option.twice(f"job.register({name}=...)")
                 if self.outer is not None or self.carrier.frozen:
                     raise ConfigError(f"register({name}=...): a job has one DiLoCo, registered before its loop")
                 self.outer, self._outer_name = thing, name
@@ -80,13 +82,22 @@ class Registered:
             self.carrier.register(None, **{_EXPONENTS: self.exponents})
 
     def freeze(self) -> None:
-        """The loop begins: nothing more can be registered, and what is there is watched."""
+        """The loop begins: nothing more can be registered, and what is there is watched. Raises ConfigError for --outer
+        with a loop that is not of replicas."""
+        if self.outer is None and self._session.outer is not None:
+            raise by_option.no_loop()
         if self.outer is not None and not self.carrier.frozen:
             self._begin_outer(self.outer)
         self.carrier.freeze()
         self._guard.attach(self.carrier.optimizers())
         self._attributes = Attributes(self.carrier.modules())
         self._session.attach(self.carrier)
+
+    def choose_outer(self) -> None:
+        """A loop of the job comes: with --outer, make the DiLoCo that the script leaves out. Raises ConfigError."""
+        if self.outer is None and (said := self._session.outer) is not None:
+            self.outer = by_option.make(said, self.carrier.modules(), self.carrier.optimizers())
+            self._outer_name = by_option.NAME
 
     def _begin_outer(self, outer: DiLoCo) -> None:
         """Register what belongs to the replicas, and the outer optimizer. Raises ConfigError for other optimizers."""
@@ -120,6 +131,11 @@ class Registered:
                 "elastic.LocalSGD. elastic.Asynchronous and elastic.Gossip have a loop of their own: `for phase in "
                 "elastic.asynchronous(job, train, outer=outer, total=...)`"
             )
+        self.choose_outer()
+        if self._session.outer is not None:
+            if outer is not None:
+                raise by_option.twice("job.steps(outer=...)")
+            outer = self.outer
         if outer is not self.outer:
             raise ConfigError(
                 "job.steps(outer=...) and job.register(...) need the same DiLoCo: all loops of a job have it, or none"

@@ -78,6 +78,7 @@ class Saves:
             values=self._newcomer.epoch_values,
             reduction=str(self._session.reduction),
             compression=str(self._session.compression),
+            outer=str(self._session.outer or "none"),
         )
 
     def plan(self) -> Json:

@@ -1,9 +1,10 @@
-"""Replicas that train by themselves, with DiLoCo, by fragments or with a quorum: BatchNorm, dropout, AdamW and a
-scheduler."""
+"""Replicas that train by themselves, with DiLoCo, by fragments, with a quorum or as --outer says: BatchNorm, dropout,
+AdamW and a scheduler."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,18 +21,20 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-outer = elastic.DiLoCo(
-    model, optimizer, every=4, fragments=2 if streaming else 1, delay=int(streaming), alpha=0.5 * streaming
-)
+said: dict[str, Any] = {}
+if "unsaid" not in sys.argv[1:]:
+    said["outer"] = elastic.DiLoCo(
+        model, optimizer, every=4, fragments=2 if streaming else 1, delay=int(streaming), alpha=0.5 * streaming
+    )
 if "quorum" in sys.argv[1:]:
-    outer.with_quorum(2, grace_s=0.3)
+    said["outer"].with_quorum(2, grace_s=0.3)
 weight = next(model.parameters())
 initial = weight.detach().clone()
 train = job.loader(data, batch_size=16, shards=4, shuffle=True)
-job.register(model=model, optimizer=optimizer, scheduler=scheduler, outer=outer)
+job.register(model=model, optimizer=optimizer, scheduler=scheduler, **said)
 
 gates.hold("loop")
-for step in job.steps(train, epochs=6, outer=outer):
+for step in job.steps(train, epochs=6, **said):
     for x, y in step:
         gates.pace()
         loss = F.cross_entropy(model(x), y)

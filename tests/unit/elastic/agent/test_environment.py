@@ -22,6 +22,7 @@ SPEC = JobSpec(
     threads=3,
     reduction=Reduction.EXACT,
     retain_results=False,
+    outer="diloco:H=50",
     ring=RingKind.TCP,
     timing=Timing(beat_s=0.25),
 )

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
+from elastic.config import Moments
 from elastic.errors import ConfigError
 from runtime.loop.job import Job
 from runtime.outer import DiLoCo, LocalSGD
-from runtime.outer.diloco import Moments
 from runtime.session import Session
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job
 from tests.unit.runtime.outer.outer_jobs import MakeOuter, OuterJob, Seen, small
