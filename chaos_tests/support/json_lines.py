@@ -36,7 +36,11 @@ class Journals:
 
     def new(self) -> list[dict[str, Any]]:
         """Those that were added since the last look."""
-        tails = [self._tails.setdefault(path, Tail(path)) for path in self._paths()]
+        try:
+            paths = list(self._paths())
+        except FileNotFoundError:  # a run that goes on has just put the journals of the one before aside
+            paths = []
+        tails = [self._tails.setdefault(path, Tail(path)) for path in paths]
         added = sorted((line for tail in tails for line in tail.lines()), key=_when)
         if added:
             self._lines += added

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import mmap
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,8 +75,6 @@ class CopyList:
         self.paths = [one.piece.path for one in placed]
         self.tensors = [one.piece.tensor for one in placed]
         self.sources = [one.piece.source for one in placed]
-        self.together = all(one.is_cpu and type(one) in (torch.Tensor, nn.Parameter) for one in self.tensors)
-        """Whether one call can copy them: they are on the CPU, and of torch's own kinds."""
         self._into: dict[str, tuple[mmap.mmap, list[torch.Tensor]]] = {}
         """File -> its memory, and the places there."""
 
@@ -191,7 +188,7 @@ class StepCopy:
 
     def _write(self, one: CopyList) -> None:
         if one.tensors:
-            copy_all(one.into(self._segment.file), one.tensors, together=one.together)
+            copy_all(one.into(self._segment.file), one.tensors)
 
     def _run(self) -> None:
         header: Header | None = None
@@ -226,16 +223,13 @@ class StepCopy:
 
 
 def _versions(one: CopyList) -> list[int]:
-    return list(map(_VERSION, one.sources))
+    return [source._version for source in one.sources]
 
 
-_VERSION = operator.attrgetter("_version")
-
-
-def copy_all(into: list[torch.Tensor], tensors: list[torch.Tensor], *, together: bool) -> None:
-    """Copy each tensor into its place. together: in one call, for which Python's lock is not needed."""
+def copy_all(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    """Copy each tensor into its place. Those of the CPU in one call, for which Python's lock is not needed."""
     with torch.no_grad():
-        if together:
+        if into and all(one.is_cpu and type(one) in (torch.Tensor, nn.Parameter) for one in tensors):
             torch._foreach_copy_(into, tensors)
         else:
             for place, tensor in zip(into, tensors, strict=True):

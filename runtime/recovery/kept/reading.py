@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
 from typing import Any, TypeAlias
 
 import torch
@@ -73,7 +72,7 @@ class _Watched:
         self._facts, self._then = facts, facts()
         self._holders = holders
         self._sharded = [is_distributed(one) for one in holders]
-        self._places = _Places([piece.tensor for piece in part.pieces])
+        self._places = _places([piece.tensor for piece in part.pieces])
 
     def again(self, first: int) -> StateOfObject | None:
         """The state now; None: it has to be made anew. first: the number of its first tensor."""
@@ -92,7 +91,7 @@ class _Watched:
         then, were = self._then
         if equal != were or len(same) != len(then) or not all(map(operator.is_, same, then)):
             return False
-        return self._places.are_of([_shard(*both) for both in zip(self._holders, self._sharded, strict=True)])
+        return _places(list(map(_shard, self._holders, self._sharded))) == self._places
 
 
 class _Groups:
@@ -180,27 +179,29 @@ def _is_plain_optimizer(one: torch.optim.Optimizer) -> bool:
     )
 
 
-# All modules and all parameters are gone through in C: a loop of Python's takes as long as all the rest of done().
-_HELD = operator.attrgetter("_parameters", "_buffers", "_modules", "_state_dict_pre_hooks", "_state_dict_hooks")
-_NOT_KEPT = operator.attrgetter("_non_persistent_buffers_set")
-_VALUES = operator.methodcaller("values")
-
-
 def _of_modules(modules: Sequence[nn.Module]) -> Facts:
-    held = list(chain.from_iterable(map(_HELD, modules)))
-    own = map(dict.get, map(vars, modules), repeat("state_dict"))
-    same: list[object] = [*held, *chain.from_iterable(map(_VALUES, held)), *own]
-    not_kept = [sorted(names) for names in map(_NOT_KEPT, modules) if names]
-    return same, [*map(len, held), *chain.from_iterable(held), *not_kept]
+    same: list[object] = []
+    equal: list[object] = []
+    for one in modules:
+        for held in (one._parameters, one._buffers, one._modules, one._state_dict_pre_hooks, one._state_dict_hooks):
+            same.append(held)
+            if held:
+                same.extend(held.values())
+                equal.extend(held)
+        same.append(vars(one).get("state_dict"))
+        if one._non_persistent_buffers_set:
+            equal.extend(sorted(one._non_persistent_buffers_set))
+    return same, equal
 
 
 def _of_optimizer(one: torch.optim.Optimizer) -> Facts:
-    states = list(one.state.values())
-    same: list[object] = [one.state, one.param_groups, vars(one).get("state_dict"), *one.state, *states]
-    equal: list[object] = [len(states)]
-    if set(map(type, states)) <= {dict}:
-        same.extend(chain.from_iterable(map(_VALUES, states)))
-        equal += [*map(len, states), *chain.from_iterable(states)]
+    same: list[object] = [one.state, one.param_groups, vars(one).get("state_dict")]
+    equal: list[object] = []
+    for parameter, state in one.state.items():
+        same += (parameter, state)
+        if type(state) is dict:
+            same.extend(state.values())
+            equal.extend(state)
     for group in one.param_groups:
         same.extend(group["params"])
         equal.append(len(group["params"]))
@@ -214,28 +215,11 @@ def _shard(one: Any, sharded: bool) -> Any:
     return one._local_tensor if sharded else one
 
 
-class _Places:
-    """Where the elements of tensors are, and what they are. A comparison makes no objects that live on for its time: by
-    thousands in each step they would call the garbage collector."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._pointers = list(map(torch.Tensor.data_ptr, tensors))
-        self._dtypes = list(map(_DTYPE, tensors))
-        self._shapes = list(map(_SHAPE, tensors))
-        self._contiguous = list(map(torch.Tensor.is_contiguous, tensors))
-        self._strided = [number for number, contiguous in enumerate(self._contiguous) if not contiguous]
-        self._strides = [tensors[number].stride() for number in self._strided]
-        """Of those that are not contiguous: of the others shape and dtype say them."""
-
-    def are_of(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """tensors: as many as the first ones."""
-        return (
-            list(map(torch.Tensor.data_ptr, tensors)) == self._pointers
-            and list(map(_DTYPE, tensors)) == self._dtypes
-            and all(map(operator.eq, map(_SHAPE, tensors), self._shapes))
-            and list(map(torch.Tensor.is_contiguous, tensors)) == self._contiguous
-            and [tensors[number].stride() for number in self._strided] == self._strides
-        )
-
-
-_SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
+def _places(tensors: Sequence[torch.Tensor]) -> list[object]:
+    """Where their elements are, and what they are."""
+    return [
+        [one.data_ptr() for one in tensors],
+        [one.shape for one in tensors],
+        [one.stride() for one in tensors],
+        [one.dtype for one in tensors],
+    ]

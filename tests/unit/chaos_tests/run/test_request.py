@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,18 @@ def test_lines_of_journals_that_come_late_stand_where_they_belong(tmp_path: Path
     assert told(journals.new()) == [("b", 2), ("b", 3), ("a", 5)]
     assert told(journals.all()) == [("a", 1), ("b", 2), ("b", 3), ("a", 4), ("a", 5)]
     assert journals.new() == []
+
+
+def test_journals_that_are_put_aside_while_they_are_looked_for_are_there_the_next_time(tmp_path: Path) -> None:
+    line = '{"t_mono_ns":1,"t_wall":1.5,"generation":0,"worker_id":"","who":"a","event":"one"}'
+    (tmp_path / "a.jsonl").write_text(f"{line}\n")
+    looks = iter([False, True])
+
+    def paths() -> Iterator[Path]:
+        if not next(looks):
+            raise FileNotFoundError(tmp_path / "journal")
+        yield from tmp_path.glob("*.jsonl")
+
+    journals = Journals(paths)
+    assert journals.new() == []
+    assert [line["event"] for line in journals.new()] == ["one"]

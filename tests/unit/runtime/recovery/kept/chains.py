@@ -44,11 +44,11 @@ class Deaths:
         self._wrap(segment, "checksum", "checksum")
         copy_all = copying.copy_all
 
-        def half(into: list[torch.Tensor], tensors: list[torch.Tensor], *, together: bool) -> None:
+        def half(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
             middle = len(tensors) // 2
-            copy_all(into[:middle], tensors[:middle], together=together and middle > 0)
+            copy_all(into[:middle], tensors[:middle])
             self.at("half")
-            copy_all(into[middle:], tensors[middle:], together=together)
+            copy_all(into[middle:], tensors[middle:])
 
         vars(copying)["copy_all"] = half
 

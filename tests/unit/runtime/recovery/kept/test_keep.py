@@ -469,8 +469,8 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
     kept.wait()
     copy_all = copying.copy_all
 
-    def changing(into: Any, tensors: Any, *, together: bool) -> None:
-        copy_all(into, tensors, together=together)
+    def changing(into: Any, tensors: Any) -> None:
+        copy_all(into, tensors)
         if threading.current_thread() is not threading.main_thread():
             with torch.no_grad():
                 script.model.up.weight.add_(1.0)
@@ -493,10 +493,10 @@ def test_a_tensor_that_cannot_be_copied_ends_the_script(job: Job, monkeypatch: p
     kept = elastic.keep(Script(shard=False).model)
     copy_all = copying.copy_all
 
-    def failing(into: Any, tensors: Any, *, together: bool) -> None:
+    def failing(into: Any, tensors: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise NotImplementedError("a tensor of some library")
-        copy_all(into, tensors, together=together)
+        copy_all(into, tensors)
 
     monkeypatch.setattr(copying, "copy_all", failing)
     kept.done()
