@@ -48,6 +48,8 @@ INTERRUPTED: dict[signal.Signals | None, set[int]] = {
 commands that had only just begun."""
 
 THE_COMMAND = {"kill_command": signal.SIGKILL, "stop_command": signal.SIGTERM, "interrupt_command": signal.SIGINT}
+AHEAD = {"kill_command", "signal_all"}
+"""After these a job may go on from an older step than a snapshot that the script has saved; that is refused by name."""
 SERVICES = {
     "kill_agent": "elastic.agent",
     "kill_rendezvous": "elastic.rendezvous",
@@ -207,7 +209,7 @@ class _Faulty:
         words = [f"--workers={self._trial.workers}", "--quiet", "--notices=none", *_way(program), *self._trial.options]
         words += [str(PROGRAMS[program.kind]), program.to_json()]
         with Job(self._home, *words, environment=environment) as job:
-            watch = _Watch(job, in_rounds=program.kind in IN_ROUNDS)
+            watch = _Watch(job, program)
             allowed = {0}
             moment = _Moment(watch, todo[0]) if todo else None
             try:
@@ -252,6 +254,8 @@ class _Faulty:
 
     def _strike(self, strike: Strike, watch: _Watch) -> signal.Signals | None:
         """The signal, if the command itself got one. Raises blows.Impossible."""
+        if "own_snapshot" in self._trial.program.extras and strike.act in AHEAD:
+            raise signals.Impossible("a snapshot of the script's own may be newer than what the job has kept")
         if (number := THE_COMMAND.get(strike.act)) is not None:
             watch.job.command.process.send_signal(number)
             self._played.done.append(strike.act)
@@ -286,9 +290,10 @@ def _is_complete(job: Job) -> bool:
 class _Watch:
     """What the journals and the ledger of a running job say."""
 
-    def __init__(self, job: Job, *, in_rounds: bool) -> None:
+    def __init__(self, job: Job, program: Program) -> None:
         self.job, self.world = job, MembershipView()
-        self._in_rounds = in_rounds
+        self._in_rounds = program.kind in IN_ROUNDS
+        self._has_snapshot = "own_snapshot" in program.extras
         self._since_ns = time.monotonic_ns()
         self.hit: set[int] = set()
         """Pids that are about to end, which the journals may say a little later."""
@@ -345,6 +350,8 @@ class _Watch:
     def _must_be_kept(self) -> None:
         if self._in_rounds:
             return  # the machine has the state, and a script that finds none begins anew
+        if self._has_snapshot:
+            raise signals.Impossible("a snapshot of the script's own may be newer than what the job has kept")
         if self.world.kept_step <= self.world.began_step:
             raise signals.Impossible("nothing newer is kept than that from which the job began")
         self._all_hit = True
