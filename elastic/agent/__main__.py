@@ -43,10 +43,10 @@ def start_early(words: Sequence[str]) -> ForkServerProcess | None:
         return None
 
 
-def has_idle_processor(load: float, processors: int) -> bool:
-    """Whether one processor is left for the fork server. load: processes that ran or waited for a processor in the last
-    minute, on average."""
-    return processors - load >= 1
+def has_idle_processor(load: float, processors: int, own: int) -> bool:
+    """Whether one processor is left for the fork server. load: processes that ran or waited for a processor of this
+    machine in the last minute, on average. own: on how many of its processors this process may run."""
+    return own > 1 and processors - load >= 1
 
 
 def wait_for_begin() -> None:
@@ -60,7 +60,7 @@ def main() -> int:
         os.fstat(STDIN)
     except OSError:  # closed: another file would get its number, and be replaced below
         os.open(os.devnull, os.O_RDONLY)
-    idle = has_idle_processor(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+    idle = has_idle_processor(os.getloadavg()[0], os.cpu_count() or 1, len(os.sched_getaffinity(0)))
     fork_server = start_early(sys.argv[1:]) if idle else None
     gc.disable()  # imports leave hardly any garbage, and to look for it is a tenth of their time
     from elastic.agent import agent

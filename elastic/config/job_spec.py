@@ -107,7 +107,8 @@ class JobSpec(Summing):
         "R",
         3,
         "how often each worker slot gets a new process after its script failed; kills from outside are not counted. "
-        "Also how often the job begins again after all members died before a step was applied",
+        "Also how often the job begins again after all members died before a step was applied; with --restart 20 "
+        "times, within a minute each",
     )
 
     fork: bool = option(

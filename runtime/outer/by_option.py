@@ -36,9 +36,15 @@ def make(
     if len(holding) != 1:
         raise ConfigError(
             f"--outer takes the one registered module that has the optimizer's parameters, and {_counted(holding)}. "
-            "Register one module that holds the others, or leave --outer out and make the elastic.DiLoCo in the script"
+            "Register one module that holds the others, and not its parts beside it; or leave --outer out and make the "
+            "elastic.DiLoCo in the script"
         )
     (model,) = holding.values()
+    if not stepped <= set(map(id, trained(model))):
+        raise ConfigError(
+            "--outer takes an optimizer of trained parameters of the registered module, and this one also has frozen "
+            "ones or others. Write AdamW(p for p in model.parameters() if p.requires_grad)"
+        )
     if said.kind is OuterKind.LOCAL_SGD:
         return LocalSGD(model, optimizer, every=said.every, moments=said.moments)
     outer = torch.optim.SGD(trained(model), lr=said.lr, momentum=said.momentum, nesterov=said.momentum > 0)

@@ -74,8 +74,8 @@ class OperationLoop:
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0
-        self._missed_until_s = math.inf
-        """When a member that cannot copy the result of a round gives way; infinity: it has not tried in vain."""
+        self._missed = (0, math.inf)
+        """In which generation a member has not been able to copy the result of a round, and when it gives way."""
         self._samples: Callable[[], str] = str
         """The samples of the shard that was computed last, in words."""
         self._before_leaving: Callable[[], None] = lambda: None
@@ -139,7 +139,7 @@ class OperationLoop:
         if op.joinable:
             self._pace.begin(time.monotonic())
         self._reporter.begin(op)
-        self._missed_until_s = math.inf
+        self._missed = (0, math.inf)
         if self.script.at.behind:
             return
         self._leave_unless_leaving()
@@ -357,7 +357,7 @@ class OperationLoop:
                 self._journal.write("copy_failed", generation=record.number, because=str(failed))
                 if not (isinstance(failed.__cause__, HelloRefused) and time.monotonic() < until_s):
                     if self._reporter.in_round:
-                        self._await_another_source(str(failed))
+                        self._await_another_source(record.number, str(failed))
                     else:
                         self._shared.post(worker_state.FetchFailed(op))
                     return None
@@ -368,12 +368,14 @@ class OperationLoop:
         self._journal.write("result_copied", generation=record.number, op=op, source=source)
         return result if self._complete(worker_state.Fetched(op), result) else None
 
-    def _await_another_source(self, because: str) -> None:
-        """A result cannot be copied, and not be computed again (see _check_alone): it is tried once more, and if the
-        source has died another generation says what follows. That takes as long as a job has no leader, at most."""
+    def _await_another_source(self, generation: int, because: str) -> None:
+        """A result cannot be copied, and not be computed again (see _check_alone): it is tried once more. If the source
+        has died, another generation says what follows. If none does within the time in which members report, this
+        worker gives way: others have the result, so nothing is lost with it."""
         now_s = time.monotonic()
-        self._missed_until_s = min(self._missed_until_s, now_s + self._told.timing.orphan_limit_s)
-        if now_s >= self._missed_until_s:
+        if self._missed[0] != generation:
+            self._missed = generation, now_s + 2 * self._told.timing.progress_s
+        if now_s >= self._missed[1]:
             self._orders.give_way(f"the result of a round cannot be copied: {because}")
         with self._shared.changed:
             self._shared.changed.wait(MISSED_S)

@@ -76,6 +76,7 @@ class Training:
         )
         if program.source == "drawn":
             self.loader = ddp.batches(self.drawn, steps=program.steps)
+        self.batches = program.steps if program.source == "drawn" else len(self.loader)
         held_out = dataset(40, INPUTS)
         self.tests = DataLoader(held_out, 8, sampler=DistributedSampler(held_out, shuffle=False))
         self.steps = 0
@@ -119,7 +120,7 @@ class Training:
                     group["lr"] = self.lr / (1 + 0.1 * (self.steps % 5))
             if "noise" in self.extras:
                 x = x + 0.05 * torch.randn_like(x)
-            silent = "accumulate" in self.extras and number % 2 == 0 and number + 1 < len(self.loader)
+            silent = "accumulate" in self.extras and number % 2 == 0 and number + 1 < self.batches
             with self.ddp.no_sync() if silent else contextlib.nullcontext():
                 mixed = torch.autocast("cpu", torch.bfloat16) if "autocast" in self.extras else contextlib.nullcontext()
                 with mixed:

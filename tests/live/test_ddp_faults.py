@@ -21,6 +21,7 @@ from elastic.records import ledger
 from elastic.records.exactly_once import prove
 from elastic.store.embedded import EmbeddedEtcd
 from tests.live.jobs import DEADLINE_S, Job, Line
+from tests.live.jobs import SCRIPTS as LIVE_SCRIPTS
 from tests.live.spread import Spread
 from tests.live.test_ddp import RANKS, SCRIPTS, digest
 
@@ -152,3 +153,22 @@ class Faults:
     @staticmethod
     def _nodes(workers: list[str]) -> set[str]:
         return {worker.split(".")[0] for worker in workers}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_run_goes_on_at_a_last_step_that_has_fewer_batches(workers: int, tmp_path: Path) -> None:
+    """A script that is started again begins with the first batch of its epoch, so in another branch of its loop."""
+    words = ("--workers", str(workers), "--ranks", "1", "--checkpoint-every", "3 steps", "--snapshot-every", "off")
+    words = (*words, str(LIVE_SCRIPTS / "short_last_step.py"))
+    with Job(tmp_path, *words) as job:
+        job.await_event("checkpoint_complete")
+        job.command.process.kill()
+        job.wait()
+    with Job(tmp_path, *words, name="quiet") as alone:
+        (alone.gates / "last").touch()
+        assert alone.wait() == 0
+        wanted = digest(alone)
+    with Job(tmp_path, *words) as job:
+        (job.gates / "last").touch()
+        assert job.wait() == 0, job.output
+        assert digest(job) == wanted

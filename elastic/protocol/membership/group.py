@@ -167,7 +167,10 @@ class Group:
     """The most steps that a member has said it applied since this leader formed the job. -1: another leader formed it,
     or a member died of which too little had been heard."""
     anew: int = 0
-    """How often the run has begun again, because all members died before a step was applied."""
+    """How often the run has begun again, because all members died before a step was applied; of a job in rounds, how
+    many rounds in a row were short, and ended with the loss of all members."""
+    formed_s: float = 0.0
+    """When the last generation of new processes was durable."""
     begins_anew: bool = False
     """While FORMING with `lost`: whether the run may begin again."""
     lost: str = ""

@@ -13,7 +13,7 @@ checkpoint cannot be read, the job goes on from the next best, though it is olde
 Before the first applied step nothing is lost with the members, because every new process begins as the run began. So
 the run begins again, at most max_restarts times. Only a leader that has formed the job itself, and has heard of every
 member until it died, can know that no step was applied. A job in rounds (`--restart`) loses nothing with its members
-either, whenever they die: what its scripts go on from is in files, or in the memory of machines.
+either, whenever they die or their machines do: what its scripts go on from is in files, or in the memory of machines.
 
 This module also decides who may move the pointer to the newest checkpoint.
 """
@@ -48,10 +48,10 @@ def can_go_back(g: Group) -> bool:
 
 def _loses_nothing(g: Group) -> bool:
     """Whether new processes can begin where this run began. Not after members got stuck: new ones would too."""
-    may = g.spec.replace and not g.stopping and not g.hung and g.listed <= g.dead.keys()
+    may = g.spec.replace and not g.stopping and not g.hung
     if g.spec.restart:
         return may and g.anew < LOST_ROUNDS
-    may = may and g.anew < g.spec.max_restarts and g.applied == 0
+    may = may and g.listed <= g.dead.keys() and g.anew < g.spec.max_restarts and g.applied == 0
     return may and g.began == g.resumed and g.began not in g.unreadable
 
 
@@ -79,10 +79,7 @@ def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
 
 def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     """Try to go on although the state is lost. Whether the job goes on. lost: what has happened, in a sentence."""
-    if (
-        now_s - max((g.workers[worker].moved_s for worker in g.listed if worker in g.workers), default=now_s)
-        > LASTING_S
-    ):
+    if g.spec.restart and now_s - max(g.formed_s, g.elected_s) > LASTING_S:
         g.anew = 0
     g.begins_anew = _loses_nothing(g)
     if not (g.begins_anew or can_go_back(g)):

@@ -256,7 +256,7 @@ class RankScript:
         self._turns.following()
         self.turn = Turn.OPEN
         needed = self._turns.batch_of
-        self._void = needed is not None and (resumed or self._offered != (source.first, needed))
+        self._void = resumed or (needed is not None and self._offered != (source.first, needed))
         if self._void:
             self._kept.copies.keep()
         else:
@@ -325,7 +325,7 @@ class RankScript:
         assert turns is not None and source is not None
         reduced, self.turn = self.turn is Turn.ENDED, Turn.OPEN
         if not reduced:
-            return turns.more()
+            return turns.more(void=self._void)
         self._kept.check_iterators()
         self._loop.check_counting()
         if not turns.over:

@@ -86,7 +86,8 @@ class Evaluation:
         shown, trainer.preprocess_logits_for_metrics = trainer.preprocess_logits_for_metrics, None
 
         def rows_of(part: int) -> list[Any]:
-            seed_all(self._training.seed, self._training.at.step, description, part)
+            # Not by the job's step: a worker that passes an earlier train() by comes here in a later one.
+            seed_all(self._training.seed, self._training.loops.number, trainer.state.global_step, description, part)
             return self._rows(dataloader, together[part], loss_only, ignore_keys, shown)
 
         label = f"{description} of {len(batches)} batches"

@@ -83,7 +83,8 @@ def evaluated(strategy: Any, stage: str, place: BatchPlace, args: tuple[Any, ...
     step: Callable[..., Any] = getattr(strategy.base, f"{stage}_step")
 
     def compute(number: int) -> list[Any]:
-        seed_all(script.training.seed, script.training.at.step, stage, index, number)
+        # Not by the job's step: a worker that passes an earlier fit() by comes here in a later one.
+        seed_all(script.training.seed, script.training.loops.number, trainer.global_step, stage, index, number)
         batch = strategy.transferred(collated(loader.loader, loader.order[number]), index)
         own = (number, *args[1:]) if args else ()
         if stage == "predict":

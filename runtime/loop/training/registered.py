@@ -45,7 +45,7 @@ class Registered:
         self.shards: int | None = None
         """Of each step, as soon as the script has said it."""
         self.outer: DiLoCo | None = None
-        """Said by the script; its parts are registered when the loop begins."""
+        """Said by the script or by --outer; its parts are registered when the loop begins."""
         self.round: Round | None = None
         self._outer_name = ""
         self._chosen: set[int] | None = None

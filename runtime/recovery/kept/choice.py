@@ -191,7 +191,11 @@ def awaited(
         if source is None or one.round >= source.round:
             steps.setdefault(one.round, set()).add(one.step)
     lag = LAG if known is not None else LAG - 1  # then some of these nodes may just be a little later
-    whole = (sorted(found)[-1 - lag] for found in steps.values() if len(found) > lag)
+    whole = []
+    for number, found in steps.items():
+        # The first step of a round is void if a script has changed its weights while it was copied.
+        may_lack = lag + int(known is not None and (source is None or number > source.round))
+        whole += sorted(found)[-1 - may_lack :][:1] if len(found) > may_lack else []
     newest = max((*whole, 0 if known is None else known.step))
     return KnownStep(newest, away) if newest > (0 if source is None else source.step) else None
 

@@ -207,9 +207,14 @@ def _differences(
         elif isinstance(one, LRScheduler) and _keys(plain[name]) != _keys(saved.plain[name]):
             yield f"{name} has {_keys(plain[name])}, and had {_keys(saved.plain[name])}"
         elif name == EXACT and plain[name] != saved.plain[name]:
-            yield f"{name} are of {plain[name]}, and were of {saved.plain[name]}"
+            yield f"{name}{_units(plain[name])}, and was {name}{_units(saved.plain[name])}"
         else:
             yield from _of_shards(name, own, kept)
+
+
+def _units(plain: Any) -> str:
+    parallel = plain["tensor_parallel"]
+    return f"{plain['units']}{f' with tensor parallelism of {parallel}' if parallel > 1 else ''}"
 
 
 def _has_groups(one: Any, plain: Json) -> bool:

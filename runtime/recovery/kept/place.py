@@ -25,7 +25,7 @@ PART = "part"
 
 ORDER, RANDOM = "order of gradients", "random numbers"
 """Names of what is kept with --ranks beside a script's objects, whose names are words of Python."""
-EXACT = "exact sums"
+EXACT = "units="
 """The same of what is kept with units=."""
 
 

@@ -132,7 +132,8 @@ def trainer():
     )
     running.train()
     if "twice" in EXTRAS:
-        running.args.learning_rate = 3e-3
+        between = running.evaluate()["eval_loss"] if "evaluate" in EXTRAS else 1.0
+        running.args.learning_rate = 3e-3 * between
         for callback in running.callback_handler.callbacks:
             if isinstance(callback, Own):
                 callback.steps = 0

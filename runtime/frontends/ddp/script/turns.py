@@ -103,13 +103,16 @@ class Turns:
         self._put_back()
         return batch
 
-    def more(self) -> Any:
+    def more(self, *, void: bool) -> Any:
         """One more batch for the turn in progress, whose last backward() was not to reduce. Raises LeftPass if the
-        epoch has no other batch."""
+        epoch has no other batch. void: the turn comes once more, as the script has begun it with another batch: it may
+        take more of them than the step has, and gets the last one again."""
         assert self._running.shard is not None
         number, rank = self._source.first + self._source.before + self._batches, self._running.shard.index
         if number >= len(self._source):
-            raise mistakes.unreduced(self._source.left, len(self._source))
+            if not void:
+                raise mistakes.unreduced(self._source.left, len(self._source))
+            number = len(self._source) - 1
         own = self._training.session.owned(self._running.work.shards)
         batch = self._source.fetch_ahead(number, rank, own)
         seed_shard(self._training.seed, self._running.place.index, self._pass.number, rank, self._batches)

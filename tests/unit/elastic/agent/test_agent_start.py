@@ -70,12 +70,13 @@ def test_where_no_worker_can_be_forked_nothing_is_started(tmp_path: Path, how: s
 
 
 @pytest.mark.parametrize(
-    ("load", "processors", "idle"), [(0.9, 2, True), (1.1, 2, False), (0.0, 1, True), (0.1, 1, False)]
+    ("load", "processors", "own", "idle"),
+    [(0.9, 2, 2, True), (1.1, 2, 2, False), (0.0, 1, 1, False), (60.0, 128, 8, True), (0.0, 128, 1, False)],
 )
 def test_the_fork_server_imports_beside_the_agent_where_a_processor_is_idle(
-    load: float, processors: int, idle: bool
+    load: float, processors: int, own: int, idle: bool
 ) -> None:
-    assert has_idle_processor(load, processors) is idle
+    assert has_idle_processor(load, processors, own) is idle
 
 
 @pytest.mark.parametrize("load", [0.0, 1000.0])
@@ -85,6 +86,8 @@ def test_a_fork_server_is_started_before_or_behind_the_imports_of_the_agent(
     happened: list[str] = []
     monkeypatch.setattr(sys, "argv", ["agent"])
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(main_module, "start_early", lambda words: happened.append("fork server"))
     monkeypatch.setattr(gc, "disable", lambda: happened.append("imports"))
     monkeypatch.setattr(gc, "freeze", lambda: None)

@@ -51,7 +51,7 @@ class Behind(OperationLoop):
             "_asker": SimpleNamespace(result=self._cannot),
             "_journal": SimpleNamespace(write=lambda *about, **more: None),
             "script": SimpleNamespace(at=SimpleNamespace(behind=False)),
-            "_missed_until_s": float("inf"),
+            "_missed": (0, float("inf")),
         }
         for name, part in parts.items():
             setattr(self, name, part)
@@ -78,8 +78,13 @@ def test_a_result_that_cannot_be_copied_is_asked_for_until_a_generation_says_wha
     member = Behind(B.worker_id, in_round=True)
     for _ in range(3):
         assert member._fetch(B.worker_id, 0) is None and member.posted == []
-    later_s = time.monotonic() + Timing().orphan_limit_s + 1
+    later_s = time.monotonic() + 2 * Timing().progress_s + 1
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    first = member._shared.position
+    member._shared.position = replace(first, record=replace(first.record, number=3))
+    assert member._fetch(B.worker_id, 0) is None, "another generation may name another source"
+    member._shared.position = first
+    member._missed = (2, later_s - 1)
     with pytest.raises(GaveWay, match="cannot be copied: no answer"):
         member._fetch(B.worker_id, 0)
 

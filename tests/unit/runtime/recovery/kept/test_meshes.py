@@ -27,6 +27,6 @@ def test_with_tensor_parallelism_of_one_size_exact_sums_have_the_same_bits_in_an
 
 @pytest.mark.long
 def test_exact_sums_refuse_tensor_parallelism_of_another_size_by_name() -> None:
-    said = r"exact sums are of {'units': 3, 'tensor_parallel': 1}, and were of {'units': 3, 'tensor_parallel': 2}"
+    said = "units=3, and was units=3 with tensor parallelism of 2"
     with pytest.raises(AssertionError, match=said):
         lines("meshes", "exact:1x2", "exact:2x1")
