@@ -158,8 +158,8 @@ class Faults:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_run_goes_on_at_a_last_step_that_has_fewer_batches(workers: int, tmp_path: Path) -> None:
     """A script that is started again begins with the first batch of its epoch, so in another branch of its loop."""
-    words = ("--workers", str(workers), "--ranks", "1", "--checkpoint-every", "3 steps", "--snapshot-every", "off")
-    words = (*words, str(LIVE_SCRIPTS / "short_last_step.py"))
+    options = ("--workers", str(workers), "--ranks", "1", "--checkpoint-every", "3 steps", "--snapshot-every", "off")
+    words = (*options, str(LIVE_SCRIPTS / "short_last_step.py"))
     with Job(tmp_path, *words) as job:
         job.await_event("checkpoint_complete")
         job.command.process.kill()

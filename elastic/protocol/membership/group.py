@@ -56,6 +56,15 @@ class Unreached(NamedTuple):
     until_s: float
 
 
+class BegunAgain(NamedTuple):
+    """times: how often the run has begun again, because all members died before a step was applied; of a job in rounds,
+    how many rounds in a row were short, and ended with the loss of all members. formed_s: when the last generation of
+    new processes was durable."""
+
+    times: int = 0
+    formed_s: float = 0.0
+
+
 class AwaitedSlot(NamedTuple):
     """slot: for whose next newcomer the ring waits in the step that it begins; "": none. since_s: when the ring began
     to wait for it; infinite before. asked: whether it waits because that newcomer has asked for it (Ready.hold): when
@@ -166,11 +175,7 @@ class Group:
     applied: int = -1
     """The most steps that a member has said it applied since this leader formed the job. -1: another leader formed it,
     or a member died of which too little had been heard."""
-    anew: int = 0
-    """How often the run has begun again, because all members died before a step was applied; of a job in rounds, how
-    many rounds in a row were short, and ended with the loss of all members."""
-    formed_s: float = 0.0
-    """When the last generation of new processes was durable."""
+    anew: BegunAgain = field(default_factory=BegunAgain)
     begins_anew: bool = False
     """While FORMING with `lost`: whether the run may begin again."""
     lost: str = ""

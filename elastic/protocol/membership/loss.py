@@ -143,8 +143,10 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
             said += f"; {newer}" if newer else ""
             said += f"; {kept_badly(damaged)}" if (damaged := g.unreadable.get(g.began)) else ""
             if not go_back(g, said, now_s, do):
-                if g.spec.restart and g.anew >= LOST_ROUNDS:
-                    said += f"; {g.anew} rounds in a row ended so within a minute: the scripts may need more memory"
+                if g.spec.restart and g.anew.times >= LOST_ROUNDS:
+                    said += (
+                        f"; {g.anew.times} rounds in a row ended so within a minute: the scripts may need more memory"
+                    )
                 become_closed(g, 1 if g.raised else 4, _with_error(g, said), now_s, do)
         case LossPlan(members, plan):
             if outcome.dropped:

@@ -29,7 +29,7 @@ from elastic.checkpoints.naming import EntryName, is_series
 from elastic.checkpoints.pointer import Pointer
 from elastic.errors import ExitCode
 from elastic.protocol.membership.events import Action, Note, Point, Tell
-from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.group import BegunAgain, Group, State
 from elastic.protocol.membership.roster import Stage, WorkerView
 from elastic.protocol.membership.transitions import NextGeneration, become, become_closed, commit, move_on
 from elastic.protocol.messages import ANEW, CheckpointComplete, Fence, Kind, Member, Plan, Unreadable
@@ -50,8 +50,8 @@ def _loses_nothing(g: Group) -> bool:
     """Whether new processes can begin where this run began. Not after members got stuck: new ones would too."""
     may = g.spec.replace and not g.stopping and not g.hung
     if g.spec.restart:
-        return may and g.anew < LOST_ROUNDS
-    may = may and g.listed <= g.dead.keys() and g.anew < g.spec.max_restarts and g.applied == 0
+        return may and g.anew.times < LOST_ROUNDS
+    may = may and g.listed <= g.dead.keys() and g.anew.times < g.spec.max_restarts and g.applied == 0
     return may and g.began == g.resumed and g.began not in g.unreadable
 
 
@@ -79,8 +79,8 @@ def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
 
 def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     """Try to go on although the state is lost. Whether the job goes on. lost: what has happened, in a sentence."""
-    if g.spec.restart and now_s - max(g.formed_s, g.elected_s) > LASTING_S:
-        g.anew = 0
+    if g.spec.restart and now_s - max(g.anew.formed_s, g.elected_s) > LASTING_S:
+        g.anew = BegunAgain()
     g.begins_anew = _loses_nothing(g)
     if not (g.begins_anew or can_go_back(g)):
         return False
@@ -128,12 +128,12 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     members = founders(g, (present[worker] for worker in newest.holders))
     kind = "snapshot in memory" if newest.memory else "checkpoint"
     if (name := EntryName.parse(newest.entry)) is None:
-        g.anew += 1
+        g.anew = g.anew._replace(times=g.anew.times + 1)
         where = f"from checkpoint {g.began}" if g.began else "from its first step"
-        where += f" ({g.anew} of {g.spec.max_restarts})"
+        where += f" ({g.anew.times} of {g.spec.max_restarts})"
         because = f"all members died before a step was applied; begins again {where}"
         if g.spec.restart:
-            because = f"all members died; new ones start the scripts again ({g.anew} of {LOST_ROUNDS})"
+            because = f"all members died; new ones start the scripts again ({g.anew.times} of {LOST_ROUNDS})"
     elif damaged:
         because = f"{kept_badly(damaged)}; goes on from step {name.step}, {kind} {newest.entry}"
         del g.unreadable[damaged.entry]  # each entry has one fallback, so that a repeated fault ends the job

@@ -227,7 +227,7 @@ def committed(g: Group, number: int, now_s: float, do: list[events.Action]) -> N
             planned_changes.plan_change(g, now_s, do)
         return
     if record.kind is messages.Kind.FORM:
-        g.applied, g.formed_s = 0, now_s
+        g.applied, g.anew = 0, g.anew._replace(formed_s=now_s)
     take_back_demotions(g, record)
     before, members = g.listed, set(record.ids)
     g.chain = (record,)

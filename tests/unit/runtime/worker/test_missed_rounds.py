@@ -81,6 +81,7 @@ def test_a_result_that_cannot_be_copied_is_asked_for_until_a_generation_says_wha
     later_s = time.monotonic() + 2 * Timing().progress_s + 1
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     first = member._shared.position
+    assert first.record is not None
     member._shared.position = replace(first, record=replace(first.record, number=3))
     assert member._fetch(B.worker_id, 0) is None, "another generation may name another source"
     member._shared.position = first
