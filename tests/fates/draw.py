@@ -93,7 +93,6 @@ EXCLUSIVE = (
 OUTER_EXTRAS = (
     "accumulate",
     "autocast",
-    "call_in_epoch",
     "checkpointing",
     "clip",
     "delay",

@@ -50,6 +50,7 @@ commands that had only just begun."""
 THE_COMMAND = {"kill_command": signal.SIGKILL, "stop_command": signal.SIGTERM, "interrupt_command": signal.SIGINT}
 AHEAD = {"kill_command", "signal_all"}
 """After these a job may go on from an older step than a snapshot that the script has saved; that is refused by name."""
+OWN_SNAPSHOT = "a snapshot of the script's own may be newer than what the job has kept"
 SERVICES = {
     "kill_agent": "elastic.agent",
     "kill_rendezvous": "elastic.rendezvous",
@@ -96,7 +97,7 @@ def _judge(trial: Trial, home: Path, expected: Seen) -> None:
     job_dir = home / "job"
     lines = ledger.read(job_dir / "steps.jsonl")
     found = {"ledger": lines}
-    if (home / "sink.jsonl").exists():
+    if trial.program.kind in ("steps", "outer"):
         found["sink"] = [json.loads(line) for line in (home / "sink.jsonl").read_text().splitlines()]
     in_rounds, drawn = trial.program.kind in IN_ROUNDS, trial.program.source == "drawn"
     for name, steps in found.items():
@@ -104,6 +105,8 @@ def _judge(trial: Trial, home: Path, expected: Seen) -> None:
         if in_rounds:
             other = other or [{**line, "step": number} for number, line in enumerate(one)]  # torchrun has no ledger
             one, other = _both_known(one, other)
+            if "log" in trial.program.extras and 2 * sum(bool(line["scalars"]) for line in one) < len(one):
+                raise Broken(f"the {name} has what was logged in less than half of the steps")
         if (difference := ledger.compare(one, other)) is not None:
             raise Broken(f"the {name} and the quiet run's: {difference}")
     result = json.loads((job_dir / "result.json").read_bytes())
@@ -255,7 +258,7 @@ class _Faulty:
     def _strike(self, strike: Strike, watch: _Watch) -> signal.Signals | None:
         """The signal, if the command itself got one. Raises blows.Impossible."""
         if "own_snapshot" in self._trial.program.extras and strike.act in AHEAD:
-            raise signals.Impossible("a snapshot of the script's own may be newer than what the job has kept")
+            raise signals.Impossible(OWN_SNAPSHOT)
         if (number := THE_COMMAND.get(strike.act)) is not None:
             watch.job.command.process.send_signal(number)
             self._played.done.append(strike.act)
@@ -351,7 +354,7 @@ class _Watch:
         if self._in_rounds:
             return  # the machine has the state, and a script that finds none begins anew
         if self._has_snapshot:
-            raise signals.Impossible("a snapshot of the script's own may be newer than what the job has kept")
+            raise signals.Impossible(OWN_SNAPSHOT)
         if self.world.kept_step <= self.world.began_step:
             raise signals.Impossible("nothing newer is kept than that from which the job began")
         self._all_hit = True

@@ -112,8 +112,8 @@ class RoundsWorld:
     """One job. `run` raises AssertionError for whatever must not be."""
 
     def __init__(self, seed: int, *, rare: bool = False) -> None:
-        """rare: few steps are kept, mirrors have them late, and machines are lost while the first steps of a round
-        are."""
+        """rare: few steps are kept, mirrors have them late, and machines are lost while the first steps of a round are
+        kept."""
         self.clock = Clock(seed)
         choice = self.clock.random.choice
         self.size = self.clock.random.randint(2 if rare else 1, 5)
@@ -379,7 +379,7 @@ class RoundsWorld:
         if self.troubles and worker.name == self.generations[-1][0] and self.clock.chance(self.early):
             self.clock.after(
                 self.clock.between(0.0, 2.0 + 2.0 * self.every), self._lose_another
-            )  # while its first steps are
+            )  # while the first steps of the round are kept
 
     def _look(self, worker: Worker, script: Script) -> None:
         """Once a second of the script: it does a step, or is through. It gets on only with all others of its round."""

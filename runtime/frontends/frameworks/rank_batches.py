@@ -41,7 +41,7 @@ class RankBatches:
         self._limit = limit
         self._orders: dict[int, list[list[list[int]]]] = {}
         self._hashes: dict[int, dict[str, Any]] = {}
-        """Of the epoch for which they were asked last."""
+        """Epoch -> what `order` has found; of the epoch that was asked for last."""
         lengths = [len(batches) for batches in self._order(0)]
         if len(set(lengths)) != 1:
             raise ConfigError(f"the ranks have {lengths} batches; leave even_batches on, or set drop_last")

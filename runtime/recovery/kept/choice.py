@@ -173,8 +173,8 @@ def mirrors_of(worker: str, members: Sequence[str]) -> tuple[str, ...]:
 COPIES_MAX = 2
 """On so many other machines a step may be."""
 LAG = 2
-"""So many of the newest steps of a round that were kept may not be whole though only one machine is lost: the newest
-one was on its way to its mirrors, and other machines had the next one already."""
+"""When one machine is lost, so many of the newest kept steps of its round may not be whole: the mirrors of that machine
+had not got its newest step yet, and other machines had kept the next step already."""
 
 
 def awaited(
@@ -191,12 +191,12 @@ def awaited(
         if source is None or one.round >= source.round:
             steps.setdefault(one.round, set()).add(one.step)
     lag = LAG if known is not None else LAG - 1  # then some of these nodes may just be a little later
-    whole = []
+    newest = 0 if known is None else known.step
     for number, found in steps.items():
         # The first step of a round is void if a script has changed its weights while it was copied.
         may_lack = lag + int(known is not None and (source is None or number > source.round))
-        whole += sorted(found)[-1 - may_lack :][:1] if len(found) > may_lack else []
-    newest = max((*whole, 0 if known is None else known.step))
+        if len(found) > may_lack:
+            newest = max(newest, sorted(found)[-1 - may_lack])
     return KnownStep(newest, away) if newest > (0 if source is None else source.step) else None
 
 

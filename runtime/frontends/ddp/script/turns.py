@@ -104,9 +104,9 @@ class Turns:
         return batch
 
     def more(self, *, void: bool) -> Any:
-        """One more batch for the turn in progress, whose last backward() was not to reduce. Raises LeftPass if the
-        epoch has no other batch. void: the turn comes once more, as the script has begun it with another batch: it may
-        take more of them than the step has, and gets the last one again."""
+        """Give the turn in progress one more batch, because its last backward() did not reduce. void: the script has
+        begun this turn with a batch of another step, and will repeat the turn; if it asks for more batches than the
+        epoch has, it gets the last batch again. Raises LeftPass if the epoch has no other batch and the turn counts."""
         assert self._running.shard is not None
         number, rank = self._source.first + self._source.before + self._batches, self._running.shard.index
         if number >= len(self._source):

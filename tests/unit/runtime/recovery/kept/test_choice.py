@@ -223,6 +223,19 @@ def test_what_an_earlier_round_had_is_not_waited_for_once_a_later_one_has_kept_a
     assert awaited(None, held, KeptStep(40, FIRST, 0), ["a.0.0"]) == KnownStep(49, ())
 
 
+def test_no_machine_is_awaited_for_a_first_step_of_a_round_that_may_be_void() -> None:
+    """Part 2 was on the machine that is lost. It may have changed its weights while step 18 was copied, step 21 was on
+    its way to the mirror, and part 0 had kept step 24. When a part has kept step 27, the lost machine has step 18 or 21
+    whole, or its mirror has."""
+    before = [HeldSegment(17, FIRST, 0, part, 3) for part in range(3)]
+    steps = [HeldSegment(step, SECOND, 0, part, 3) for step, part in ((18, 0), (18, 1), (21, 0), (21, 1), (24, 0))]
+    source, known, here = newest_whole([*before, *steps]), KnownStep(17, ("a", "b", "c")), ["a.0.0", "b.0.0"]
+    assert source is not None and source.step == 17
+    assert awaited(known, [*before, *steps], source, here) is None
+    later = [HeldSegment(24, SECOND, 0, 1, 3), HeldSegment(27, SECOND, 0, 0, 3)]
+    assert awaited(known, [*before, *steps, *later], source, here) == KnownStep(18, ("c",))
+
+
 def test_what_is_lost_is_named_by_step_and_parts() -> None:
     held = [HeldSegment(4, FIRST, 0, 0, 4), HeldSegment(4, FIRST, 0, 2, 4), HeldSegment(3, FIRST, 0, 1, 4)]
     assert lost_parts(held) == "step 4 of round 1 lacks 2 of 4 parts: 1, 3"
