@@ -280,11 +280,11 @@ def torchft(
     script: str = "train_torchft.py",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Torchft]:
-    """script: in scripts/, with this environment."""
+    """script: in scripts/, with this environment. peer: may be relative, though the job's processes run elsewhere."""
     (home / "stamps").mkdir(parents=True)
     with closing(Gate(home / "gate")) as gate:
         gate.allow(OPEN)
-        with closing(Torchft(home, gate, peer, network, script, environment)) as job:
+        with closing(Torchft(home, gate, peer.resolve(), network, script, environment)) as job:
             for node in NODES:
                 job.start(node)
             yield job
