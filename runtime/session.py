@@ -276,6 +276,11 @@ class Operations(Protocol):
 
     def next_unit(self) -> int | None: ...
 
+    @property
+    def units_left(self) -> int:
+        """How many units this member still has to compute after the one that was handed out last, while nobody is
+        lost."""
+
     def draws(self, shard: int, samples: Callable[[], str]) -> None:
         """Say how to name the samples of a shard, before they are loaded: one that ends worker after worker is told
         with them."""

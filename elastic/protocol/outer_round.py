@@ -80,11 +80,12 @@ def is_over(min_replicas: int, grace_s: float, delivered: Iterable[tuple[int, fl
     return False
 
 
-def computes(min_replicas: int, made: int, workers: int, *, over: bool) -> bool:
+def computes(min_replicas: int, made: int, workers: int, *, left: int, over: bool) -> bool:
     """Whether a worker trains the replica that is handed to it now; otherwise nobody does in this round. made: how many
-    replicas it has trained in this round, in part or whole. workers: members that live. over: it was told to stop.
+    replicas it has trained in this round, in part or whole. workers: members that live. left: how many replicas the
+    worker still gets after this one, as far as is known. over: it was told to stop.
 
-    The first one is trained in any case, so that each living worker takes part in each round, and a round never ends
-    without a difference.
+    The last one is trained in any case if none was before, so that each living worker takes part in each round, and a
+    round never ends without a difference. It is the last one, as its difference may be sent while it still trains.
     """
-    return made == 0 or (workers < min_replicas and not over)
+    return (made == 0 and left == 0) or (workers < min_replicas and not over)

@@ -12,6 +12,7 @@ from elastic.protocol.loop_state import ScriptStage
 from elastic.protocol.outer_round import DRIFT, INNER_STEPS, LATE, LOST, REPLICAS, SUMMED_BYTES, Quorum
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
+from runtime.allreduce.reduction.schedule import Cut
 from runtime.data.loader import Loader
 from runtime.data.random_state import seed_shard
 from runtime.guards import checks
@@ -66,7 +67,8 @@ class OuterPass(Pass):
 
     def _computes(self, quorum: Quorum) -> bool:
         session = self._training.session
-        return outer_round.computes(quorum.min_replicas, self._made, session.world_size, over=session.round_over)
+        left, over = session.units_left, session.round_over
+        return outer_round.computes(quorum.min_replicas, self._made, session.world_size, left=left, over=over)
 
     @property
     def _stops(self) -> bool:
@@ -103,6 +105,9 @@ class OuterPass(Pass):
         super()._collect(place, fingerprint)
         if self._quorum is not None:
             self._training.session.seek(self._quorum)
+
+    def _cuts(self) -> tuple[Cut, ...]:
+        return super()._cuts() if self._round.outer.schedule.delay else ()
 
     def _repeated(self, result: Partial) -> bool:
         self._round.drop()
@@ -143,6 +148,16 @@ class OuterPass(Pass):
             self._scalars[name] = (kind, before + total, by_before + by)
         if self._inner == self._round.outer.schedule.taken_after:
             self._round.take()
+            self._send_early(shard.index)
+
+    def _send_early(self, replica: int) -> None:
+        """The difference of this worker's last replica leaves while its other inner steps are made: the overlap of
+        Streaming DiLoCo (Douillard et al. 2025, section 2.3)."""
+        if self._round.outer.schedule.delay == 0 or not self.collects:
+            return
+        if (early := self._training.session.send_early()) is not None:
+            with self._round.differences_as_gradients():
+                self._harvest.early.give(early, self._weight(replica))
 
     def _end_shard(self, shard: Shard) -> None:
         training, work = self._training, self._running.work
@@ -174,12 +189,12 @@ class OuterPass(Pass):
         training.calls.running = None
 
     def _weight(self, replica: int) -> float:
-        """By what the difference is weighed. With a quorum replicas differ in how many inner steps they have made."""
+        """By what the difference is weighed. With a quorum replicas differ in how many inner steps are in it."""
         work = self._running.work
         if self._quorum is None:
             return work.weight(replica)
-        loader = cast(Loader | None, work.loader)
-        return float(self._inner) if loader is None else loader.weight_of_parts(replica, self._inner)
+        loader, steps = cast(Loader | None, work.loader), min(self._inner, self._round.outer.schedule.taken_after)
+        return float(steps) if loader is None else loader.weight_of_parts(replica, steps)
 
     def _counted_steps(self, weight: float) -> Scalars:
         """With a quorum, what is counted of this replica."""

@@ -13,6 +13,7 @@ from elastic.errors import UsageError
 from elastic.protocol.loop_state import Join, PassRepeated, RehearsalOver, ResultHeld, ScriptStage
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
+from runtime.allreduce.reduction.schedule import Cut
 from runtime.data.loader import Loader
 from runtime.data.prefetcher import Wanted
 from runtime.data.random_state import ShardRandom
@@ -347,8 +348,12 @@ class Pass(Iterator[Any]):
         comparable = op.joinable and not isinstance(work.loader, Stream) and not work.inner_steps
         self._verified = session.verification.shard(place.index, op.units) if comparable else None
         self._checks = 0 if self._verified is None else self._checks_of(self._verified)
-        cuts = harvest.early.cuts if self._verified is None else ()  # what has been sent would be used
+        cuts = self._cuts() if self._verified is None else ()  # what has been sent would be used
         session.begin(op, fingerprint, harvest.groups(), cuts=cuts)
+
+    def _cuts(self) -> tuple[Cut, ...]:
+        """The parts in which gradients may leave before the last shard is over; (): none may."""
+        return self._harvest.early.cuts
 
     def _checks_of(self, shard: int) -> int:
         """How often this worker computes that shard only to compare its values with those of others."""

@@ -43,9 +43,9 @@ class DiLoCo:
         the same parameters; None: SGD with learning rate 0.7 and Nesterov momentum 0.9, as in the paper. The job makes
         its steps and registers it.
 
-        every: H. A replica is a shard of the loader, on whichever worker. fragments: modules of
-        the model, each of its parameters in one of them, or a number. delay: inner steps between the moment at which a
-        difference is taken and the outer step that uses it (tau). alpha: how much of its own parameters a replica keeps
+        every: H. A replica is a shard of the loader, on whichever worker. fragments: modules of the model, each of its
+        parameters in one of them, or a number. delay: inner steps between the moment at which a difference is taken and
+        the outer step that uses it (tau); meanwhile it is sent. alpha: how much of its own parameters a replica keeps
         at a synchronisation, 0 to 1: alpha times its own and 1 - alpha times the outer ones. moments: "own": each
         replica keeps the state of its inner optimizer; "mean": each begins a round with the mean of the replicas'
         states, which costs fewer bytes; "reset": it begins anew in each round, and is sent nowhere.

@@ -7,7 +7,8 @@ outer parameters. While a round runs, copies of the state are those of its begin
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,6 +93,21 @@ class Round:
         with torch.no_grad():
             self._taken = [self._start[places[id(one)]] - one.detach() for one in self._due]
 
+    @contextmanager
+    def differences_as_gradients(self) -> Iterator[None]:
+        """For a while the differences that were taken are the gradients of the fragment that is due. The script may
+        have gradients that it accumulates; they come back."""
+        before = [parameter.grad for parameter in self._due]
+        self._install(self._taken)
+        try:
+            yield
+        finally:
+            self._install(before)
+
+    def _install(self, gradients: Sequence[Tensor | None]) -> None:
+        for parameter, gradient in zip(self._due, gradients, strict=True):
+            parameter.grad = gradient
+
     def due(self, step: int) -> list[torch.nn.Parameter]:
         """The parameters that are synchronised at the end of this step of the job."""
         return self.outer.fragments[self.outer.schedule.fragment(step)]
@@ -113,8 +129,7 @@ class Round:
         self._clear_gradients()
         if not finite:
             self._taken[0].fill_(torch.nan)
-        for parameter, difference in zip(self._due, self._taken, strict=True):
-            parameter.grad = difference
+        self._install(self._taken)
         return _square(self._taken)
 
     def drop(self) -> None:

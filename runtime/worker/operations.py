@@ -171,6 +171,10 @@ class OperationLoop:
                 case _:
                     return None
 
+    @property
+    def units_left(self) -> int:
+        return len(self._shared.position.todo)
+
     def advanced(self) -> None:
         self._reporter.advanced()
 

@@ -112,6 +112,10 @@ class SingleSession:
     def next_unit(self) -> int | None:
         return self._todo.pop(0) if self._todo else None
 
+    @property
+    def units_left(self) -> int:
+        return len(self._todo)
+
     def leave_if_over(self) -> None:
         """Do nothing: nobody ends its part in the job."""
 

@@ -5,7 +5,8 @@ project's DiLoCo with a quorum, and torchft's DiLoCo.
                                 [--peer DIR] [--runs 1] [--further] [--small] [--json FILE]
 
 Three nodes train behind cables of 10 Mbit/s with 20 ms, undisturbed and then under a storm: at drawn moments the worker
-of a drawn node is killed, the same ones for each launcher. The loss of this project's job is compared with those of
+of a drawn node is killed, the same ones for each launcher. Undisturbed, this project's job is also measured with a
+delay, so that its transfers overlap with inner steps. The loss of this project's job is compared with those of
 jobs of as many rounds that nothing happens to. Exit code 1 if the storm has stopped it, if another worker was
 given up than those that were killed, if its loss came back to that of fresh weights, or if its workers differ.
 """
@@ -40,6 +41,9 @@ from tests.bench.storms import span
 BENCH = Bench("outer")
 
 QUIET, STORM = "undisturbed", "storm"
+DELAY = 10
+DELAYED = f"{OURS} with delay={DELAY}"
+"""A name among the launchers: differences leave so many inner steps before the end of a round."""
 CABLE_KBIT_S, CABLE = 10_000, Roughness(delay_s=0.02)
 PACE_S = 0.1
 """Of an inner step: as long as one that computes more would take."""
@@ -71,8 +75,9 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one run. legs: launcher -> QUIET or STORM -> what was left. stormy: of this project's job, by rounds; empty:
-    it was not measured. quiet: the same of jobs that nothing happened to, each with another seed."""
+    """Of one run. legs: launcher -> QUIET or STORM -> what was left; with DELAYED there is no STORM. stormy: of this
+    project's job, by rounds; empty: it was not measured. quiet: the same of jobs that nothing happened to, each with
+    another seed."""
 
     legs: dict[str, dict[str, Leg]]
     stormy: list[Mark]
@@ -195,12 +200,13 @@ class Plan:
 
 
 def measure(home: Path, launcher: str, started: Started, plan: Plan) -> tuple[dict[str, Leg], list[Mark]]:
-    """Both legs, and with this project what the job has come to. Raises AssertionError where a storm has harmed it,
-    RuntimeError if a job ends, TimeoutError if it comes to a stand."""
+    """The legs, and with this project what the job has come to in a storm. Raises AssertionError where the storm has
+    harmed it, RuntimeError if a job ends, TimeoutError if it comes to a stand."""
     home.mkdir()
     pace = home / "pace"
     pace.write_text(str(PACE_S))
-    environment = {"BENCH_PACE": str(pace), "BENCH_SEED": "1", "BENCH_QUORUM": str(QUORUM)}
+    delay = DELAY if launcher == DELAYED else 0
+    environment = environment_of(pace, quorum=QUORUM, delay=delay)
     with Network() as network:
         for node in NODES:
             network.add(node)
@@ -210,6 +216,8 @@ def measure(home: Path, launcher: str, started: Started, plan: Plan) -> tuple[di
             driver = Driver(job, random.Random(0), job.revive)
             quiet, _ = leg(driver, job, (), plan.quiet_s)
             say(f"{launcher}, {QUIET}: {quiet}")
+            if delay:
+                return {QUIET: quiet}, []
             planned = moments(plan.faults, plan.seconds, random.Random(49))
             storm, killed = leg(driver, job, planned, plan.seconds)
             say(f"{launcher}, {STORM}: {storm}")
@@ -220,6 +228,12 @@ def measure(home: Path, launcher: str, started: Started, plan: Plan) -> tuple[di
                 say(f"{launcher}, behind the storm: {marks[-1]}")
                 unharmed(job, killed)
     return {QUIET: quiet, STORM: storm}, marks
+
+
+def environment_of(pace: Path, *, quorum: int, seed: int = 1, delay: int = 0) -> dict[str, str]:
+    """Of the workers: see outer_work.py and scripts/train_outer.py."""
+    numbers = {"BENCH_SEED": seed, "BENCH_QUORUM": quorum, "BENCH_DELAY": delay}
+    return {"BENCH_PACE": str(pace), **{name: str(number) for name, number in numbers.items()}}
 
 
 def all_noted(driver: Driver, job: launchers.Elastic) -> bool:
@@ -256,7 +270,7 @@ def undisturbed(home: Path, seeds: int, rounds: int) -> Iterator[tuple[int, list
     with ExitStack() as stack:
         jobs = []
         for seed in range(1, seeds + 1):
-            environment = {"BENCH_PACE": str(pace), "BENCH_SEED": str(seed), "BENCH_QUORUM": "0"}
+            environment = environment_of(pace, quorum=0, seed=seed)
             job = contenders.Contender(f"seed {seed}", home / f"seed-{seed}", [command], environment)
             jobs.append((seed, stack.enter_context(job)))
         for seed, job in jobs:
@@ -274,8 +288,9 @@ def rows_of(runs: Sequence[Found]) -> list[Row]:
     names = dict.fromkeys(name for run in runs for name in run.legs)
     for which in (QUIET, STORM):
         for name in names:
-            of = [run.legs[name] for run in runs if name in run.legs]
-            rows.append(row_of(name, which, of))
+            of = [run.legs[name] for run in runs if name in run.legs and which in run.legs[name]]
+            if of:
+                rows.append(row_of(name, which, of))
     for run in runs:
         if run.stormy and run.quiet:
             rows.append(loss_row(run.stormy, run.quiet))
@@ -365,6 +380,8 @@ def measured(home: Path, names: Sequence[str], peer: Path | None, plan: Plan) ->
     for name in names:
         if name == OURS:
             legs[name], stormy = measure(home / name, name, elastic, plan)
+        elif name == DELAYED:
+            legs[name], _ = measure(home / "delayed", name, elastic, plan)
         elif peer is not None:
             legs[name], _ = measure(home / name, name, torchft(peer), plan)
     quiet = []
@@ -401,7 +418,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=64, help="in it (default %(default)s)")
     parser.add_argument("--quiet-minutes", type=float, default=5.0, help="before it (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="of quiet jobs (default %(default)s)")
-    parser.add_argument("--launchers", default=f"{OURS},{TORCHFT}", help="(default %(default)s)")
+    parser.add_argument("--launchers", default=f"{OURS},{DELAYED},{TORCHFT}", help="(default %(default)s)")
     parser.add_argument("--peer", type=Path, metavar="DIR", help="a directory in which torchft is installed")
     parser.add_argument("--runs", type=int, default=1, help="(default %(default)s)")
     parser.add_argument("--further", action="store_true", help="count also the runs that the file of --json has")

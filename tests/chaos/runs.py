@@ -21,6 +21,7 @@ from tests.mutants import SITE, VARIABLE
 
 ROOT = Path(elastic.__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "live" / "scripts" / "mlp.py"
+DILOCO = ROOT / "docs" / "examples" / "train_diloco.py"
 SNAPSHOTS = ROOT / "tests" / "live" / "programs" / "snapshots.py"
 KEPT = SNAPSHOTS.with_name("kept_digest.py")
 WORKERS = 3
@@ -59,6 +60,22 @@ def undisturbed_fixed(home: Path, epochs: int) -> Undisturbed:
         command=words,
         workers=WORKERS,
         reduction=Reduction.FIXED,
+        overlap=Overlap.ON,
+        max_restarts=campaign.RESTARTS,
+    )
+    asked = Campaign(home, (), WORKERS, "kill", 0, None, job=codec.to_json(job).decode())
+    return Undisturbed(home, asked.command, campaign.quiet_run(asked), job=asked.job)
+
+
+def undisturbed_replicas(home: Path, steps: int) -> Undisturbed:
+    """Of DiLoCo, whose differences are sent while inner steps are made. steps: of each replica, 20 a round."""
+    home.mkdir()
+    words = {"steps": steps, "every": 20, "delay": 10, "dim": 32, "layers": 1, "context": 32, "eval-every": steps}
+    arguments = (word for name, value in words.items() for word in (f"--{name}", str(value)))
+    job = JobSpec(
+        name="replicas",
+        command=(sys.executable, str(DILOCO), *arguments),
+        workers=WORKERS,
         overlap=Overlap.ON,
         max_restarts=campaign.RESTARTS,
     )

@@ -39,8 +39,10 @@ def in_order(lines: list[Line]) -> bool:
     return [line["step"] for line in lines] == list(range(len(lines)))
 
 
-def test_a_slow_worker_a_dead_one_and_a_newcomer_hold_nobody_up(tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", "3", "--quiet", str(REPLICAS), "quorum") as job:
+@pytest.mark.parametrize("words", [("quorum",), ("quorum", "delayed")], ids=" ".join)
+def test_a_slow_worker_a_dead_one_and_a_newcomer_hold_nobody_up(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Delayed, differences leave while further inner steps are made."""
+    with Job(tmp_path, "--workers", "3", "--overlap", "on", "--quiet", str(REPLICAS), *words) as job:
         job.pace(PACE_S)
         job.shut("end")
         members = job.await_world(3)

@@ -16,7 +16,7 @@ from tests.live.jobs import DEADLINE_S, SCRIPTS, Job
 
 pytestmark = pytest.mark.long
 REPLICAS = SCRIPTS / "replicas.py"
-KINDS = {"diloco": (), "streaming": (), "unsaid": ("--outer", "diloco:H=4")}
+KINDS = {"diloco": (), "streaming": ("--overlap", "on"), "unsaid": ("--outer", "diloco:H=4")}
 """What the script is told -> options of the command. One that says nothing of replicas has the bits of `diloco`."""
 PACE_S = 0.05
 """Of an inner step: a kill comes in the middle of a replica's round."""

@@ -109,7 +109,8 @@ class Replicas:
         w, rounds = self.w, self.w.world.rounds
         record = w.p.record
         assert record is not None
-        if not outer_round.computes(rounds.min_replicas, self.made, len(record.ids), over=self.over):
+        left, over = len(w.p.todo), self.over
+        if not outer_round.computes(rounds.min_replicas, self.made, len(record.ids), left=left, over=over):
             w.world.reach("a replica was left out")
             self._deliver(unit, 0, w.state)
             return

@@ -391,6 +391,10 @@ class FakeMember:
         part.waiting = False
         return part.todo[0] if part.todo else None
 
+    @property
+    def units_left(self) -> int:
+        return len(self.world.open[self.worker_id].todo) - 1
+
     def advanced(self) -> None:
         """Nobody judges how long it takes."""
 

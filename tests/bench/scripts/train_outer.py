@@ -1,7 +1,7 @@
 """The measured training with rare communication as this project's users write it: DiLoCo, plus stamps.
 
-BENCH_QUORUM: how many replicas a round waits for; 0: for all, without a quorum. In a stamp `began` says how many inner
-steps of all replicas are in the round.
+BENCH_QUORUM: how many replicas a round waits for; 0: for all, without a quorum. BENCH_DELAY: of the DiLoCo. In a
+stamp `began` says how many inner steps of all replicas are in the round.
 """
 
 import os
@@ -13,10 +13,11 @@ from tests.bench import turnstile
 from tests.bench.stamps import Shards, Stamps
 
 QUORUM, GRACE_S = int(os.environ["BENCH_QUORUM"]), 1.0
+DELAY = int(os.environ["BENCH_DELAY"])
 
 job = elastic.join(seed=int(os.environ["BENCH_SEED"]))
 model, inner, outer_optimizer = work.build()
-outer = elastic.DiLoCo(model, inner, outer_optimizer, every=work.INNER_STEPS)
+outer = elastic.DiLoCo(model, inner, outer_optimizer, every=work.INNER_STEPS, delay=DELAY)
 if QUORUM:
     outer.with_quorum(QUORUM, GRACE_S)
 text, held_out = work.texts()

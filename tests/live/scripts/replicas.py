@@ -1,5 +1,5 @@
-"""Replicas that train by themselves, with DiLoCo, by fragments, with a quorum or as --outer says: BatchNorm, dropout,
-AdamW and a scheduler."""
+"""Replicas that train by themselves, with DiLoCo, by fragments, delayed, with a quorum or as --outer says: BatchNorm,
+dropout, AdamW and a scheduler."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import elastic
 from tests.live.scripts import gates
 
 streaming = "streaming" in sys.argv[1:]
+delay = int(streaming or "delayed" in sys.argv[1:])
 job = elastic.join(seed=3)
 inputs = torch.randn(512, 16, generator=torch.Generator().manual_seed(1))
 data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
@@ -24,7 +25,7 @@ scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 said: dict[str, Any] = {}
 if "unsaid" not in sys.argv[1:]:
     said["outer"] = elastic.DiLoCo(
-        model, optimizer, every=4, fragments=2 if streaming else 1, delay=int(streaming), alpha=0.5 * streaming
+        model, optimizer, every=4, fragments=2 if streaming else 1, delay=delay, alpha=0.5 * streaming
     )
 if "quorum" in sys.argv[1:]:
     said["outer"].with_quorum(2, grace_s=0.3)

@@ -78,8 +78,18 @@ class EarlyLeaf:
         is known."""
         if not self._hooks:
             self._hooks = [parameter.register_post_accumulate_grad_hook(self._came) for parameter in self._of]
-        self._sums, self._weight = sums, weight
-        self._missing = [len(bucket.pieces) for bucket in self._buckets]
+        self._begin(sums, weight, [len(bucket.pieces) for bucket in self._buckets])
+
+    def give(self, sums: EarlySums, weight: float) -> None:
+        """Give all gradients that the parameters have now to these sums; backward has not made them. weight: what they
+        will be multiplied by."""
+        self._begin(sums, lambda: weight, [0] * len(self._buckets))
+        self._offer()
+        self.forget()
+
+    def _begin(self, sums: EarlySums, weight: Callable[[], float], missing: list[int]) -> None:
+        """missing: of each bucket, how many pieces have still to come."""
+        self._sums, self._weight, self._missing = sums, weight, missing
         self._values = {name: pool.take() for name, pool in self._flats.items()}
         self._stream = _stream(self._device)
 
@@ -104,6 +114,11 @@ class EarlyLeaf:
         assert isinstance(parameter, nn.Parameter)
         for number in self._of[parameter]:
             self._missing[number] -= 1
+        self._offer()
+
+    def _offer(self) -> None:
+        """Offer the parts that are complete, in their order."""
+        assert self._sums is not None
         while (number := self._sums.offered) < len(self._buckets) and self._missing[number] <= 0:
             values = self._of_bucket(self._buckets[number])
             if values is None:

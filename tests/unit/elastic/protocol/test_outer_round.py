@@ -43,10 +43,12 @@ def test_a_round_is_over_when_its_quorum_has_waited_for_the_grace_window() -> No
 
 
 def test_each_worker_trains_one_replica_and_more_below_the_quorum() -> None:
-    assert outer_round.computes(2, 0, 5, over=True), "each living worker takes part"
-    assert not outer_round.computes(2, 1, 2, over=False)
-    assert outer_round.computes(2, 1, 1, over=False)
-    assert not outer_round.computes(2, 1, 1, over=True)
+    assert outer_round.computes(2, 0, 5, left=0, over=True), "each living worker takes part"
+    assert not outer_round.computes(2, 0, 5, left=1, over=False), "with its last one"
+    assert not outer_round.computes(2, 1, 2, left=0, over=False)
+    assert outer_round.computes(2, 0, 1, left=1, over=False)
+    assert outer_round.computes(2, 1, 1, left=0, over=False)
+    assert not outer_round.computes(2, 1, 1, left=0, over=True)
 
 
 # ------------------------------------------------------------------------------------------------------- the leader
@@ -216,7 +218,8 @@ class Rounds:
         """The worker takes its next unit, or waits."""
         while worker.alive and worker.running is None and worker.todo:
             unit = worker.todo.pop(0)
-            if self.rules.computes(self.quorum, self.made(worker), len(self.alive), over=worker.over):
+            left, over = len(worker.todo), worker.over
+            if self.rules.computes(self.quorum, self.made(worker), len(self.alive), left=left, over=over):
                 worker.running = Replica(unit)
                 self.after(worker.step_s, lambda: self.stepped(worker, worker.running))
             else:
@@ -313,11 +316,12 @@ def test_drawn_schedules_keep_every_promise() -> None:
         (Rules(is_over=lambda least, s, seen: outer_round.is_over(least - 1, s, [*seen, (0, 99)])), "told to stop"),
         (Rules(is_over=lambda least, s, seen: outer_round.is_over(least, s / 2, seen)), "no grace"),
         (Rules(is_over=lambda least, s, seen: False), "waited for"),
-        (Rules(computes=lambda least, made, workers, over: made == 0), "and the quorum is"),
-        (Rules(computes=lambda least, made, workers, over: made == 0 and not over), "quorum is|takes part"),
-        (Rules(computes=lambda least, made, workers, over: True), "each worker is one replica"),
+        (Rules(computes=lambda least, made, *_, left, over: made == left == 0), "and the quorum is"),
+        (Rules(computes=lambda least, made, *_, left, over: made == left == 0 and not over), "quorum is|takes part"),
+        (Rules(computes=lambda *_, left, over: left == 1), "quorum is|takes part"),
+        (Rules(computes=lambda *_, left, over: True), "each worker is one replica"),
     ],
-    ids=["too few", "no grace", "never over", "no more below it", "late ones take no part", "all computed"],
+    ids=["too few", "no grace", "never over", "no more below it", "late ones take no part", "not the last", "all"],
 )
 def test_a_wrong_rule_is_found(wrong: Rules, promise: str) -> None:
     found = first_violation(wrong)
