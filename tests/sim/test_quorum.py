@@ -98,13 +98,13 @@ def _half_the_grace(least: int, grace_s: float, seen: Any) -> bool:
     return IS_OVER(least, grace_s / 2, seen)
 
 
-def _none_more(least: int, made: int, workers: int, *, over: bool) -> bool:
+def _none_more(least: int, made: int, workers: int, *, left: int, over: bool) -> bool:
     """What the dead have trained is left out, also where too few live."""
-    return made == 0
+    return made == left == 0
 
 
-def _late_ones_out(least: int, made: int, workers: int, *, over: bool) -> bool:
-    return made == 0 and workers % 2 == 0
+def _late_ones_out(least: int, made: int, workers: int, *, left: int, over: bool) -> bool:
+    return made == left == 0 and workers % 2 == 0
 
 
 def _fresh_weights(
