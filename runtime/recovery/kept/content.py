@@ -179,7 +179,7 @@ class Ends:
 @torch.no_grad()
 def sample(every: Iterable[Ends]) -> int:
     """A checksum of these elements. It tells processes apart whose weights have gone different ways: a step changes
-    nearly all elements. Each device is waited for once."""
+    nearly all elements. What the calling thread's stream of a device has to do is waited for, once."""
     found: dict[torch.device, list[torch.Tensor]] = {}
     total = 0
     for ends in every:

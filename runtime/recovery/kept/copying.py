@@ -1,7 +1,8 @@
 """Writes the state behind one step into a segment of this machine's memory, and sends the segment to other machines.
 
 A thread that copied tensors one by one would take Python's lock for each of them, and the script would wait for it. So
-the tensors of an object are copied in one call, which does without the lock.
+the tensors of an object are copied in one call, which does without the lock. From a GPU the thread copies them on a
+stream of its own, behind what the script's stream had to do in done(): neither the script nor its stream waits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from runtime.recovery.kept.content import CurrentState, Ends, Piece, StateOfObje
 from runtime.recovery.kept.remote import SegmentMirror
 from runtime.recovery.kept.segment import Header, SegmentFile, aligned
 from runtime.recovery.state.encoding import dtype_name
+from runtime.recovery.state.host_bytes import DONE, HostBytes, StreamMark
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.script_end import TorchThread
 
@@ -51,10 +53,14 @@ class PlacedPart:
         self.entries = ",".join(entries)
         """What the table says of all pieces."""
         self.ends = Ends(filter(rule.is_alike, pieces)) if rule.samples else Ends(())
-        filled = [one for one in placed if one.piece.bytes]
-        self.steady = CopyList([one for one in filled if one.piece.steady and one.piece.tensor.is_cpu])
+        lists: dict[tuple[bool, str], list[PlacedPiece]] = {}
+        for one in placed:
+            kind = one.piece.tensor.device.type
+            if one.piece.bytes:
+                lists.setdefault((one.piece.steady and kind in ("cpu", "cuda"), kind), []).append(one)
+        self.steady = [CopyList(found) for (steady, _), found in lists.items() if steady]
         """What a thread may copy while the script goes on."""
-        self.others = CopyList([one for one in filled if not (one.piece.steady and one.piece.tensor.is_cpu)])
+        self.others = [CopyList(found) for (steady, _), found in lists.items() if not steady]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +74,12 @@ class WriteRule:
 
 
 class CopyList:
-    """Pieces that are copied together."""
+    """Pieces of one kind of device that are copied together."""
 
     def __init__(self, placed: Sequence[PlacedPiece]) -> None:
+        """placed: one at least."""
         self._placed = placed
+        self.on_gpu = placed[0].piece.tensor.is_cuda
         self.paths = [one.piece.path for one in placed]
         self.tensors = [one.piece.tensor for one in placed]
         self.sources = [one.piece.source for one in placed]
@@ -128,31 +136,42 @@ def size_of(parts: Sequence[PlacedPart]) -> int:
     return parts[-1].end if parts else 0
 
 
-def table(parts: Sequence[StateOfObject], placed: Sequence[PlacedPart], *, plain: bool) -> bytes:
-    """What the table of a segment says, as JSON: of each tensor path, dtype and whole shape, offset and shape of the
-    box, its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with plain values."""
+def table(parts: Sequence[StateOfObject], placed: Sequence[PlacedPart], *, plain: bool) -> str:
+    """What the table of a segment says, as JSON but for its sample: of each tensor path, dtype and whole shape, offset
+    and shape of the box, its place in the body or -1, whether it is a DTensor, and the kind of its device. plain: with
+    plain values."""
     values = ",".join(f"{json.dumps(part.name)}:{part.text}" for part in parts) if plain else ""
     tensors = ",".join(part.entries for part in placed if part.entries)
-    total = sample(part.ends for part in placed)
-    return f'{{"plain":{{{values}}},"tensors":[{tensors}],"sample":{total}}}'.encode()
+    return f'{{"plain":{{{values}}},"tensors":[{tensors}],"sample":'
 
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
     """A segment that is to be written. file: where. held: which part of which step it is. parts: the tensors of its
-    body. table: as table() returns it."""
+    body. begin: of its table, as table() returns it."""
 
     file: SegmentFile
     held: HeldSegment
     parts: Sequence[PlacedPart]
-    table: bytes
+    begin: str
+
+    @property
+    def samples_gpu(self) -> bool:
+        """Whether the table says a checksum of what is on a GPU."""
+        return any(tensor.is_cuda for part in self.parts for tensor in part.ends.others)
+
+    def table(self, mark: StreamMark) -> bytes:
+        """The whole table. mark: behind what the state is complete."""
+        with mark.behind():
+            return f"{self.begin}{sample(part.ends for part in self.parts)}}}".encode()
 
 
 class StepCopy:
     """Writes a segment with a thread of its own, while the script goes on, and sends it to the mirrors."""
 
     def __init__(self, segment: NewSegment, mirrors: Sequence[SegmentMirror], *, at_once: bool) -> None:
-        """at_once: copy all tensors here, and leave the checksum and the mirrors to the thread. Raises OSError."""
+        """at_once: copy all tensors here, and leave the checksum and the mirrors to the thread. Otherwise copy here
+        what more than the step of an optimizer may change; on a GPU into memory of the GPU. Raises OSError."""
         self.step = segment.held.step
         self.error: OSError | None = None
         self._failure: Exception | None = None
@@ -166,11 +185,22 @@ class StepCopy:
         self._segment, self._mirrors = segment, mirrors
         self._size = size_of(segment.parts)
         segment.file.begin(self._size)
-        for part in segment.parts:
-            self._write(part.others)
-        self._later = [] if at_once else [part.steady for part in segment.parts if part.steady.tensors]
-        for part in segment.parts if at_once else ():
-            self._write(part.steady)
+        self._mark = DONE
+        self._later = [one for part in segment.parts for one in part.steady]
+        self._clones: list[tuple[CopyList, list[torch.Tensor]]] = []
+        """Copies on a GPU, which are complete behind the mark."""
+        for one in (one for part in segment.parts for one in part.others):
+            if one.on_gpu:
+                self._clones.append((one, [tensor.detach().clone() for tensor in one.tensors]))
+            else:
+                self._write(one, one.tensors)
+        gpus = {tensor.device for part in segment.parts for tensor in part.ends.others}
+        gpus |= {tensor.device for one in self._later if one.on_gpu for tensor in one.tensors}
+        self._mark = StreamMark(gpus | {tensor.device for _, clones in self._clones for tensor in clones})
+        self._table = b"" if segment.samples_gpu and not at_once else segment.table(self._mark)
+        if at_once:
+            self._write_rest()
+            self._later, self._clones = [], []
         self._versions = [_versions(one) for one in self._later]
         self._here = threading.Event()
         self._thread = TorchThread(target=self._run, name="keep")
@@ -186,20 +216,30 @@ class StepCopy:
         """Until it is on the other machines, too, or cannot be."""
         self._thread.join()
 
-    def _write(self, one: CopyList) -> None:
-        if one.tensors:
-            copy_all(one.into(self._segment.file), one.tensors)
+    def _write(self, one: CopyList, tensors: list[torch.Tensor]) -> None:
+        """tensors: its own, or their clones."""
+        into = one.into(self._segment.file)
+        if one.on_gpu:
+            HostBytes(tensors, self._mark).copy_to([place.reshape(-1).view(torch.uint8) for place in into])
+        else:
+            copy_all(into, tensors)
+
+    def _write_rest(self) -> None:
+        for one in self._later:
+            self._write(one, one.tensors)
+        for one, clones in self._clones:
+            self._write(one, clones)
 
     def _run(self) -> None:
         header: Header | None = None
         segment = self._segment
         body = segment.file.body(0, self._size)
         try:
-            for one in self._later:
-                self._write(one)
+            self._write_rest()
+            self._table = self._table or segment.table(self._mark)
             self.torn = self._changed()
             if not self.torn:
-                header = segment.file.finish(segment.held, body, segment.table)
+                header = segment.file.finish(segment.held, body, self._table)
         except OSError as error:
             self.error = error
         except Exception as error:  # of a subclass of Tensor: the script has to hear of it
@@ -210,7 +250,7 @@ class StepCopy:
             return
         for mirror in self._mirrors:
             try:
-                mirror.send(segment.file.name, header, body, segment.table)
+                mirror.send(segment.file.name, header, body, self._table)
             except CopyFailed as error:
                 self.unsent.append((mirror, str(error)))
 

@@ -1,7 +1,8 @@
 """elastic.keep: the state of a script that is started again in each round, in memory after each step.
 
 Weights and the state of optimizers are copied by a thread while the script goes on: only the step of an optimizer
-changes them, and it waits for the copy. Everything else is copied at once. What is on a device is, too.
+changes them, and it waits for the copy. Everything else is copied at once: on a GPU into memory of the GPU, from which
+the thread copies it. On other devices all is copied at once.
 """
 
 from __future__ import annotations
