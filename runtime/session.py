@@ -278,8 +278,7 @@ class Operations(Protocol):
 
     @property
     def units_left(self) -> int:
-        """How many units this member still has to compute after the one that was handed out last, while nobody is
-        lost."""
+        """How many units this member has still to compute now, after the one that was handed out last."""
 
     def draws(self, shard: int, samples: Callable[[], str]) -> None:
         """Say how to name the samples of a shard, before they are loaded: one that ends worker after worker is told

@@ -12,7 +12,6 @@ from elastic.protocol.loop_state import ScriptStage
 from elastic.protocol.outer_round import DRIFT, INNER_STEPS, LATE, LOST, REPLICAS, SUMMED_BYTES, Quorum
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
-from runtime.allreduce.reduction.schedule import Cut
 from runtime.data.loader import Loader
 from runtime.data.random_state import seed_shard
 from runtime.guards import checks
@@ -41,6 +40,7 @@ class OuterPass(Pass):
         assert training.registered.round is not None
         self._round: Round = training.registered.round
         self._quorum = self._round.outer.quorum
+        self.sends_early = self._round.outer.schedule.delay > 0
         self._inner = 0
         """Inner steps that the replica has made."""
         self._made = 0
@@ -106,9 +106,6 @@ class OuterPass(Pass):
         if self._quorum is not None:
             self._training.session.seek(self._quorum)
 
-    def _cuts(self) -> tuple[Cut, ...]:
-        return super()._cuts() if self._round.outer.schedule.delay else ()
-
     def _repeated(self, result: Partial) -> bool:
         self._round.drop()
         return super()._repeated(result)
@@ -153,9 +150,7 @@ class OuterPass(Pass):
     def _send_early(self, replica: int) -> None:
         """The difference of this worker's last replica leaves while its other inner steps are made: the overlap of
         Streaming DiLoCo (Douillard et al. 2025, section 2.3)."""
-        if self._round.outer.schedule.delay == 0 or not self.collects:
-            return
-        if (early := self._training.session.send_early()) is not None:
+        if self.sends_early and self.collects and (early := self._training.session.send_early()) is not None:
             with self._round.differences_as_gradients():
                 self._harvest.early.give(early, self._weight(replica))
 

@@ -13,7 +13,6 @@ from elastic.errors import UsageError
 from elastic.protocol.loop_state import Join, PassRepeated, RehearsalOver, ResultHeld, ScriptStage
 from runtime.allreduce.reduction.gradient_harvest import Harvest
 from runtime.allreduce.reduction.partial_sum import Json, Partial, Scalars
-from runtime.allreduce.reduction.schedule import Cut
 from runtime.data.loader import Loader
 from runtime.data.prefetcher import Wanted
 from runtime.data.random_state import ShardRandom
@@ -222,6 +221,7 @@ class Pass(Iterator[Any]):
         """The shard of this pass that several workers compute."""
         self._checks = 0
         """How often this worker is still to compute it for no other purpose."""
+        self.sends_early = True  # parts of a worker's last shard may leave before it is over
         self.verifying = False
         """Whether the running shard is computed only to be compared."""
         self._harvest: Harvest
@@ -348,12 +348,8 @@ class Pass(Iterator[Any]):
         comparable = op.joinable and not isinstance(work.loader, Stream) and not work.inner_steps
         self._verified = session.verification.shard(place.index, op.units) if comparable else None
         self._checks = 0 if self._verified is None else self._checks_of(self._verified)
-        cuts = self._cuts() if self._verified is None else ()  # what has been sent would be used
-        session.begin(op, fingerprint, harvest.groups(), cuts=cuts)
-
-    def _cuts(self) -> tuple[Cut, ...]:
-        """The parts in which gradients may leave before the last shard is over; (): none may."""
-        return self._harvest.early.cuts
+        early = self.sends_early and self._verified is None  # what has been sent would be used
+        session.begin(op, fingerprint, harvest.groups(), cuts=harvest.early.cuts if early else ())
 
     def _checks_of(self, shard: int) -> int:
         """How often this worker computes that shard only to compare its values with those of others."""

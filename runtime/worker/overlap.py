@@ -1,4 +1,4 @@
-"""The overlap of a reduction with backward: tensors that leave early, and whether they were right.
+"""The overlap of a reduction with backward, or with inner steps: tensors that leave early, and whether they were right.
 
 Where it applies, an operation is several ones of the ring: the tensors (early_sums.py), then the headers, and, if a
 member has sent early what its gradient is not, all tensors again.

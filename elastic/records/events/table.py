@@ -139,7 +139,7 @@ ROWS = (
     _worker("op_complete", "op", "{worker_id} has operation {op} complete", "The first operation of each generation, "
         "and no later one", feeds=_LOSS),
     _worker("overlap_given_up", "op because", "", "Gradients that were sent early were wrong in the workers that "
-        "`because` names; in this generation they are sent after backward"),
+        "`because` names; in this generation they are sent at the end of the pass"),
     _worker("pass_repeated", "step pass_no", "", "A pass is computed again, because gradients reached other parameters "
         "than in the pass before"),
     _worker("steps_planned", "total shards", "", "How large the job is: when the script has said it, and when it "

@@ -1,8 +1,9 @@
 """Writes the state behind one step into a segment of this machine's memory, and sends the segment to other machines.
 
 A thread that copied tensors one by one would take Python's lock for each of them, and the script would wait for it. So
-the tensors of an object are copied in one call, which does without the lock. From a GPU the thread copies them on a
-stream of its own, behind what the script's stream had to do in done(): neither the script nor its stream waits.
+the tensors of an object that are on the CPU are copied in one call, which does without the lock. Those on a GPU are
+copied in parts, on a stream of the thread, after what the script's stream had to do in done(). Neither the script nor
+its stream waits for this copy.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def table(parts: Sequence[StateOfObject], placed: Sequence[PlacedPart], *, plain
 @dataclass(frozen=True, slots=True)
 class NewSegment:
     """A segment that is to be written. file: where. held: which part of which step it is. parts: the tensors of its
-    body. begin: of its table, as table() returns it."""
+    body. begin: the beginning of its table, as table() returns it."""
 
     file: SegmentFile
     held: HeldSegment
@@ -161,7 +162,7 @@ class NewSegment:
         return any(tensor.is_cuda for part in self.parts for tensor in part.ends.others)
 
     def table(self, mark: StreamMark) -> bytes:
-        """The whole table. mark: behind what the state is complete."""
+        """The whole table. mark: behind which the state is complete."""
         with mark.behind():
             return f"{self.begin}{sample(part.ends for part in self.parts)}}}".encode()
 
@@ -169,9 +170,12 @@ class NewSegment:
 class StepCopy:
     """Writes a segment with a thread of its own, while the script goes on, and sends it to the mirrors."""
 
-    def __init__(self, segment: NewSegment, mirrors: Sequence[SegmentMirror], *, at_once: bool) -> None:
-        """at_once: copy all tensors here, and leave the checksum and the mirrors to the thread. Otherwise copy here
-        what more than the step of an optimizer may change; on a GPU into memory of the GPU. Raises OSError."""
+    def __init__(
+        self, segment: NewSegment, mirrors: Sequence[SegmentMirror], *, at_once: bool, gpu_at_once: bool
+    ) -> None:
+        """at_once: copy all tensors here, and leave the checksum and the mirrors to the thread. gpu_at_once: do so with
+        tensors on a GPU. Otherwise the thread copies what only the step of an optimizer changes. Other tensors on a GPU
+        are copied on the GPU first, and from there by the thread. Raises OSError."""
         self.step = segment.held.step
         self.error: OSError | None = None
         self._failure: Exception | None = None
@@ -182,6 +186,8 @@ class StepCopy:
         """Mirrors that do not have it, and why."""
         self.seen = False
         """Whether the script knows of its end here."""
+        self.stepped = False
+        """Whether an optimizer that waits for it has begun a step since. A replayed CUDA graph makes steps unheard."""
         self._segment, self._mirrors = segment, mirrors
         self._size = size_of(segment.parts)
         segment.file.begin(self._size)
@@ -190,17 +196,18 @@ class StepCopy:
         self._clones: list[tuple[CopyList, list[torch.Tensor]]] = []
         """Copies on a GPU, which are complete behind the mark."""
         for one in (one for part in segment.parts for one in part.others):
-            if one.on_gpu:
-                self._clones.append((one, [tensor.detach().clone() for tensor in one.tensors]))
-            else:
+            clones = _clones_of(one.tensors) if one.on_gpu and not (at_once or gpu_at_once) else None
+            if clones is None:
                 self._write(one, one.tensors)
+            else:
+                self._clones.append((one, clones))
         gpus = {tensor.device for part in segment.parts for tensor in part.ends.others}
         gpus |= {tensor.device for one in self._later if one.on_gpu for tensor in one.tensors}
         self._mark = StreamMark(gpus | {tensor.device for _, clones in self._clones for tensor in clones})
-        self._table = b"" if segment.samples_gpu and not at_once else segment.table(self._mark)
-        if at_once:
-            self._write_rest()
-            self._later, self._clones = [], []
+        self._table = b"" if segment.samples_gpu and not (at_once or gpu_at_once) else segment.table(self._mark)
+        for one in [one for one in self._later if at_once or (gpu_at_once and one.on_gpu)]:
+            self._write(one, one.tensors)
+            self._later.remove(one)
         self._versions = [_versions(one) for one in self._later]
         self._here = threading.Event()
         self._thread = TorchThread(target=self._run, name="keep")
@@ -224,18 +231,16 @@ class StepCopy:
         else:
             copy_all(into, tensors)
 
-    def _write_rest(self) -> None:
-        for one in self._later:
-            self._write(one, one.tensors)
-        for one, clones in self._clones:
-            self._write(one, clones)
-
     def _run(self) -> None:
         header: Header | None = None
         segment = self._segment
         body = segment.file.body(0, self._size)
         try:
-            self._write_rest()
+            for one in self._later:
+                self._write(one, one.tensors)
+            for one, clones in self._clones:
+                self._write(one, clones)
+            self._clones = []
             self._table = self._table or segment.table(self._mark)
             self.torn = self._changed()
             if not self.torn:
@@ -264,6 +269,14 @@ class StepCopy:
 
 def _versions(one: CopyList) -> list[int]:
     return [source._version for source in one.sources]
+
+
+def _clones_of(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Copies of them on their GPU, which are complete after what its stream has to do; None: it has no memory."""
+    try:
+        return [tensor.detach().clone() for tensor in tensors]
+    except torch.OutOfMemoryError:
+        return None
 
 
 def copy_all(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:

@@ -195,6 +195,7 @@ class KeptScript:
             self.step = step
             self._write_log()
             return
+        stepped = self._copy is not None and self._copy.stepped
         self.wait()
         self._await_mirror()
         self.step = step
@@ -207,7 +208,7 @@ class KeptScript:
                 self._begin(state)
             self._write_log()
             if self._writer is not None and self._place is not None:
-                self._keep(state, self._writer)
+                self._keep(state, self._writer, gpu_at_once=not stepped)
         except OSError as error:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
         if ends and self._end is not None and self._place is not None:
@@ -236,6 +237,8 @@ class KeptScript:
             self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
 
     def _before_step(self, name: str, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._copy is not None:
+            self._copy.stepped = True
         self.wait()
         if self._log is not None:
             self._log.take_lr(name, optimizer)
@@ -389,12 +392,12 @@ class KeptScript:
 
         return WriteRule(writes, self._is_alike, samples=own)
 
-    def _keep(self, state: CurrentState, writer: SegmentWriter) -> None:
+    def _keep(self, state: CurrentState, writer: SegmentWriter, *, gpu_at_once: bool) -> None:
         assert self._place is not None and self._at is not None
         placed = self._layout.place(state)
         said = table(state.parts, placed, plain=self._place.own or self._is_first())
         segment = NewSegment(writer.oldest(), self._held(state), placed, said)
-        self._copy = StepCopy(segment, tuple(self._mirrors), at_once=self._at_once)
+        self._copy = StepCopy(segment, tuple(self._mirrors), at_once=self._at_once, gpu_at_once=gpu_at_once)
 
     def _is_alike(self, piece: Piece) -> bool:
         """Whether all processes have this tensor alike, as far as the first step of the round could tell. The sample

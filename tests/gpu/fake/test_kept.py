@@ -9,6 +9,7 @@ import os
 import threading
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -80,6 +81,7 @@ def beside(memory: str, own: bool) -> dict[str, Any]:
     script.before = len(script.device.notes())
     found: dict[str, Any] = {}
     with torch.cuda.stream(script.stream):
+        script.optimizer.step()
         script.device.set("kernel_hangs", pid=os.getpid())
         for parameter in script.model.parameters():
             assert parameter.grad is not None
@@ -95,6 +97,8 @@ def beside(memory: str, own: bool) -> dict[str, Any]:
     script.device.set("kernel_hangs", 0)
     stepping.join(GENEROUS_S)
     script.kept.wait()
+    assert script.kept._copy is not None
+    found["copies on the GPU are gone"] = not script.kept._copy._clones
     copies = {note.stream for note in script.notes() if note.kind == "copy" and note.other == TO_HOST}
     ordered = {note.stream for note in script.notes() if (note.kind, note.other) == ("stream_wait", stream_of(script))}
     found |= {"streams": len(copies), "beside the script": not copies & {0, stream_of(script)}}
@@ -120,7 +124,7 @@ def went_on(memory: str, own: bool, wanted: list[bytes]) -> bool:
 
 def check(device: FakeDevice, memory: Path, own: bool) -> None:
     found = device.call(beside, str(memory), own)
-    said = ("the optimizer waits", "beside the script", "behind it", "same")
+    said = ("the optimizer waits", "copies on the GPU are gone", "beside the script", "behind it", "same")
     assert found == {"streams": 1, **dict.fromkeys(said, True)}
 
 
@@ -130,3 +134,41 @@ def test_done_waits_for_no_gpu_and_the_copies_run_beside_the_script(device: Fake
 
 def test_nor_does_it_with_ranks_of_whose_tensors_a_sample_is_kept(device: FakeDevice, tmp_path: Path) -> None:
     check(device, tmp_path, own=True)
+
+
+def unheard(memory: str) -> bool:
+    """A step of which no optimizer tells, as of a CUDA graph, changes weights behind done(). Whether a second round
+    goes on from what was there in done()."""
+    script = Script(memory, own=False)
+    script.keep()
+    wanted = script.bytes()
+    with torch.cuda.stream(script.stream):
+        script.kept.done()
+        for parameter in script.model.parameters():
+            parameter.data.copy_(torch.full_like(parameter, 9.0, device="cpu"))
+        script.kept.wait()
+    return went_on(memory, False, wanted)
+
+
+def test_behind_a_step_of_which_no_optimizer_tells_all_is_copied_in_done(device: FakeDevice, tmp_path: Path) -> None:
+    assert device.call(unheard, str(tmp_path))
+
+
+def without_memory(memory: str) -> bool:
+    """The GPU has no memory for copies on it."""
+
+    def clone(tensor: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    script = Script(memory, own=False)
+    script.keep()
+    wanted = script.bytes()
+    with torch.cuda.stream(script.stream), patch.object(torch.Tensor, "clone", clone):
+        script.optimizer.step()
+        script.kept.done()
+        script.kept.wait()
+    return went_on(memory, False, wanted)
+
+
+def test_a_gpu_without_memory_for_copies_is_waited_for(device: FakeDevice, tmp_path: Path) -> None:
+    assert device.call(without_memory, str(tmp_path))

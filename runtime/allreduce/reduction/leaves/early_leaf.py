@@ -1,4 +1,4 @@
-"""Parts of a shard's gradients, given to EarlySums as soon as backward has completed them."""
+"""Parts of a shard's gradients, given to EarlySums as soon as backward, or a replica, has completed them."""
 
 from __future__ import annotations
 
