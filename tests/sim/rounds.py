@@ -251,7 +251,7 @@ class RoundsWorld:
         worker.records.hear(one for report in exchange.result.values() for one in report.logged)
         if (safe := rounds.safe_step(exchange.result, members, worker.knows)) > 0:
             worker.records.keep(RoundNumber(0, worker.state.generation), safe)
-        worker.state.learn(exchange.result, members)
+        worker.state.learn(exchange.result, members, RoundNumber(0, worker.state.generation))
         decision = worker.state.decide(exchange.result, members, worker.knows, HANG_S)
         exchange.decided[name] = decision
         self._check(worker, exchange, decision)
@@ -286,7 +286,7 @@ class RoundsWorld:
                 )
                 number = RoundNumber(0, worker.state.generation)
                 worker.records.begin(number, start.source, all_new=nobody_knows)
-                worker.state.starts(start)
+                worker.state.starts(start, number)
                 worker.lacking_from_s = NEVER_S
                 self._start(worker, start)
             case Blame(blamed, failure) if blamed == name:

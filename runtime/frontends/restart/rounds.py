@@ -17,6 +17,7 @@ from runtime.recovery.kept.choice import (
     HeldSegment,
     KeptStep,
     KnownStep,
+    RoundNumber,
     ThinPart,
     awaited,
     newest_whole,
@@ -396,16 +397,16 @@ class RoundState:
         self.kept = step
         self.first = step if self.first < 0 else self.first
 
-    def starts(self, start: StartScript) -> None:
-        """The scripts of all workers begin."""
+    def starts(self, start: StartScript, number: RoundNumber) -> None:
+        """The scripts of all workers begin. number: of the round."""
         self.begun = start.source.step if start.source is not None else 0
-        self.known = KnownStep(self.begun, tuple(sorted(set(map(node_of, start.held)))))
+        self.known = KnownStep(number, self.begun, tuple(sorted(set(map(node_of, start.held)))))
 
-    def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> None:
+    def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str], number: RoundNumber) -> None:
         """From the reports of an exchange: what all scripts of this worker's round have kept, and mirrored."""
         step = safe_step(reports, members, self.generation)
         if step >= 0 and self.script is not ScriptState.WAITING:
-            self.known = KnownStep(step, tuple(sorted(set(map(node_of, members)))))
+            self.known = KnownStep(number, step, tuple(sorted(set(map(node_of, members)))))
 
     def report(self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0) -> ScriptReport:
         """store: where this worker has rank 0. idle_s: of a script that runs. lacking_s: as of ScriptReport."""

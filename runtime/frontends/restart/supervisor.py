@@ -199,7 +199,7 @@ class Supervisor:
             self._records.keep(self._round, step)
         if rounds.is_settled(reports, place.members, place.generation, self._at.begun):
             self._kept.settle(self._round)
-        self._at.learn(reports, place.members)
+        self._at.learn(reports, place.members, self._round)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case rounds.LookAtKept():
                 mine = share(session.worker_id, place.members)
@@ -368,7 +368,7 @@ class Supervisor:
             self._session.note("kept_not_digested", step=source.step, because=str(error))
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
-        self._at.starts(start)
+        self._at.starts(start, self._round)
         self._lacking_since_s = math.inf
         self._notice_file.keep(self._session.going)
         mine = places(members, self._told.ranks)[self._session.worker_id]

@@ -68,17 +68,21 @@ class KeptStep:
 @dataclass(frozen=True, slots=True, order=True)
 class KnownStep:
     """A step that all scripts of a round have kept, on other machines, too, or have begun with, and the nodes of the
-    round, whose memory has it, and perhaps newer ones."""
+    round, whose memory has it, and perhaps newer ones. The greatest one is that of the latest round: it may have begun
+    with an earlier step than a round before it has kept."""
 
+    round: RoundNumber
+    """That round, also where the step that it has begun with was kept in an earlier one."""
     step: int
     nodes: tuple[str, ...]
 
     def to_json(self) -> list[Any]:
-        return [self.step, list(self.nodes)]
+        return [*self.round, self.step, list(self.nodes)]
 
     @classmethod
     def from_json(cls, said: Any) -> Self:
-        return cls(int(said[0]), tuple(map(str, said[1])))
+        run, generation, step, nodes = said
+        return cls(RoundNumber(int(run), int(generation)), int(step), tuple(map(str, nodes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +186,25 @@ def awaited(
 ) -> KnownStep | None:
     """A step that is newer than the source, with the nodes that have no member now and may have what lacks of it.
     None: the source is as new as it may be, or nobody else can have more. known: None: all workers are new, so the
-    nodes are not known. held: all segments that are there: they tell of steps, too."""
+    nodes are not known. held: all segments that are there: they tell of steps, too. Those of rounds before the one of
+    `known` do not: when it began, all its nodes were there, and together they had no newer step whole."""
     away: tuple[str, ...] = ()
     if known is not None and not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
         return None
     steps: dict[RoundNumber, set[int]] = {}
+    since = [one.round for one in (known, source) if one is not None]
     for one in held:
-        if source is None or one.round >= source.round:
+        if all(one.round >= number for number in since):
             steps.setdefault(one.round, set()).add(one.step)
     lag = LAG if known is not None else LAG - 1  # then some of these nodes may just be a little later
-    newest = 0 if known is None else known.step
-    for number, found in steps.items():
+    found = [] if known is None else [KnownStep(known.round, known.step, away)]
+    for number, kept in steps.items():
         # The first step of a round is void if a script has changed its weights while it was copied.
         may_lack = lag + int(known is not None and (source is None or number > source.round))
-        if len(found) > may_lack:
-            newest = max(newest, sorted(found)[-1 - may_lack])
-    return KnownStep(newest, away) if newest > (0 if source is None else source.step) else None
+        if len(kept) > may_lack:
+            found.append(KnownStep(number, sorted(kept)[-1 - may_lack], away))
+    newest = max(found, key=lambda one: one.step, default=None)
+    return newest if newest is not None and newest.step > (0 if source is None else source.step) else None
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:
