@@ -130,6 +130,10 @@ class ScriptReport:
     first: int = -1
     """The first step that its script has kept in this round; -1: none. It may have changed its weights while an earlier
     one was copied, which others have kept."""
+    recorded: int = -1
+    """So many steps are in the ledger, as far as the worker knows; -1: it is new, and no other one has told it yet."""
+    tells: bool = False
+    """Whether it tells new workers: `logged` has all that it has heard of steps that are not in the ledger."""
 
     def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
@@ -166,6 +170,8 @@ class ScriptReport:
             said["digests"],
             said["before"],
             said["first"],
+            said["recorded"],
+            said["tells"],
         )
 
 
@@ -342,6 +348,13 @@ def _common(found: Sequence[ScriptReport], steps: Sequence[int]) -> int:
     return least if all(report.first <= least for report in found) else -1
 
 
+def tells_new_ones(worker: str, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> bool:
+    """Whether this worker is to tell new ones what is not in the ledger yet: the first one that knows. reports: of all
+    members."""
+    know = [member for member in members if reports[member].recorded >= 0]
+    return len(know) < len(members) and know[:1] == [worker]
+
+
 def of_round(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> Sequence[ScriptReport]:
     """The reports of all members, if all are in the round of this generation; otherwise none."""
     found = [reports[worker] for worker in members if worker in reports]
@@ -368,6 +381,7 @@ class RoundState:
     memory: bool = True
     known: KnownStep | None = None
     logged: tuple[LoggedStep, ...] = ()
+    tells: bool = False
     hashed: bool = False
     digests: Mapping[str, str] | None = None
     """See ScriptReport."""
@@ -408,15 +422,17 @@ class RoundState:
         if step >= 0 and self.script is not ScriptState.WAITING:
             self.known = KnownStep(number, step, tuple(sorted(set(map(node_of, members)))))
 
-    def report(self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0) -> ScriptReport:
-        """store: where this worker has rank 0. idle_s: of a script that runs. lacking_s: as of ScriptReport."""
+    def report(
+        self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0, recorded: int = -1
+    ) -> ScriptReport:
+        """store: where this worker has rank 0. idle_s: of a script that runs. lacking_s, recorded: see ScriptReport."""
         idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
         held = self.held if self.script in (ScriptState.WAITING, ScriptState.DONE) else None
         said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
         said = replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
         said = replace(said, known=self.known, lacking_s=lacking_s)
         said = replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests)
-        return replace(said, before=self.before, first=self.first)
+        return replace(said, before=self.before, first=self.first, recorded=recorded, tells=self.tells)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float
