@@ -253,11 +253,13 @@ class RoundsWorld:
         if (safe := rounds.safe_step(exchange.result, members, worker.knows)) > 0:
             worker.records.keep(RoundNumber(0, worker.state.generation), safe)
         worker.state.learn(exchange.result, members, RoundNumber(0, worker.state.generation))
+        self.memories.remember(name, worker.state.known)
         decision = worker.state.decide(exchange.result, members, worker.knows, HANG_S)
         exchange.decided[name] = decision
         self._check(worker, exchange, decision)
         match decision:
             case LookAtKept():
+                worker.state.known = worker.state.known or self.memories.remembered(name)
                 worker.state.held = self.memories.look(name, members)
                 mine, shares = share(name, members)
                 worker.state.tells = rounds.tells_new_ones(name, exchange.result, members)
@@ -276,7 +278,7 @@ class RoundsWorld:
             case StartScript() as start:
                 said = [exchange.result[member] for member in members]
                 in_vain = any(one.lacking_s >= LACKING_S for one in said)
-                nobody_knows = all(one.known is None for one in said)
+                nobody_knows = all(one.known is None or not one.known.nodes for one in said)
                 self.memories.load(
                     members,
                     worker.state.generation,
@@ -288,6 +290,7 @@ class RoundsWorld:
                 number = RoundNumber(0, worker.state.generation)
                 worker.records.begin(number, start.source)
                 worker.state.starts(start, number)
+                self.memories.remember(name, worker.state.known)
                 worker.lacking_from_s = NEVER_S
                 self._start(worker, start)
             case Blame(blamed, failure) if blamed == name:

@@ -50,6 +50,11 @@ def test_what_lacked_when_a_round_began_is_not_awaited_once_more() -> None:
     assert {"two nodes lost", "waited"} <= RoundsWorld(10283).run()
 
 
+def test_nor_when_all_workers_of_that_round_are_lost() -> None:
+    reached = RoundsWorld(2919, rare=True).run()
+    assert {"all lost", "void"} <= reached and "waited" not in reached
+
+
 def _knows_its_generation_only(*words: Any, **options: Any) -> rounds.Decision:
     """As it was once: who has heard of the next generation does not see that all scripts have ended."""
     reports, _, generation = words

@@ -114,7 +114,7 @@ class ScriptReport:
     memory: bool = True
     """Whether the worker has a directory in memory."""
     known: KnownStep | None = None
-    """The newest step of which the worker knows that a round has kept it."""
+    """The newest step of which the worker, or its machine, knows that a round has kept it."""
     lacking_s: float = 0.0
     """Seconds for which it has waited for the memory of a node."""
     logged: tuple[LoggedStep, ...] = ()
@@ -316,7 +316,8 @@ def _begin(
         return StartScript(store, without=without)
     every = [one for segments in held.values() for one in segments]
     source = newest_whole(every)
-    known = max((report.known for report in waiting.values() if report.known is not None), default=None)
+    said = [report.known for report in waiting.values() if report.known is not None]
+    known = max(said, key=lambda one: (bool(one.nodes), one), default=None)
     lacking = awaited(known, every, source, members)
     if lacking is not None and max(report.lacking_s for report in waiting.values()) < LACKING_S:
         return AwaitNodes(lacking)

@@ -198,11 +198,13 @@ class Supervisor:
         if rounds.is_settled(reports, place.members, place.generation, self._at.begun):
             self._kept.settle(self._round)
         self._at.learn(reports, place.members, self._round)
+        self._kept.remember(self._at.known)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case rounds.LookAtKept():
                 mine = share(session.worker_id, place.members)
                 self._at.tells = rounds.tells_new_ones(session.worker_id, reports, place.members)
                 told = self._records.unrecorded() if self._at.tells else ()
+                self._at.known = self._at.known or self._kept.remembered()
                 self._at.held, self._at.logged = self._kept.check(*mine), (*told, *self._logs.left(*mine))
             case rounds.AwaitNodes(lacking):
                 self._await_nodes(place.rank, lacking)
@@ -311,9 +313,8 @@ class Supervisor:
         if rank == 0 and start.thin:
             self._session.note("kept_thin", step=start.thin[0].held.step, parts=len(start.thin))
         if rank == 0 and start.incomplete:
-            self._session.note(
-                "kept_incomplete", because=lost_parts(one for held in start.held.values() for one in held)
-            )
+            because = lost_parts(one for held in start.held.values() for one in held)
+            self._session.note("kept_incomplete", because=because)
 
     def _kept_place(self, rank: int, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
         """What a process of the script is told about keeping its state. Raises OSError."""
@@ -326,8 +327,7 @@ class Supervisor:
             path = KeptPlace(memory, self._round).directory() / f"others.{rank}"
             OtherMachines(self._session.dial(), mirrors, parts, count).write(path)
             others = str(path)
-        place = KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0)
-        return place.to_environment()
+        return KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0).to_environment()
 
     def _elsewhere(
         self, source: KeptStep | None, held: Mapping[str, tuple[HeldSegment, ...]]
@@ -368,6 +368,7 @@ class Supervisor:
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
         self._at.starts(start, self._round)
+        self._kept.remember(self._at.known)
         self._lacking_since_s = math.inf
         self._notice_file.keep(self._session.going)
         mine = places(members, self._told.ranks)[self._session.worker_id]

@@ -360,3 +360,10 @@ def test_a_damaged_error_file_is_named(tmp_path: Path, text: str) -> None:
     killed = Failure.read(-11, 99.0, file)
     assert killed.said == "the script ended with signal 11" and killed.is_from_outside
     assert not Failure(-9, 99.0, message="its timer expired").is_from_outside and not EARLY.is_from_outside
+
+
+def test_what_a_worker_knows_goes_before_what_a_machine_remembers() -> None:
+    said = reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(THIRD, 10, ("a", "c")))
+    remembered = replace(said["a.1.0"], known=KnownStep(RoundNumber(0, 5), 9, ()))
+    found = decide({**said, "a.1.0": remembered}, MEMBERS, 4, failing=False)
+    assert found == AwaitNodes(KnownStep(THIRD, 10, ("c",)))

@@ -246,6 +246,17 @@ def test_what_lacked_when_a_round_began_is_not_awaited_once_more() -> None:
     assert max(before, begun) == begun
 
 
+def test_a_machine_remembers_which_steps_are_not_awaited_when_all_workers_are_lost() -> None:
+    """The first round had lost a machine, and the second one began anew. Nobody knows which machines there were."""
+    held = [HeldSegment(step, FIRST, 0, part, 2) for step, part in ((1, 0), (10, 1))]
+    assert awaited(None, held, None, ["b.0.1"]) == KnownStep(FIRST, 1, ())
+    assert awaited(KnownStep(FIRST, 1, ()), held, None, ["b.0.1"]) == KnownStep(FIRST, 1, ())
+    assert awaited(KnownStep(SECOND, 0, ()), held, None, ["b.0.1"]) is None
+    later = [HeldSegment(step, SECOND, 0, 0, 2) for step in (3, 4)]
+    assert awaited(KnownStep(SECOND, 0, ()), [*held, *later], None, ["b.0.1"]) == KnownStep(SECOND, 3, ())
+    assert awaited(KnownStep(SECOND, 9, ()), of_step(9, SECOND, 2), KeptStep(9, SECOND, 0), ["b.0.1"]) is None
+
+
 def test_what_is_lost_is_named_by_step_and_parts() -> None:
     held = [HeldSegment(4, FIRST, 0, 0, 4), HeldSegment(4, FIRST, 0, 2, 4), HeldSegment(3, FIRST, 0, 1, 4)]
     assert lost_parts(held) == "step 4 of round 1 lacks 2 of 4 parts: 1, 3"
