@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart.places import share
 from runtime.frontends.restart.rounds import StartScript
-from runtime.recovery.kept.choice import HeldSegment, RoundNumber, ThinPart, holders
+from runtime.recovery.kept.choice import HeldSegment, KnownStep, RoundNumber, ThinPart, holders
 from runtime.recovery.kept.segment import BUFFERS
 from runtime.recovery.kept.step_log import LoggedStep
 from tests.sim.clock import Clock
@@ -31,6 +32,7 @@ class Memories:
         self._every = every
         self._held: dict[str, set[HeldSegment]] = {}
         self._logs: dict[str, list[LoggedStep]] = {}
+        self._known: dict[str, KnownStep] = {}
         self._lost: set[str] = set()
         """Machines that were lost since each part was known to be on two of them."""
         self._alone = False
@@ -86,12 +88,22 @@ class Memories:
     def lose(self, node: str) -> None:
         self._held.pop(node, None)
         self._logs.pop(node, None)
+        self._known.pop(node, None)
         self._lost.add(node)
 
     def look(self, worker: str, members: Sequence[str]) -> tuple[HeldSegment, ...]:
         mine, workers = share(worker, members)
         held = self._held.get(node_of(worker), set())
         return tuple(sorted(one for one in held if one.part % workers == mine))
+
+    def remember(self, worker: str, known: KnownStep | None) -> None:
+        """A worker writes what it knows, if something was kept on its machine."""
+        node = node_of(worker)
+        if known is not None and (self._logs.get(node) or self._held.get(node)):
+            self._known[node] = replace(known, nodes=())
+
+    def remembered(self, worker: str) -> KnownStep | None:
+        return self._known.get(node_of(worker))
 
     def copy(self, worker: str, parts: Sequence[ThinPart]) -> list[HeldSegment]:
         """What this worker copies of what too few machines have, while it is there."""

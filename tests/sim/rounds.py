@@ -161,7 +161,7 @@ class RoundsWorld:
             assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
         done = [worker.script.step for worker in self.workers.values() if worker.left and worker.script is not None]
         lacking = sorted(set(range(max(done))) - self.ledger.keys())
-        assert not lacking or "nobody recorded" in self.reached, f"steps are not in the ledger: {lacking}"
+        assert not lacking, f"steps are not in the ledger: {lacking}"
         return self.reached
 
     def _record(self, line: StepRecord) -> None:
@@ -219,7 +219,8 @@ class RoundsWorld:
                 worker.name, worker.told, lambda one: one.round == number and one.rank == own
             )
         lacking_s = max(0.0, now_s - worker.lacking_from_s)
-        exchange.said.setdefault(worker.name, worker.state.report(store, idle_s, lacking_s))
+        recorded = worker.records.recorded if worker.records is not None else -1
+        exchange.said.setdefault(worker.name, worker.state.report(store, idle_s, lacking_s, recorded))
         self._complete(exchange)
 
     def _look_at_last(self, worker: Worker, members: tuple[str, ...]) -> None:
@@ -247,19 +248,24 @@ class RoundsWorld:
         if rounds.is_settled(exchange.result, members, worker.knows, worker.state.begun):
             self.memories.settle(name, worker.knows)
         assert worker.records is not None
-        worker.state.logged = ()
-        worker.records.hear(one for report in exchange.result.values() for one in report.logged)
+        worker.state.logged, worker.state.tells = (), False
+        worker.records.hear(exchange.result.values())
         if (safe := rounds.safe_step(exchange.result, members, worker.knows)) > 0:
             worker.records.keep(RoundNumber(0, worker.state.generation), safe)
-        worker.state.learn(exchange.result, members)
+        worker.state.learn(exchange.result, members, RoundNumber(0, worker.state.generation))
+        self.memories.remember(name, worker.state.known)
         decision = worker.state.decide(exchange.result, members, worker.knows, HANG_S)
         exchange.decided[name] = decision
         self._check(worker, exchange, decision)
         match decision:
             case LookAtKept():
+                worker.state.known = worker.state.known or self.memories.remembered(name)
                 worker.state.held = self.memories.look(name, members)
                 mine, shares = share(name, members)
-                worker.state.logged = self.memories.news(name, worker.told, lambda one: one.rank % shares == mine)
+                worker.state.tells = rounds.tells_new_ones(name, exchange.result, members)
+                told = worker.records.unrecorded() if worker.state.tells else ()
+                left = self.memories.news(name, worker.told, lambda one: one.rank % shares == mine)
+                worker.state.logged = (*told, *left)
             case AwaitNodes():
                 self.reached.add("waited")
                 found = newest_whole(one for said in exchange.result.values() for one in said.held or ())
@@ -272,10 +278,7 @@ class RoundsWorld:
             case StartScript() as start:
                 said = [exchange.result[member] for member in members]
                 in_vain = any(one.lacking_s >= LACKING_S for one in said)
-                nobody_knows = all(one.known is None for one in said)
-                told = [other for other in members if exchange.result[other].known is not None]
-                if told and all(self.workers[other].dead for other in told):  # newcomers leave the ledger to these
-                    self.reached.add("nobody recorded")
+                nobody_knows = all(one.known is None or not one.known.nodes for one in said)
                 self.memories.load(
                     members,
                     worker.state.generation,
@@ -285,8 +288,9 @@ class RoundsWorld:
                     recorded=max(self.ledger, default=-1) + 1,
                 )
                 number = RoundNumber(0, worker.state.generation)
-                worker.records.begin(number, start.source, all_new=nobody_knows)
-                worker.state.starts(start)
+                worker.records.begin(number, start.source)
+                worker.state.starts(start, number)
+                self.memories.remember(name, worker.state.known)
                 worker.lacking_from_s = NEVER_S
                 self._start(worker, start)
             case Blame(blamed, failure) if blamed == name:

@@ -14,7 +14,7 @@ from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart import rounds
 from runtime.frontends.restart.rounds import AllDone, GoOn, ScriptState, StartScript
 from runtime.recovery.kept import agreed_end
-from runtime.recovery.kept.choice import KeptStep, KnownStep
+from runtime.recovery.kept.choice import KeptStep, KnownStep, RoundNumber
 from tests.sim.rounds import RoundsWorld
 
 SEEDS = 300
@@ -43,6 +43,16 @@ def test_every_job_in_rounds_ends_right() -> None:
 def test_so_it_does_where_few_steps_are_kept_and_mirrors_have_them_late() -> None:
     reached = search(SEEDS // 3, rare=True)
     assert [what for what in ("several done again", "void", "node lost", "copied") if not reached[what]] == []
+
+
+def test_what_lacked_when_a_round_began_is_not_awaited_once_more() -> None:
+    """Two machines are lost, a round begins anew, and a third machine is lost in it."""
+    assert {"two nodes lost", "waited"} <= RoundsWorld(10283).run()
+
+
+def test_nor_when_all_workers_of_that_round_are_lost() -> None:
+    reached = RoundsWorld(2919, rare=True).run()
+    assert {"all lost", "void"} <= reached and "waited" not in reached
 
 
 def _knows_its_generation_only(*words: Any, **options: Any) -> rounds.Decision:
@@ -113,7 +123,8 @@ def _awaits_by_numbers(known: Any, held: Any, source: Any, members: Any) -> Any:
     away = () if known is None else tuple(sorted(set(known.nodes) - set(map(node_of, members))))
     newest = max([one.step for one in held], default=0)
     found = known is None or away
-    return KnownStep(newest, away) if found and newest > (source.step if source is not None else 0) + 1 else None
+    known = KnownStep(RoundNumber(0, 1), newest, away)
+    return known if found and newest > (source.step if source is not None else 0) + 1 else None
 
 
 def _several(members: Any) -> bool:

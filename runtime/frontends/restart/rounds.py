@@ -17,6 +17,7 @@ from runtime.recovery.kept.choice import (
     HeldSegment,
     KeptStep,
     KnownStep,
+    RoundNumber,
     ThinPart,
     awaited,
     newest_whole,
@@ -113,7 +114,7 @@ class ScriptReport:
     memory: bool = True
     """Whether the worker has a directory in memory."""
     known: KnownStep | None = None
-    """The newest step of which the worker knows that a round has kept it."""
+    """The newest step of which the worker, or its machine, knows that a round has kept it."""
     lacking_s: float = 0.0
     """Seconds for which it has waited for the memory of a node."""
     logged: tuple[LoggedStep, ...] = ()
@@ -129,6 +130,10 @@ class ScriptReport:
     first: int = -1
     """The first step that its script has kept in this round; -1: none. It may have changed its weights while an earlier
     one was copied, which others have kept."""
+    recorded: int = -1
+    """So many steps are in the ledger, as far as the worker knows; -1: it is new, and no other one has told it yet."""
+    tells: bool = False
+    """Whether it tells new workers: `logged` has all that it has heard of steps that are not in the ledger."""
 
     def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
@@ -165,6 +170,8 @@ class ScriptReport:
             said["digests"],
             said["before"],
             said["first"],
+            said["recorded"],
+            said["tells"],
         )
 
 
@@ -309,7 +316,8 @@ def _begin(
         return StartScript(store, without=without)
     every = [one for segments in held.values() for one in segments]
     source = newest_whole(every)
-    known = max((report.known for report in waiting.values() if report.known is not None), default=None)
+    said = [report.known for report in waiting.values() if report.known is not None]
+    known = max(said, key=lambda one: (bool(one.nodes), one), default=None)
     lacking = awaited(known, every, source, members)
     if lacking is not None and max(report.lacking_s for report in waiting.values()) < LACKING_S:
         return AwaitNodes(lacking)
@@ -341,6 +349,13 @@ def _common(found: Sequence[ScriptReport], steps: Sequence[int]) -> int:
     return least if all(report.first <= least for report in found) else -1
 
 
+def tells_new_ones(worker: str, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> bool:
+    """Whether this worker is to tell new ones what is not in the ledger yet: the first one that knows. reports: of all
+    members."""
+    know = [member for member in members if reports[member].recorded >= 0]
+    return len(know) < len(members) and know[:1] == [worker]
+
+
 def of_round(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> Sequence[ScriptReport]:
     """The reports of all members, if all are in the round of this generation; otherwise none."""
     found = [reports[worker] for worker in members if worker in reports]
@@ -367,6 +382,7 @@ class RoundState:
     memory: bool = True
     known: KnownStep | None = None
     logged: tuple[LoggedStep, ...] = ()
+    tells: bool = False
     hashed: bool = False
     digests: Mapping[str, str] | None = None
     """See ScriptReport."""
@@ -396,26 +412,28 @@ class RoundState:
         self.kept = step
         self.first = step if self.first < 0 else self.first
 
-    def starts(self, start: StartScript) -> None:
-        """The scripts of all workers begin."""
+    def starts(self, start: StartScript, number: RoundNumber) -> None:
+        """The scripts of all workers begin. number: of the round."""
         self.begun = start.source.step if start.source is not None else 0
-        self.known = KnownStep(self.begun, tuple(sorted(set(map(node_of, start.held)))))
+        self.known = KnownStep(number, self.begun, tuple(sorted(set(map(node_of, start.held)))))
 
-    def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str]) -> None:
+    def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str], number: RoundNumber) -> None:
         """From the reports of an exchange: what all scripts of this worker's round have kept, and mirrored."""
         step = safe_step(reports, members, self.generation)
         if step >= 0 and self.script is not ScriptState.WAITING:
-            self.known = KnownStep(step, tuple(sorted(set(map(node_of, members)))))
+            self.known = KnownStep(number, step, tuple(sorted(set(map(node_of, members)))))
 
-    def report(self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0) -> ScriptReport:
-        """store: where this worker has rank 0. idle_s: of a script that runs. lacking_s: as of ScriptReport."""
+    def report(
+        self, store: tuple[str, int] | None, idle_s: float = 0.0, lacking_s: float = 0.0, recorded: int = -1
+    ) -> ScriptReport:
+        """store: where this worker has rank 0. idle_s: of a script that runs. lacking_s, recorded: see ScriptReport."""
         idle_s = idle_s if self.script is ScriptState.RUNNING else 0.0
         held = self.held if self.script in (ScriptState.WAITING, ScriptState.DONE) else None
         said = ScriptReport(self.generation, self.world, self.script, store, self.failure, idle_s)
         said = replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
         said = replace(said, known=self.known, lacking_s=lacking_s)
         said = replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests)
-        return replace(said, before=self.before, first=self.first)
+        return replace(said, before=self.before, first=self.first, recorded=recorded, tells=self.tells)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float

@@ -77,8 +77,6 @@ EXCHANGE_S = 0.2
 """Seconds between two exchanges while the scripts run."""
 PLANNED_GRACE_S = 30.0
 """Seconds that a script has to save its state when workers join or leave as planned, as under torchrun."""
-
-
 LAST_STEPS, LAST_STEP_MIN_S = 6, 2.0
 """How many steps that may take until the last one of the round is kept, by how long one took before, and seconds that
 it may take at least."""
@@ -184,7 +182,7 @@ class Supervisor:
         self._follow_generation()
         lacking_s = max(0.0, time.monotonic() - self._lacking_since_s)
         kept = self._look_at_round()
-        report = self._at.report(self._address(), self._scripts.idle_s, lacking_s)
+        report = self._at.report(self._address(), self._scripts.idle_s, lacking_s, self._records.recorded)
         session.script_does(report.said(self._told.timing.hang_s, kept, self._ranks()))
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
@@ -193,24 +191,27 @@ class Supervisor:
             worker: rounds.ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()
         }
         place = session.place()
-        self._at.logged = ()
-        self._records.hear(one for report in reports.values() for one in report.logged)
+        self._at.logged, self._at.tells = (), False
+        self._records.hear(reports.values())
         if (step := rounds.safe_step(reports, place.members, place.generation)) > 0:
             self._records.keep(self._round, step)
         if rounds.is_settled(reports, place.members, place.generation, self._at.begun):
             self._kept.settle(self._round)
-        self._at.learn(reports, place.members)
+        self._at.learn(reports, place.members, self._round)
+        self._kept.remember(self._at.known)
         match self._at.decide(reports, place.members, place.generation, self._told.timing.hang_s):
             case rounds.LookAtKept():
                 mine = share(session.worker_id, place.members)
-                self._at.held, self._at.logged = self._kept.check(*mine), tuple(self._logs.left(*mine))
+                self._at.tells = rounds.tells_new_ones(session.worker_id, reports, place.members)
+                told = self._records.unrecorded() if self._at.tells else ()
+                self._at.known = self._at.known or self._kept.remembered()
+                self._at.held, self._at.logged = self._kept.check(*mine), (*told, *self._logs.left(*mine))
             case rounds.AwaitNodes(lacking):
                 self._await_nodes(place.rank, lacking)
             case rounds.CopyThin(parts):
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
-                all_new = all(report.known is None for report in reports.values())
-                self._records.begin(self._round, start.source, all_new=all_new)
+                self._records.begin(self._round, start.source)
                 self._say_source(place.rank, start)
                 self._start(place.members, start)
             case rounds.Blame(worker, failure):
@@ -312,9 +313,8 @@ class Supervisor:
         if rank == 0 and start.thin:
             self._session.note("kept_thin", step=start.thin[0].held.step, parts=len(start.thin))
         if rank == 0 and start.incomplete:
-            self._session.note(
-                "kept_incomplete", because=lost_parts(one for held in start.held.values() for one in held)
-            )
+            because = lost_parts(one for held in start.held.values() for one in held)
+            self._session.note("kept_incomplete", because=because)
 
     def _kept_place(self, rank: int, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
         """What a process of the script is told about keeping its state. Raises OSError."""
@@ -327,8 +327,7 @@ class Supervisor:
             path = KeptPlace(memory, self._round).directory() / f"others.{rank}"
             OtherMachines(self._session.dial(), mirrors, parts, count).write(path)
             others = str(path)
-        place = KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0)
-        return place.to_environment()
+        return KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0).to_environment()
 
     def _elsewhere(
         self, source: KeptStep | None, held: Mapping[str, tuple[HeldSegment, ...]]
@@ -368,7 +367,8 @@ class Supervisor:
             self._session.note("kept_not_digested", step=source.step, because=str(error))
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
-        self._at.starts(start)
+        self._at.starts(start, self._round)
+        self._kept.remember(self._at.known)
         self._lacking_since_s = math.inf
         self._notice_file.keep(self._session.going)
         mine = places(members, self._told.ranks)[self._session.worker_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from elastic.protocol.worker_id import node_of
@@ -68,17 +68,22 @@ class KeptStep:
 @dataclass(frozen=True, slots=True, order=True)
 class KnownStep:
     """A step that all scripts of a round have kept, on other machines, too, or have begun with, and the nodes of the
-    round, whose memory has it, and perhaps newer ones."""
+    round, whose memory has it, and perhaps newer ones. The greatest one is that of the latest round: it may have begun
+    with an earlier step than a round before it has kept."""
 
+    round: RoundNumber
+    """That round, also where the step that it has begun with was kept in an earlier one."""
     step: int
     nodes: tuple[str, ...]
+    """(): they are not known, as all that knew them were lost, and a machine remembers the step alone."""
 
     def to_json(self) -> list[Any]:
-        return [self.step, list(self.nodes)]
+        return [*self.round, self.step, list(self.nodes)]
 
     @classmethod
     def from_json(cls, said: Any) -> Self:
-        return cls(int(said[0]), tuple(map(str, said[1])))
+        run, generation, step, nodes = said
+        return cls(RoundNumber(int(run), int(generation)), int(step), tuple(map(str, nodes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +186,28 @@ def awaited(
     known: KnownStep | None, held: Iterable[HeldSegment], source: KeptStep | None, members: Iterable[str]
 ) -> KnownStep | None:
     """A step that is newer than the source, with the nodes that have no member now and may have what lacks of it.
-    None: the source is as new as it may be, or nobody else can have more. known: None: all workers are new, so the
-    nodes are not known. held: all segments that are there: they tell of steps, too."""
+    None: the source is as new as it may be, or nobody else can have more. known: None, or without nodes: all workers
+    are new, so it is not known which nodes there were. held: all segments that are there: they tell of steps, too. Of
+    rounds before the one of `known` they tell of none that is newer than its step: when that round began, its nodes
+    were there, and together they had no newer step whole."""
     away: tuple[str, ...] = ()
-    if known is not None and not (away := tuple(sorted(set(known.nodes) - set(map(node_of, members))))):
+    seen = known if known is not None and known.nodes else None
+    if seen is not None and not (away := tuple(sorted(set(seen.nodes) - set(map(node_of, members))))):
         return None
     steps: dict[RoundNumber, set[int]] = {}
     for one in held:
         if source is None or one.round >= source.round:
             steps.setdefault(one.round, set()).add(one.step)
-    lag = LAG if known is not None else LAG - 1  # then some of these nodes may just be a little later
-    newest = 0 if known is None else known.step
+    lag = LAG if seen is not None else LAG - 1  # then some of these nodes may just be a little later
+    newest = KnownStep(RoundNumber(0, 0), 0, away) if seen is None else replace(seen, nodes=away)
     for number, found in steps.items():
         # The first step of a round is void if a script has changed its weights while it was copied.
-        may_lack = lag + int(known is not None and (source is None or number > source.round))
+        may_lack = lag + int(seen is not None and (source is None or number > source.round))
         if len(found) > may_lack:
-            newest = max(newest, sorted(found)[-1 - may_lack])
-    return KnownStep(newest, away) if newest > (0 if source is None else source.step) else None
+            step = sorted(found)[-1 - may_lack]
+            step = min(step, known.step) if known is not None and number < known.round else step
+            newest = KnownStep(number, step, away) if step > newest.step else newest
+    return newest if newest.step > (0 if source is None else source.step) else None
 
 
 def newest_whole(held: Iterable[HeldSegment]) -> KeptStep | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from elastic.errors import CheckpointCorrupt
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber
-from runtime.recovery.kept.place import OFF, PART, THIN, directory_of, rounds_in
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, KnownStep, RoundNumber
+from runtime.recovery.kept.place import KNOWN, OFF, PART, THIN, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import Header, Segment, read_header, segments_in
 from runtime.session import Reports
 
@@ -22,6 +26,8 @@ class KeptHere:
         self._settled: RoundNumber | None = None
         self._thin: RoundNumber | None = None
         """The round for which it is noted that the script of this worker cannot mirror what it keeps."""
+        self._written: KnownStep | None = None
+        """What `remember` has written."""
 
     def check(self, share: int, shares: int) -> tuple[HeldSegment, ...]:
         """The segments that are as they were written, of this worker's share: the workers of a machine divide the work.
@@ -64,6 +70,25 @@ class KeptHere:
             for old in rounds_in(self._memory):
                 if old < number:
                     shutil.rmtree(directory_of(self._memory, old), ignore_errors=True)
+
+    def remember(self, known: KnownStep | None) -> None:
+        """Write what this worker knows beside what its round keeps, if something was kept on this machine."""
+        if known is None or known == self._written or not self._memory or not rounds_in(self._memory):
+            return
+        with suppress(OSError):  # the memory is full, or gone
+            path = KeptPlace(self._memory, known.round).directory() / KNOWN
+            new = Path(f"{path}.{os.getpid()}")
+            new.write_text(json.dumps(replace(known, nodes=()).to_json()))
+            os.replace(new, path)
+            self._written = known
+
+    def remembered(self) -> KnownStep | None:
+        """What the workers of this machine have known in the newest round that it remembers, but for the nodes, of
+        which some may have been given up since; None: nothing."""
+        for number in reversed(rounds_in(self._memory) if self._memory else []):
+            with suppress(OSError, ValueError):
+                return KnownStep.from_json(json.loads((directory_of(self._memory, number) / KNOWN).read_text()))
+        return None
 
     def _checked(self, share: int, shares: int) -> Iterator[HeldSegment]:
         for number in rounds_in(self._memory):

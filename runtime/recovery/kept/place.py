@@ -21,6 +21,8 @@ THIN = "thin"
 """The same of a script that cannot mirror what it keeps; its rank stands behind the name."""
 PART = "part"
 """With the rank behind it: the number of the part that this process, or another one of the machine, keeps of a step."""
+KNOWN = "known"
+"""Made by a worker: what it knows of the steps that are kept, for those that come when all are lost."""
 
 
 ORDER, RANDOM = "order of gradients", "random numbers"

@@ -33,6 +33,7 @@ from runtime.recovery.kept.step_log import LoggedStep
 
 MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
+THIRD = RoundNumber(0, 3)
 WAITING, RUNNING, DONE, FAILED = ScriptState.WAITING, ScriptState.RUNNING, ScriptState.DONE, ScriptState.FAILED
 EARLY, LATE, KILLED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0)
 
@@ -94,7 +95,7 @@ def kept(
 
 def part(step: int, number: int) -> HeldSegment:
     """One of three parts of that step, kept in the round before."""
-    return HeldSegment(step, RoundNumber(0, 3), 0, number, 3)
+    return HeldSegment(step, THIRD, 0, number, 3)
 
 
 def start(source: KeptStep | None, held: tuple[tuple[HeldSegment, ...], ...], *thin: ThinPart) -> StartScript:
@@ -104,7 +105,7 @@ def start(source: KeptStep | None, held: tuple[tuple[HeldSegment, ...], ...], *t
 WHOLE = ((part(8, 0), part(7, 0)), (part(8, 1), part(7, 1)), (part(7, 2),))
 
 
-SEVENTH = KeptStep(7, RoundNumber(0, 3), 0)
+SEVENTH = KeptStep(7, THIRD, 0)
 THIN = (
     ThinPart(part(7, 0), "a.0.0", ("b.0.3",)),
     ThinPart(part(7, 1), "a.1.0", ("b.0.3",)),
@@ -130,19 +131,27 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
             False,
             start(None, ((), *WHOLE[1:])),
         ),
-        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, AwaitNodes(KnownStep(7, ()))),
+        (reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:])), False, AwaitNodes(KnownStep(THIRD, 7, ()))),
         (
-            reports(WAITING, WAITING, WAITING, held=WHOLE, known=KnownStep(10, ("a", "b", "c"))),
+            reports(WAITING, WAITING, WAITING, held=WHOLE, known=KnownStep(THIRD, 10, ("a", "b", "c"))),
             False,
-            AwaitNodes(KnownStep(10, ("c",))),
+            AwaitNodes(KnownStep(THIRD, 10, ("c",))),
         ),
         (
-            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(6, ("a", "c"))),
+            reports(WAITING, WAITING, WAITING, held=((), *WHOLE[1:]), known=KnownStep(THIRD, 6, ("a", "c"))),
             False,
-            AwaitNodes(KnownStep(6, ("c",))),
+            AwaitNodes(KnownStep(THIRD, 6, ("c",))),
         ),
-        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(7, ("c",))), False, start(SEVENTH, TWICE)),
-        (reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(99, ("a",))), False, start(SEVENTH, TWICE)),
+        (
+            reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(THIRD, 7, ("c",))),
+            False,
+            start(SEVENTH, TWICE),
+        ),
+        (
+            reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(THIRD, 99, ("a",))),
+            False,
+            start(SEVENTH, TWICE),
+        ),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
         (reports(WAITING, RUNNING, WAITING), False, GoOn()),
@@ -351,3 +360,10 @@ def test_a_damaged_error_file_is_named(tmp_path: Path, text: str) -> None:
     killed = Failure.read(-11, 99.0, file)
     assert killed.said == "the script ended with signal 11" and killed.is_from_outside
     assert not Failure(-9, 99.0, message="its timer expired").is_from_outside and not EARLY.is_from_outside
+
+
+def test_what_a_worker_knows_goes_before_what_a_machine_remembers() -> None:
+    said = reports(WAITING, WAITING, WAITING, held=TWICE, known=KnownStep(THIRD, 10, ("a", "c")))
+    remembered = replace(said["a.1.0"], known=KnownStep(RoundNumber(0, 5), 9, ()))
+    found = decide({**said, "a.1.0": remembered}, MEMBERS, 4, failing=False)
+    assert found == AwaitNodes(KnownStep(THIRD, 10, ("c",)))

@@ -209,18 +209,18 @@ def test_a_round_waits_for_a_node_only_if_more_lacks_than_what_was_on_its_way_to
     """Numbers of steps that were kept, of each so many."""
     away = ("c",) if known is not None else ()
     found = awaited(
-        KnownStep(every * known, ("a", "c")) if known is not None else None,
+        KnownStep(SECOND, every * known, ("a", "c")) if known is not None else None,
         [HeldSegment(every * step, SECOND, 0, 0, 2) for step in held],
         KeptStep(every * source, SECOND, 0) if source else None,
         ["a.0.0"],
     )
-    assert found == (KnownStep(every * wanted, away) if wanted else None)
+    assert found == (KnownStep(SECOND, every * wanted, away) if wanted else None)
 
 
 def test_what_an_earlier_round_had_is_not_waited_for_once_a_later_one_has_kept_a_step() -> None:
     held = [HeldSegment(step, FIRST, 0, 0, 2) for step in (48, 49, 50)] + of_step(41, SECOND, 2)
     assert awaited(None, held, KeptStep(41, SECOND, 0), ["a.0.0"]) is None
-    assert awaited(None, held, KeptStep(40, FIRST, 0), ["a.0.0"]) == KnownStep(49, ())
+    assert awaited(None, held, KeptStep(40, FIRST, 0), ["a.0.0"]) == KnownStep(FIRST, 49, ())
 
 
 def test_no_machine_is_awaited_for_a_first_step_of_a_round_that_may_be_void() -> None:
@@ -229,11 +229,32 @@ def test_no_machine_is_awaited_for_a_first_step_of_a_round_that_may_be_void() ->
     whole, or its mirror has."""
     before = [HeldSegment(17, FIRST, 0, part, 3) for part in range(3)]
     steps = [HeldSegment(step, SECOND, 0, part, 3) for step, part in ((18, 0), (18, 1), (21, 0), (21, 1), (24, 0))]
-    source, known, here = newest_whole([*before, *steps]), KnownStep(17, ("a", "b", "c")), ["a.0.0", "b.0.0"]
+    source, known, here = newest_whole([*before, *steps]), KnownStep(SECOND, 17, ("a", "b", "c")), ["a.0.0", "b.0.0"]
     assert source is not None and source.step == 17
     assert awaited(known, [*before, *steps], source, here) is None
     later = [HeldSegment(24, SECOND, 0, 1, 3), HeldSegment(27, SECOND, 0, 0, 3)]
-    assert awaited(known, [*before, *steps, *later], source, here) == KnownStep(18, ("c",))
+    assert awaited(known, [*before, *steps, *later], source, here) == KnownStep(SECOND, 18, ("c",))
+
+
+def test_what_lacked_when_a_round_began_is_not_awaited_once_more() -> None:
+    """Two machines were lost in the first round, and the second one began anew, with a worker of each machine. One of
+    them is lost in it."""
+    held = [HeldSegment(step, FIRST, 0, 1, 5) for step in (1, 3, 6, 9)] + of_step(1, SECOND, 4, without=(1, 2))
+    before, begun = KnownStep(FIRST, 1, ("a", "b", "c")), KnownStep(SECOND, 0, ("a", "b", "c"))
+    assert awaited(before, held, None, ["b.0.0", "c.0.0"]) == KnownStep(FIRST, 1, ("a",))
+    assert awaited(begun, held, None, ["a.0.1", "c.0.0"]) is None
+    assert max(before, begun) == begun
+
+
+def test_a_machine_remembers_which_steps_are_not_awaited_when_all_workers_are_lost() -> None:
+    """The first round had lost a machine, and the second one began anew. Nobody knows which machines there were."""
+    held = [HeldSegment(step, FIRST, 0, part, 2) for step, part in ((1, 0), (10, 1))]
+    assert awaited(None, held, None, ["b.0.1"]) == KnownStep(FIRST, 1, ())
+    assert awaited(KnownStep(FIRST, 1, ()), held, None, ["b.0.1"]) == KnownStep(FIRST, 1, ())
+    assert awaited(KnownStep(SECOND, 0, ()), held, None, ["b.0.1"]) is None
+    later = [HeldSegment(step, SECOND, 0, 0, 2) for step in (3, 4)]
+    assert awaited(KnownStep(SECOND, 0, ()), [*held, *later], None, ["b.0.1"]) == KnownStep(SECOND, 3, ())
+    assert awaited(KnownStep(SECOND, 9, ()), of_step(9, SECOND, 2), KeptStep(9, SECOND, 0), ["b.0.1"]) is None
 
 
 def test_what_is_lost_is_named_by_step_and_parts() -> None:
@@ -242,7 +263,7 @@ def test_what_is_lost_is_named_by_step_and_parts() -> None:
 
 
 def test_what_is_said_survives_the_wire() -> None:
-    for one in (HeldSegment(4, AGAIN, 1, 2, 3), KeptStep(4, AGAIN, 1)):
+    for one in (HeldSegment(4, AGAIN, 1, 2, 3), KeptStep(4, AGAIN, 1), KnownStep(AGAIN, 4, ("a", "b"))):
         assert type(one).from_json(json.loads(json.dumps(one.to_json()))) == one
     assert HeldSegment.from_json(HeldSegment(4, AGAIN, 1, 2, 3, copies=2).to_json()).copies == 2
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,13 +32,13 @@ from runtime.recovery.kept import comparison, copying
 from runtime.recovery.kept import keep as keeping
 from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.boxes import Box
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, RoundNumber, newest_whole
+from runtime.recovery.kept.choice import HeldSegment, KeptStep, KnownStep, RoundNumber, newest_whole
 from runtime.recovery.kept.content import named, state_of
 from runtime.recovery.kept.copying import StepCopy
 from runtime.recovery.kept.keep import KeptScript, shortage
 from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
-from runtime.recovery.kept.place import OFF, KeptPlace, directory_of, rounds_in
+from runtime.recovery.kept.place import KNOWN, OFF, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
 from runtime.recovery.kept.step_log import STEPS_MAX, LoggedStep, StepLogs
 from runtime.recovery.transfer.connection import CopyFailed
@@ -744,6 +746,23 @@ def test_workers_of_a_machine_divide_what_they_check(tmp_path: Path) -> None:
     assert sorted(one.part for share in shares for one in share) == sorted([*range(5), *range(5)])
     assert newest_whole(one for share in shares for one in share) == KeptStep(2, FIRST, 0)
     assert KeptHere("", cast(Any, None)).check(0, 1) == ()
+
+
+def test_a_machine_remembers_what_its_workers_knew_of_kept_steps(tmp_path: Path) -> None:
+    first, second = KnownStep(RoundNumber(0, 3), 7, ("a", "b")), KnownStep(RoundNumber(0, 12), 5, ("a",))
+    here, new = (KeptHere(str(tmp_path), cast(Any, None)) for _ in range(2))
+    here.remember(first)
+    assert new.remembered() is None and rounds_in(str(tmp_path)) == [], "nothing was kept here"
+    KeptPlace(str(tmp_path), first.round).directory()
+    for known in (None, first, replace(first, step=8), second):
+        here.remember(known)
+    assert new.remembered() == replace(second, nodes=())
+    assert list(segments_in(directory_of(str(tmp_path), second.round))) == []
+    (directory_of(str(tmp_path), second.round) / KNOWN).write_text("[")
+    assert new.remembered() == replace(first, step=8, nodes=())
+    shutil.rmtree(tmp_path)
+    here.remember(first)
+    assert new.remembered() is None and KeptHere("", cast(Any, None)).remembered() is None
 
 
 class Optimizers(torch.optim.Optimizer):
