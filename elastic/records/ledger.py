@@ -253,7 +253,14 @@ def merged(paths: Iterable[Path], *, stable: bool = True) -> list[Line]:
             again = known.get("generation") != line.get("generation")
             if (field := _first_difference(known, line, _compared(line, again=again, stable=stable))) is not None:
                 raise LedgerConflict(f"{path}: step {line['step']} differs in {field} from another node's")
+            if _says_more(line, known):
+                found[line["step"]] = line
     return [found[step] for step in sorted(found)]
+
+
+def _says_more(line: Line, known: Line) -> bool:
+    """Whether it has learning rates or values, and the other one has none: it was written for what was lost."""
+    return any(line.get(name) for name in ("lr", "scalars")) and not any(known.get(name) for name in ("lr", "scalars"))
 
 
 def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
