@@ -343,7 +343,9 @@ def notes() -> list[str]:
         "Samples are those of inner steps that are in an outer step; dropped are all others that were computed: of the "
         "dead, of rounds that were given up, and of a torchft process that starts, and trains fresh weights until its "
         "first synchronisation. Rounds that are made again, because fresh weights became the state, do not count.",
-        f"elastic-ring: `.with_quorum({QUORUM}, grace_s=1)`. torchft: the nightly 2026.10.26, `local_sgd.DiLoCo`, "
+        f"elastic-ring: `.with_quorum({QUORUM}, grace_s=1)`. With delay={DELAY} its differences are sent while the "
+        f"last {DELAY} inner steps of a round are made; this was measured undisturbed only.",
+        "torchft: the nightly 2026.10.26, `local_sgd.DiLoCo`, "
         f"min_replica_size={QUORUM}, {launchers.SILENT_MS / 1000:g} s for a heartbeat, {launchers.JOIN_MS / 1000:g} s "
         "for stragglers. Both have the same optimizers: AdamW inside, outside SGD 0.7 with Nesterov momentum 0.9.",
     ]
