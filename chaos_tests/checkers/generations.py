@@ -96,7 +96,7 @@ def fencing(history: History) -> CheckerVerdict:
     run = history.faulty
     if next(run.of("committed"), None) is None:
         return unknown("no generation was committed")
-    found = (*_strangers(run), *_late_effects(run), *_stale_steps(run), *_zombies(history))
+    found = (*_strangers(run), *_late_effects(run), *_stale_steps(run, history.ranks), *_zombies(history))
     return first_broken(found, holds("every effect is of a member, in its generation, before it was left out"))
 
 
@@ -141,14 +141,15 @@ def _late_effects(run: Run) -> Iterator[CheckerVerdict]:
                 yield broken(f"{event.worker}: {event.name} after it was fenced", gone[event.worker].at, event.at)
 
 
-def _stale_steps(run: Run) -> Iterator[CheckerVerdict]:
+def _stale_steps(run: Run, ranks: int) -> Iterator[CheckerVerdict]:
+    """ranks: of a script that is kept, whose world they are; 0: the members are."""
     lists = _records(run)
     newest = 0
     for step in run.steps:
         record = lists.get(step.generation)
         if record is None:
             yield broken(f"step {step.number} is of generation {step.generation}, never committed", step.at)
-        elif len(record.line["members"]) != step.line["world_size"]:
+        elif (ranks or len(record.line["members"])) != step.line["world_size"]:
             because = f"step {step.number} says a world of {step.line['world_size']} in generation {step.generation}"
             yield broken(because, record.at, step.at)
         if step.generation < newest:

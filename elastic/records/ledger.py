@@ -244,16 +244,17 @@ _BEGIN = re.compile(rb'\{"step":(\d{1,18}),')
 
 
 def merged(paths: Iterable[Path], *, stable: bool = True) -> list[Line]:
-    """All steps of a job from the parts of its nodes, by step. stable: as in Ledger. Raises LedgerConflict if two parts
-    differ in a step."""
+    """All steps of a job from the parts of its nodes, by step; of two lines of a step the one with values. stable: as
+    in Ledger. Raises LedgerConflict if two parts differ in a step."""
     found: dict[int, Line] = {}
     for path in paths:
         for line in lines(path):
             known = found.setdefault(line["step"], line)
-            again = known.get("generation") != line.get("generation")
-            if (field := _first_difference(known, line, _compared(line, again=again, stable=stable))) is not None:
+            again, more = known.get("generation") != line.get("generation"), _says_more(line, known)
+            fields = PLANNED if more or _says_more(known, line) else _compared(line, again=again, stable=stable)
+            if (field := _first_difference(known, line, fields)) is not None:
                 raise LedgerConflict(f"{path}: step {line['step']} differs in {field} from another node's")
-            if _says_more(line, known):
+            if more:
                 found[line["step"]] = line
     return [found[step] for step in sorted(found)]
 

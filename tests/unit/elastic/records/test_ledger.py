@@ -248,13 +248,16 @@ def test_parts_of_several_nodes_are_merged_by_step(tmp_path: Path) -> None:
     assert ledger.merged([tmp_path / "a", tmp_path / "b"], stable=True) == [line(step) for step in range(6)]
 
 
+@pytest.mark.parametrize("stable", [False, True])
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_a_line_without_values_hides_none_that_another_node_has_written(names: str, tmp_path: Path) -> None:
+def test_a_line_without_values_hides_none_that_another_node_has_written(
+    names: str, stable: bool, tmp_path: Path
+) -> None:
     """Workers that come when all others are lost record a step of which they know nothing."""
     for name, said in (("a", line(3)), ("b", line(3, generation=2, lr=[], scalars={}))):
         with Ledger(tmp_path / name, whole=False) as book:
             book.append(said)
-    assert ledger.merged([tmp_path / name for name in names], stable=False) == [line(3)]
+    assert ledger.merged([tmp_path / name for name in names], stable=stable) == [line(3)]
 
 
 def test_steps_in_which_workers_do_not_wait_differ_when_they_are_done_again(path: Path) -> None:
