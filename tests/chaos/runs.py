@@ -63,6 +63,11 @@ def undisturbed_fixed(home: Path, epochs: int) -> Undisturbed:
         overlap=Overlap.ON,
         max_restarts=campaign.RESTARTS,
     )
+    return _undisturbed_job(home, job)
+
+
+def _undisturbed_job(home: Path, job: JobSpec) -> Undisturbed:
+    """Of a job whose command does not say everything."""
     asked = Campaign(home, (), WORKERS, "kill", 0, None, job=codec.to_json(job).decode())
     return Undisturbed(home, asked.command, campaign.quiet_run(asked), job=asked.job)
 
@@ -79,8 +84,7 @@ def undisturbed_replicas(home: Path, steps: int) -> Undisturbed:
         overlap=Overlap.ON,
         max_restarts=campaign.RESTARTS,
     )
-    asked = Campaign(home, (), WORKERS, "kill", 0, None, job=codec.to_json(job).decode())
-    return Undisturbed(home, asked.command, campaign.quiet_run(asked), job=asked.job)
+    return _undisturbed_job(home, job)
 
 
 def undisturbed_rounds(home: Path, steps: int) -> Undisturbed:

@@ -131,7 +131,7 @@ class ScriptReport:
     """The first step that its script has kept in this round; -1: none. It may have changed its weights while an earlier
     one was copied, which others have kept."""
     recorded: int = -1
-    """So many steps are in the ledger, as far as the worker knows; -1: it is new, and no other one has told it yet."""
+    """How many steps the worker knows to be in the ledger; -1: it is new, and no other worker has told it yet."""
     tells: bool = False
     """Whether it tells new workers: `logged` has all that it has heard of steps that are not in the ledger."""
 

@@ -34,7 +34,7 @@ class StepRecords:
 
     @property
     def recorded(self) -> int:
-        """So many steps are recorded; -1: nobody has told this worker."""
+        """How many steps are recorded; -1: this worker does not know, as no other worker has told it."""
         return -1 if self._next is None else self._next - 1
 
     def unrecorded(self) -> Iterator[LoggedStep]:
@@ -42,7 +42,7 @@ class StepRecords:
         return (one for ranks in self._said.values() for one in ranks.values())
 
     def hear(self, reports: Collection[ScriptReport]) -> None:
-        """Of an exchange."""
+        """Take in what the workers have told each other in an exchange."""
         told = max((report.recorded for report in reports if report.tells), default=-1)
         if self._next is None and told >= 0:
             self._next = told + 1
