@@ -58,7 +58,21 @@ def _sign(run: Run, worker: str, struck: Event) -> Event | None:
         between = (event for event in run.of("committed") if before.t_ns < event.t_ns < struck.t_ns)
         if not any(worker in event.line["members"] for event in between):
             return before
-    return next((event for event in told if event.t_ns >= struck.t_ns), None)
+    signs = [*told, *_ends_with_its_round(run, worker, struck)]
+    return min((event for event in signs if event.t_ns >= struck.t_ns), key=lambda event: event.t_ns, default=None)
+
+
+def _ends_with_its_round(run: Run, worker: str, struck: Event) -> Iterator[Event]:
+    """The noted end of a killed script whose round gave way to one with the same worker: it was about to end anyway."""
+    script = struck.line.get("script")
+    started, ended = (
+        [event for event in run.of(name) if event.worker == worker and event.line["script"] == script]
+        for name in ("script_started", "script_ended")
+    )
+    for event in started[-1:]:
+        after = next((later for later in run.of("committed") if later.generation > event.generation), None)
+        if after is not None and after.line["kind"] == "planned" and worker in after.line["members"]:
+            yield from ended
 
 
 def _served_s(history: History, faults: tuple[Injected, ...], struck: Event, sign: Event) -> float:

@@ -102,6 +102,31 @@ def test_a_good_history_holds() -> None:
     assert {answer for answer, _ in found.values()} == {Truth.TRUE}, found
 
 
+def killed_as_its_round_ends() -> History:
+    """The script of C is killed just when the round ends because D has come."""
+    members = {1: [A, B, C], 2: [A, B, C, D]}
+    events = [
+        *record(1.0, 1, "form", members[1]),
+        *(event(1.5, "script_started", worker, 1, rank=n, world=3, script=7) for n, worker in enumerate(members[1])),
+        *record(2.0, 2, "planned", members[2]),
+        event(2.01, "fault_injected", "harness", worker=C, number=1, fault="kill-script", lethal=True, script=7),
+        *(event(2.02, "script_ended", worker, 1, status=-9, script=7) for worker in members[1]),
+        event(9.0, "finished", worker=A, digest=""),
+    ]
+    run = Run(tuple(events), (), RESULT)
+    return History(run, run, keeps=False, rounds=True)
+
+
+def test_a_script_that_is_killed_as_its_round_ends_is_noted_by_its_end() -> None:
+    assert answers(killed_as_its_round_ends())["I11"][0] is Truth.TRUE
+    for spoiled in (
+        without(killed_as_its_round_ends(), "script_ended"),
+        changed(killed_as_its_round_ends(), "committed", 2, members=[A, B, D]),
+        changed(killed_as_its_round_ends(), "committed", 2, kind="loss"),
+    ):
+        assert answers(spoiled)["I11"][0] is Truth.FALSE
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_history_is_found(name: str) -> None:
     number, spoil = BAD[name]
