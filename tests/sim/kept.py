@@ -27,6 +27,8 @@ class Memories:
         """The newest step that all scripts of a round have done, in the round in progress."""
         self.mirrored = 0
         """The newest step that each of them has kept, on another machine, too, if there is one."""
+        self.newest_round = 0
+        """The newest one whose scripts have begun."""
         self._clock = clock
         self._reached = reached
         self._every = every
@@ -37,8 +39,6 @@ class Memories:
         """Machines that were lost since each part was known to be on two of them."""
         self._alone = False
         """Whether the newest round has one machine, so that all it has kept is there."""
-        self._loaded = 0
-        """The newest round whose scripts have begun."""
         self._agreed = False
         """Whether all scripts of the newest round have ended behind one step, as planned."""
         self._recorded = 0
@@ -121,7 +121,7 @@ class Memories:
 
     def agree(self, generation: int, step: int) -> None:
         """All scripts of a round have ended behind that step, says a worker; another one may have begun meanwhile."""
-        if generation >= self._loaded:
+        if generation >= self.newest_round:
             assert self.done <= step, f"step {self.done} is done, and the last one is {step}"
             self._agreed = True
 
@@ -147,7 +147,7 @@ class Memories:
             step, found = start.source.step, holders(start.held, start.source)
             parts = {one.part for one in found}
             assert parts and parts == set(range(next(iter(found)).parts)), f"step {step} is not whole"
-        if generation <= self._loaded:
+        if generation <= self.newest_round:
             return
         again = self.done - step
         away = set(self._held) - set(map(node_of, members))  # a mirror has the step kept before its newest one
@@ -155,15 +155,15 @@ class Memories:
             self._reached.add("two nodes lost")
         elif self._lost and self._alone:
             self._reached.add("only node lost")
-        elif len(self._lost | away) > 1 and self._loaded in self._void:  # too few steps are there to tell what lacks
-            self._reached.add("two nodes away")
+        elif len(self._lost | away) > 1 and self.newest_round in self._void:
+            self._reached.add("two nodes away")  # too few steps are there to tell what lacks
         elif in_vain:
             self._reached.add("waited in vain")
         elif nobody_knows and again > self._every:
             self._reached.add("nobody knows")
         else:
             limit = 2 * self._every if self._lost or away else 0 if self._agreed else self._every
-            limit += self._loaded in self._void
+            limit += self.newest_round in self._void
             assert again <= limit, f"{again} steps are done again of {limit}, {len(self._lost)} nodes were lost"
             if not (nobody_knows and away):
                 assert recorded <= max(step, self._recorded), f"step {recorded} is in the ledger, and is done again"
@@ -171,7 +171,7 @@ class Memories:
             self._recorded = recorded
         if again:
             self._reached.add("done again" if self._every == 1 else "several done again")
-        self._loaded, self.done, self.mirrored, self._agreed = generation, step, step, False
+        self.newest_round, self.done, self.mirrored, self._agreed = generation, step, step, False
         if not start.thin:
             self._lost.clear()
         self._alone = len(set(map(node_of, members))) == 1

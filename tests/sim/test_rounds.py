@@ -55,6 +55,12 @@ def test_nor_when_all_workers_of_that_round_are_lost() -> None:
     assert {"all lost", "void"} <= reached and "waited" not in reached
 
 
+def test_a_machine_that_has_missed_rounds_waits_for_those_that_may_have_more() -> None:
+    """It is the only one left, and its own segments tell of a step that it has not whole."""
+    reached = RoundsWorld(40366, rare=True).run()
+    assert {"two nodes lost", "waited"} <= reached
+
+
 def _knows_its_generation_only(*words: Any, **options: Any) -> rounds.Decision:
     """As it was once: who has heard of the next generation does not see that all scripts have ended."""
     reports, _, generation = words
@@ -165,7 +171,7 @@ def test_a_wrong_decision_is_found(name: str, mutant: Any, said: str) -> None:
         ("is_settled", _settles_with_one_step, "done again"),
         ("is_settled", _settles_by_numbers, "done again"),
         ("safe_step", _records_by_numbers, "in the ledger, and is done again"),
-        ("awaited", _awaits_by_numbers, "on its way to its mirrors"),
+        ("awaited", _awaits_by_numbers, "a step on its way to its mirrors"),
     ],
 )
 def test_a_wrong_decision_is_found_where_few_steps_are_kept(name: str, mutant: Any, said: str) -> None:
