@@ -107,7 +107,7 @@ class Limits:
 class History:
     """faulty: the run to be judged. quiet: the same job, undisturbed. keeps: whether the job is to take checkpoints or
     snapshots. rounds: whether its scripts run in rounds, so that there are no steps. ranks: how many processes the
-    script has in each round; 0: as many as there are workers, or steps."""
+    script has in each round; 0: as many as there are workers, or no rounds."""
 
     faulty: Run
     quiet: Run

@@ -30,7 +30,7 @@ def read_run(job_dir: Path) -> Run:
 def read_history(faulty: Path, quiet: Path) -> History:
     runs, spec = (read_run(faulty), read_run(quiet)), read_job(faulty)
     keeps = (spec.checkpoint_every, spec.snapshot_every) != ("off", "off")
-    return History(*runs, keeps=keeps, rounds=spec.restart, ranks=spec.ranks)
+    return History(*runs, keeps=keeps, rounds=spec.restart, ranks=spec.ranks if spec.restart else 0)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
