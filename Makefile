@@ -70,11 +70,11 @@ $(SPIN):
 $(CLOUD_INIT):
 	$(call unpack,cloud-init,the test of docs/clouds/agent.yaml will be skipped)
 
-# Three parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
+# Four parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended. With another torch there is no lint.
 test: ## lint, unit, simulated and live tests
 	+$(MAKE) --no-print-directory --jobs=2 setup etcd
-	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target live-f-or live-a-ep-qs-z unit-frontends unit-runtime unit-others $(if $(TORCH),,lint) sim-short
+	+$(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target live-f-or live-a-ep-qs-z unit-frontends unit-runtime unit-others $(if $(TORCH),,lint) sim-short
 
 unit: setup ## unit tests
 	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit-frontends unit-runtime unit-others

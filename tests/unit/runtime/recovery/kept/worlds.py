@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # once, and not in each process: the first step of an optimizer asks for it, as does keep()
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -25,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import elastic
+import runtime.recovery.kept.keep  # noqa: F401
 
 UNITS = 7
 """Of which no world but 1 has as many in each turn."""
