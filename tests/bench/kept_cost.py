@@ -6,6 +6,8 @@ One process trains with one thread, so another processor is free for the copies.
 alternate in it, in random order: in a pair, 4 steps behind each other are kept, and 4 are not. Before each of them is
 another step of its kind, so that each of the 4 runs beside the copy of the step before it. The CPU time of the script's
 thread is measured too: it is that of done() and of slower memory beside the copy, and other programs change it less.
+How much slower a step is while another process computes tells whether the other processor is a core of its own, or the
+second thread of the same core: then each millisecond of the copy costs the script a part of one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -46,7 +49,8 @@ RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "
 @dataclass(frozen=True)
 class Figures:
     """plain_ms, kept_ms: a step of each block, on average; plain_cpu_ms, kept_cpu_ms: CPU time of the script's thread.
-    script_ms: of these, in done()."""
+    script_ms: of these, in done(). copy_cpu_ms: CPU time of the copy's thread, for each kept step. beside: in pairs, a
+    step beside a process that computes, divided by a step alone."""
 
     tensors: int
     state_bytes: int
@@ -56,6 +60,8 @@ class Figures:
     plain_cpu_ms: list[float]
     kept_cpu_ms: list[float]
     script_ms: list[float]
+    copy_cpu_ms: list[float]
+    beside: list[float]
 
     @property
     def added(self) -> list[float]:
@@ -119,6 +125,7 @@ def measure(tensors: int, width: int, step_ms: float, pairs: int, *, fsdp: bool 
         training, dice = Training(tensors, width, step_ms, fsdp=fsdp), random.Random(0)
         kept = elastic.keep(training.model, training.optimizer)
         script_ms: list[float] = []
+        copy_cpu_ms: list[float] = []
         found: dict[bool, list[float]] = {False: [], True: []}
         cpu: dict[bool, list[float]] = {False: [], True: []}
 
@@ -131,14 +138,31 @@ def measure(tensors: int, width: int, step_ms: float, pairs: int, *, fsdp: bool 
         for _ in range(pairs):
             for keeps in dice.sample((False, True), 2):
                 steps(1, keeps=keeps)
-                begun = time.thread_time()
+                begun, all_begun = time.thread_time(), time.process_time()
                 found[keeps].append(timed(lambda keeps=keeps: steps(BLOCK, keeps=keeps)) / BLOCK)  # type: ignore[misc]
                 cpu[keeps].append(1e3 * (time.thread_time() - begun) / BLOCK)
                 kept.wait()
+                if keeps:
+                    others_s = time.process_time() - all_begun - (time.thread_time() - begun)
+                    copy_cpu_ms.append(1e3 * others_s / BLOCK)
         files = directory_of(memory, place.round).iterdir()
         used = sum(512 * path.stat().st_blocks for path in files)
-        times = found[False], found[True], cpu[False], cpu[True], script_ms
+        times = found[False], found[True], cpu[False], cpu[True], script_ms, copy_cpu_ms, slower_beside(training.step)
         return Figures(tensors, training.state_bytes, used, *times)
+
+
+def slower_beside(step: Callable[[], None]) -> list[float]:
+    """A step while another process computes, divided by one while none does, in pairs."""
+    ratios = []
+    for _ in range(10):
+        alone = timed(step)
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            try:
+                time.sleep(0.2)  # it has begun
+                ratios.append(timed(step) / alone)
+            finally:
+                other.kill()
+    return ratios
 
 
 def rows_of(found: Figures) -> list[Row]:
@@ -155,6 +179,8 @@ def rows_of(found: Figures) -> list[Row]:
         ),
         Row(f"{at}: added to the CPU time of the script's thread", f"{100 * cpu:.1f} %", quartiles(found.added_cpu)),
         Row(f"{at}: done(), CPU time of the script's thread", f"{statistics.median(found.script_ms):.1f} ms"),
+        Row(f"{at}: the copy, CPU time of its thread", f"{statistics.median(found.copy_cpu_ms):.1f} ms"),
+        Row("a step beside a process that computes / alone", f"{statistics.median(found.beside):.2f}", "10 pairs"),
         Row(
             f"{at}: memory of the segments",
             f"{found.memory_bytes / 1e6:.0f} MB",
