@@ -161,7 +161,14 @@ def test_what_cannot_train_in_place_is_refused_with_what_to_write(way: str, said
     with Job(tmp_path, *options, script, way, environment=environment(tmp_path)) as job:
         assert job.wait() == 1, job.output
         refused = [line for line in job.output.splitlines() if line.startswith("refused: ")]
-    names = ("steps_per_execution", "no trainable weights", said, "has ended with an error", "train_on_batch()")
+    names = (
+        "steps_per_execution",
+        'reduction="sum"',
+        "no trainable weights",
+        said,
+        "has ended with an error",
+        "train_on_batch()",
+    )
     assert len(refused) == len(names), job.output
     for name, line in zip(names, refused, strict=True):
         assert name in line

@@ -153,7 +153,9 @@ def test_what_cannot_train_in_place_is_refused_with_what_to_write(tmp_path: Path
     lines = refused(tmp_path)
     names = (
         *("strategy='fsdp'", "sync_batchnorm=True", "manual optimization", "manual optimization"),
-        *("an IterableDataset", "GradientAccumulationScheduler", "Tuner.lr_find()", "val_check_interval as a time"),
+        *("an IterableDataset", "GradientAccumulationScheduler", "StochasticWeightAveraging", "BackboneFinetuning"),
+        *("ddp_comm_hook", "model_averaging_period", "a CombinedLoader that gives several batches at once"),
+        *("Tuner.lr_find()", "val_check_interval as a time"),
         *("val_check_interval=3, accumulate_grad_batches=2", "val_check_interval=2, accumulate_grad_batches=3"),
     )
     assert len(lines) == len(names), lines

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.frontends.frameworks.lightning_state import CsvRows
+from runtime.frontends.frameworks.lightning.state import CsvRows
 from runtime.frontends.frameworks.trackers import rows as tracker_rows
 
 INSTALLED = "frameworks are installed by `make test-frameworks`"

@@ -14,11 +14,7 @@ framework keeps between steps is registered, for newcomers and for runs that go 
     trl_metrics.py              what trl's trainers note while they compute a loss
     accelerate.py               scripts with a loop of their own over what Accelerator.prepare() gives
     accelerate_batches.py       the batches of a prepared DataLoader, and the training loop over them
-    lightning.py                Lightning: its Trainer is adapted
-    lightning_strategy.py       what its loops ask for: the steps of the ranks
-    lightning_evaluation.py     validate, test and predict
-    lightning_parts.py          what a part logs and adds up, had on every worker
-    lightning_state.py          what is kept of it between steps
+    lightning/                  Lightning's Trainer and Fabric
     keras/                      fit() of Keras on torch
     imports.py                  adapts a framework when the script imports it
 """

@@ -93,10 +93,10 @@ def _metrics(module: ModuleType) -> None:
 
 
 def _lightning(module: ModuleType) -> None:
-    from runtime.frontends.frameworks import lightning
+    from runtime.frontends.frameworks.lightning import trainer
 
-    _note_version(module.__name__, sys.modules[module.__name__].__version__, lightning.TESTED)
-    lightning.install(Seams(), module)
+    _note_version(module.__name__, sys.modules[module.__name__].__version__, trainer.TESTED)
+    trainer.install(Seams(), module)
 
 
 def _keras(module: ModuleType) -> None:
@@ -139,9 +139,9 @@ def _timm(module: ModuleType) -> None:
 
 
 def _fabric(module: ModuleType) -> None:
-    from runtime.frontends.frameworks import lightning
+    from runtime.frontends.frameworks.lightning import trainer
 
-    lightning.install_fabric(Seams(), module)
+    trainer.install_fabric(Seams(), module)
 
 
 def _note_version(framework: str, version: str, tested: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ same Trainer, and before its first epoch Lightning's loops, callbacks and logger
 epoch the loader begins with the random numbers that it began with, and the batches that are done are taken from it once
 more.
 
-Names of Lightning that are not public, as 2.6 has them: those of PRIVATE, and what lightning_state.py names.
+Names of Lightning that are not public, as 2.6 has them: those of PRIVATE, and what frameworks/lightning/state.py names.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from elastic.errors import ConfigError, NotCarried
 from runtime.data.random_state import RandomNumbers
 from runtime.frontends.ddp.seams import missing
-from runtime.frontends.frameworks import lightning_parts as parts
-from runtime.frontends.frameworks.lightning_state import CsvRows, LightningState, nothing_deleted
+from runtime.frontends.frameworks.lightning import parts
+from runtime.frontends.frameworks.lightning.state import CsvRows, LightningState, nothing_deleted
 from runtime.recovery.kept.keep import KeptScript, is_kept, keep, kept_before
 from runtime.recovery.kept.place import KeptPlace
 

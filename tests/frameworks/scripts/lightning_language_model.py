@@ -88,6 +88,7 @@ trainer = L.Trainer(
     accelerator="cpu",
     strategy=sys.argv[2] if len(sys.argv) > 2 else "elastic",
     devices=4,
+    max_epochs=1000,  # so that Lightning has to load the data to tell estimated_stepping_batches
     max_steps=int(os.environ.get("STEPS", "40")),
     accumulate_grad_batches=2,
     gradient_clip_val=0.5,

@@ -6,7 +6,10 @@ import sys
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities import CombinedLoader
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from elastic.errors import ConfigError
@@ -34,6 +37,12 @@ class Gathers(Module):
 class Validated(Module):
     def validation_step(self, batch, batch_idx):
         pass
+
+
+class WithBackbone(Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = torch.nn.Linear(1, 1)
 
 
 class Nothing(Module):
@@ -72,6 +81,11 @@ for what in (
         lambda: train(Module(optimizers=2, automatic=False)),
         lambda: train(Module(), DataLoader(Stream())),
         lambda: train(Module(), callbacks=[L.pytorch.callbacks.GradientAccumulationScheduler({0: 2})]),
+        lambda: train(Module(), callbacks=[L.pytorch.callbacks.StochasticWeightAveraging(swa_lrs=0.1)]),
+        lambda: train(WithBackbone(), callbacks=[L.pytorch.callbacks.BackboneFinetuning()]),
+        lambda: train(Module(), strategy=DDPStrategy(ddp_comm_hook=fp16_compress_hook)),
+        lambda: train(Module(), strategy=DDPStrategy(model_averaging_period=4)),
+        lambda: L.Trainer(**QUIET).validate(Validated(), CombinedLoader({"a": loader(), "b": loader()}, "max_size")),
         lambda: Tuner(L.Trainer(**QUIET)).lr_find(Module(), loader()),
         lambda: train(Validated(), val_check_interval={"seconds": 2}),
         lambda: train(Validated(), val_check_interval=3, accumulate_grad_batches=2),

@@ -160,6 +160,12 @@ class Fit:
             self._script.job.print("elastic: jit_compile=True: in place, train_step() runs without torch.compile")
         if model.steps_per_execution > 1:
             raise ConfigError("compile(steps_per_execution=...) cannot train in place: leave it out")
+        losses = sys.modules["keras"].tree.flatten(model.loss)
+        if any(getattr(loss, "reduction", None) == "sum" for loss in losses):
+            raise ConfigError(
+                'a loss with reduction="sum" cannot train in place: gradients are the mean over the batch; write '
+                'reduction="sum_over_batch_size", and a learning rate that is so many times larger'
+            )
         check_validation(self._arguments["validation_data"])
 
     # Who this worker is

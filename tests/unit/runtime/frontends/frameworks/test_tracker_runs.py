@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from runtime.frontends.frameworks.lightning_state import rows_of
+from runtime.frontends.frameworks.lightning.state import rows_of
 from runtime.frontends.frameworks.trackers.runs import TrainerRuns, go_on_numbering, send_missing_only, with_ids
 
 

@@ -7,7 +7,7 @@ loop goes through the results of all.
 
 A newcomer comes to its first batch, and is given there what the others' loops have: all stand at the same place.
 
-Names of Lightning that are not public, as 2.6 has them: those of PRIVATE, and what lightning_state.py names.
+Names of Lightning that are not public, as 2.6 has them: those of PRIVATE, and what state.py names.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from elastic.errors import ConfigError
 from runtime.frontends.ddp.process_group import LiveRank
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams, missing
-from runtime.frontends.frameworks.lightning_evaluation import BatchPlace
-from runtime.frontends.frameworks.lightning_strategy import RankStrategy
+from runtime.frontends.frameworks.lightning.evaluation import BatchPlace
+from runtime.frontends.frameworks.lightning.refusals import check_arguments, check_callbacks
+from runtime.frontends.frameworks.lightning.strategy import RankStrategy
 
 TESTED = ("2.6",)
 """Versions with which the tests ran."""
@@ -63,13 +64,18 @@ def install(seams: Seams, module: Any) -> None:
         if script is None:
             original(self, *args, **kwargs)
             return
-        _check_arguments(kwargs, allowed)
-        if not isinstance(kwargs.get("strategy"), strategy):
+        check_arguments(kwargs, allowed)
+        replaced = kwargs.get("strategy")
+        if not isinstance(replaced, strategy):
             kwargs["strategy"] = "elastic"
         kwargs.update(devices=1, num_nodes=1)
         if script.job.device.type == "cpu":
             kwargs["accelerator"] = "cpu"
         original(self, *args, **kwargs)
+        if (
+            checkpoint_io := vars(replaced).get("_checkpoint_io") if type(replaced) is allowed[0] else None
+        ) is not None:
+            self.strategy.checkpoint_io = checkpoint_io
         for name in LIMITS:
             if type(limit := getattr(self, name)) is int:
                 setattr(self, name, limit * script.ranks)
@@ -78,7 +84,7 @@ def install(seams: Seams, module: Any) -> None:
         """A worker that gets the state from others, or from a checkpoint of this job, reads none of Lightning's: these
         are older, and may be deleted or half written."""
         given = inspect.signature(original).bind(*args, **kwargs)
-        _check_callbacks(given.arguments["self"].callbacks)
+        check_callbacks(given.arguments["self"].callbacks)
         strategy = given.arguments["self"].strategy
         if strategy.begin_fit():
             given.arguments.pop("ckpt_path", None)
@@ -130,28 +136,3 @@ def install_fabric(seams: Seams, module: Any) -> None:
     environment = sys.modules[f"{module.__name__}.plugins.environments.torchelastic"].TorchElasticEnvironment
     for name in ("global_rank", "local_rank"):
         seams.wrap(environment, name, live_rank)
-
-
-def _check_callbacks(callbacks: list[Any]) -> None:
-    """Raise ConfigError for those that train to find a setting: nothing of that is to stay. Tuner adds them."""
-    for kind, call in (("LearningRateFinder", "lr_find()"), ("BatchSizeFinder", "scale_batch_size()")):
-        if any(kind in (each.__name__ for each in type(callback).__mro__) for callback in callbacks):
-            raise ConfigError(
-                f"{kind} and Tuner.{call} cannot train in place; look for the setting in a run of one process without "
-                "elastic run, and write down what it finds"
-            )
-
-
-def _check_arguments(given: dict[str, Any], allowed: tuple[type, ...]) -> None:
-    """Raise ConfigError for arguments of a Trainer that cannot train in place."""
-    strategy = given.get("strategy", "auto")
-    fits = strategy in ("auto", "elastic") or strategy.startswith("ddp") if isinstance(strategy, str) else None
-    if not (type(strategy) in allowed if fits is None else fits):
-        shown = strategy if isinstance(strategy, str) else type(strategy).__name__
-        raise ConfigError(
-            f"Trainer(strategy={shown!r}) cannot train in place; write strategy='ddp', or start the script with "
-            "--restart"
-        )
-    for name in ("sync_batchnorm", "reload_dataloaders_every_n_epochs"):
-        if given.get(name):
-            raise ConfigError(f"Trainer({name}={given[name]!r}) cannot train in place; leave it out")

@@ -6,11 +6,11 @@ Lightning calls its closure, as it always does: it gets the loss of all ranks, a
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from elastic.errors import ConfigError
 from elastic.protocol.loop_state import ScriptStage
 from runtime.frontends.ddp.rank_script import RankScript
-from runtime.frontends.frameworks import lightning_parts as parts
-from runtime.frontends.frameworks.lightning_evaluation import BatchPlace, EvaluationPlaces, batch_size_of, evaluated
-from runtime.frontends.frameworks.lightning_state import LightningState, LoggerRows, rows_of
+from runtime.frontends.frameworks.lightning import parts
+from runtime.frontends.frameworks.lightning.evaluation import BatchPlace, EvaluationPlaces, batch_size_of, evaluated
+from runtime.frontends.frameworks.lightning.refusals import check_batch, check_training, check_validations
+from runtime.frontends.frameworks.lightning.state import LightningState, LoggerRows, rows_of
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.frontends.frameworks.trackers.runs import share_run
@@ -56,6 +57,14 @@ class LeaderRank(int):
         return str(self.now)
 
     __hash__ = int.__hash__
+
+
+class FitStage(Enum):
+    """How far a call of fit() is."""
+
+    SETS_UP = "modules, optimizers and the checkpoint"
+    RUNS = "it sets up its data"
+    TRAINS = "it has its training data"
 
 
 class StepPlaces:
@@ -95,8 +104,7 @@ class RankStrategy:
         self._behind = self.loop.next_goes_on
         """This worker has still to be told what others, or an earlier run, have."""
         self._is_set_up = False
-        self._fits = False
-        """fit() has come to its training data."""
+        self._fit = FitStage.SETS_UP
         self._source: RankBatches | None = None
         self._state: LightningState | None = None
         self._files: list[LoggerRows] = []
@@ -174,8 +182,11 @@ class RankStrategy:
 
     # What all do together
 
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """All workers make the same calls, and nobody has to wait."""
+    def barrier(self, name: str | None = None) -> None:
+        """All workers make the same calls, and nobody has to wait. Behind the one of this name Lightning begins."""
+        if name == "run-stage" and self._trainer.training:
+            self._fit = FitStage.RUNS
+            self._trainer.fit_loop._combined_loader = None  # perhaps that of a hook that has asked for its length
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """What the leader has. Between the beginning of a step and its gradients, and in what is done once, it is what
@@ -216,36 +227,17 @@ class RankStrategy:
             if dataloader.batch_sampler is None:
                 return dataloader
             return EvaluationPlaces(dataloader, self.world_size, seed, by_rank=not trainer.predicting)
-        self._check(dataloader)
+        if self._fit is FitStage.SETS_UP:  # a hook asks for trainer.estimated_stepping_batches
+            sized = isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset)
+            return StepPlaces(dataloader, self._take) if sized else dataloader
+        check_training(self, dataloader, more=self._source is not None)
         limit = trainer.limit_train_batches
         batches = len(dataloader)
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         self._source = RankBatches(dataloader, self.world_size, trainer.accumulate_grad_batches, seed, batches)
-        _check_validations(trainer, batches)
+        check_validations(trainer, batches)
         self._begin()
         return StepPlaces(dataloader, self._take)
-
-    def _check(self, loader: Any) -> None:
-        """Raise ConfigError for what cannot be trained in place."""
-        trainer, module = self._trainer, self._lightning_module
-        scheduled = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
-        refused = {
-            "a training loader that is no DataLoader": not isinstance(loader, DataLoader),
-            "an IterableDataset": isinstance(getattr(loader, "dataset", None), IterableDataset),
-            "a second training loader": self._source is not None,
-            "manual optimization": not module.automatic_optimization,
-            f"{len(self.optimizers)} optimizers": len(self.optimizers) != 1,
-            "GradientAccumulationScheduler": scheduled,
-            "training_step(dataloader_iter)": "dataloader_iter" in inspect.signature(module.training_step).parameters,
-            "val_check_interval as a time, which each worker's clock tells otherwise,": (
-                trainer._val_check_time_interval is not None
-            ),
-        }
-        if names := [name for name, used in refused.items() if used]:
-            raise ConfigError(
-                f"Lightning with {names[0]} cannot train in place; start the script with --restart, or write the loop "
-                "with job.steps()"
-            )
 
     def _begin(self) -> None:
         trainer, module = self._trainer, self._lightning_module
@@ -259,7 +251,7 @@ class RankStrategy:
             self._state.before = self.script.job.shared("files before", files_before)
         elif not self._behind:  # else it comes with the state
             self._state.before = self.script.job.once(files_before)
-        self._fits, self._epoch = True, -1
+        self._fit, self._epoch = FitStage.TRAINS, -1
         assert self._source is not None
         if not self.loop.begin(self._source, self._state, objects):
             return  # Lightning finds its loop at its end
@@ -384,12 +376,12 @@ class RankStrategy:
         that an exception has ended."""
         if self.script.begun:
             self.script.training.check_between_loops()
-        self._behind, self._fits = self.loop.next_goes_on, False
+        self._behind, self._fit = self.loop.next_goes_on, FitStage.SETS_UP
         return self._behind
 
     def end_fit(self) -> None:
         """fit() is about to return."""
-        if not self._fits:
+        if self._fit is not FitStage.TRAINS:
             return
         assert self._source is not None
         self.loop.end()
@@ -417,6 +409,7 @@ class RankStrategy:
     def _evaluated(self, stage: str, place: Any, args: tuple[Any, ...]) -> Any:
         if isinstance(place, BatchPlace):
             return evaluated(self, stage, place, args)
+        check_batch(place, stage)
         return getattr(self.base, f"{stage}_step")(self, place, *args)
 
     # Checkpoints of Lightning's own
@@ -462,21 +455,3 @@ class RankStrategy:
     def __deepcopy__(self, memo: object) -> RankStrategy:
         """There is one job: the copy of a Trainer has the strategy of its original."""
         return self
-
-
-def _check_validations(trainer: Any, batches: int) -> None:
-    """Raise ConfigError for a validation inside of accumulated batches, where a step is in progress. batches: of a rank
-    in an epoch."""
-    interval, micro = trainer.val_check_interval, trainer.accumulate_grad_batches
-    if not trainer.enable_validation:
-        return
-    every = interval if isinstance(interval, int) else max(1, int(batches * interval))
-    if trainer.check_val_every_n_epoch is not None:
-        fits = every >= batches or every % micro == 0
-    else:
-        fits = every % batches == 0 or (batches % micro == 0 and every % micro == 0)
-    if not fits:
-        raise ConfigError(
-            f"Trainer(val_check_interval={interval}, accumulate_grad_batches={micro}) cannot train in place, as it "
-            f"validates inside of accumulated batches; use an interval that is a multiple of {micro} batches"
-        )

@@ -16,7 +16,8 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from runtime.data.random_state import randomness_kept, seed_all
 from runtime.frontends.ddp.sampler_source import sampler_of
-from runtime.frontends.frameworks import lightning_parts as parts
+from runtime.frontends.frameworks.lightning import parts
+from runtime.frontends.frameworks.lightning.attributes import detached
 from runtime.frontends.frameworks.rank_batches import collated, orders
 from runtime.loop.training.gathering import gather
 
@@ -88,10 +89,10 @@ def evaluated(strategy: Any, stage: str, place: BatchPlace, args: tuple[Any, ...
         batch = strategy.transferred(collated(loader.loader, loader.order[number]), index)
         own = (number, *args[1:]) if args else ()
         if stage == "predict":
-            return [None, parts.detached(step(strategy, batch, *own))]
+            return [None, detached(step(strategy, batch, *own))]
         with parts.recording(trainer, module, loop, batch_size_of(trainer, batch)) as record:
             output = step(strategy, batch, *own)
-        return [record.plain(), parts.detached(output) if keeps else None]
+        return [record.plain(), detached(output) if keeps else None]
 
     alone = trainer.sanity_checking or not script.begun or script.passing
     if loader.rows is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,13 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks.plain_state import ELEMENTS_MAX
+from runtime.frontends.frameworks.lightning.attributes import (
+    NUMBERS,
+    PlainAttributes,
+    detached,
+    with_added,
+    with_rows,
+)
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
 
@@ -29,7 +34,6 @@ ADDED_MAX = 64
 """Elements of a tensor that travel with a training step."""
 
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx")
-NUMBERS = (bool, int, float)
 BY_NAME = {kind.__name__: kind for kind in NUMBERS}
 
 
@@ -48,8 +52,9 @@ class LogRecorder(dict[str, Any]):
         """As Lightning's results are called by self.log()."""
         reduction = given.get("reduce_fx", torch.mean)
         row: dict[str, Any] = {option: given[option] for option in OPTIONS if option in given}
-        row["name"], row["reduce_fx"] = name, getattr(reduction, "__name__", reduction)
-        size = given.get("batch_size")
+        kind = str(getattr(reduction, "__name__", reduction)).lower()
+        row["name"], row["reduce_fx"] = name, "mean" if kind == "avg" else kind
+        size = given.get("batch_size") if given.get("on_epoch") else None  # the value of a step has no weight
         if isinstance(value, torch.Tensor):
             row["value"] = float(value.detach())
             if size is None:
@@ -74,15 +79,17 @@ class Record:
         """Attribute that had no finite number -> the number that it was set to, a tensor if that was one."""
         self.metrics: dict[str, dict[str, Any]] = {}
         """Path of a metric -> its state of this part alone."""
+        self.nested: dict[str, Any] = {}
+        """Attribute, a dictionary or a list of lists -> what was added to the numbers and lists in it."""
 
     def plain(self) -> list[Any]:
         """What `gather` carries."""
-        return [self.logs, self.changes, self.metrics, self.values]
+        return [self.logs, self.changes, self.metrics, self.values, self.nested]
 
     @classmethod
     def of(cls, plain: list[Any]) -> Record:
         record = cls()
-        record.logs, record.changes, record.metrics, record.values = plain
+        record.logs, record.changes, record.metrics, record.values, record.nested = plain
         return record
 
 
@@ -96,14 +103,13 @@ def recording(trainer: Any, module: Any, loop: Any, batch_size: Any) -> Iterator
 
 @contextmanager
 def attributes(module: Any) -> Iterator[Record]:
-    """Record what the body does to plain attributes, and take it back."""
-    record = Record()
-    before, names = _attributes(module), frozenset(vars(module))
+    """Record what the body does to plain attributes, and take it back. Raises ConfigError for a large tensor."""
+    record, before = Record(), PlainAttributes(module)
     try:
         yield record
-        record.changes, record.values = _changes(module, before), _values(module, before, names)
+        record.changes, record.values, record.nested = before.changes(), before.values(), before.nested()
     finally:
-        _put_back(module, before, names)
+        before.put_back()
 
 
 @contextmanager
@@ -129,8 +135,10 @@ def have(module: Any, record: Record) -> None:
     for path, said in record.metrics.items():
         _merge(attrgetter(path)(module), said)
     for name, change in record.changes.items():
-        value = getattr(module, name, None)
-        if isinstance(value, list):
+        value: Any = getattr(module, name, None)
+        if isinstance(change, dict):
+            setattr(module, name, with_rows(value, change["rows"]))
+        elif isinstance(value, list):
             value.extend(change)
         elif isinstance(value, bool):
             setattr(module, name, bool(value + change > 0))
@@ -140,98 +148,13 @@ def have(module: Any, record: Record) -> None:
             setattr(module, name, change if value is None else value + change)
     for name, set_to in record.values.items():
         setattr(module, name, detached(set_to))
+    for name, added in record.nested.items():
+        setattr(module, name, with_added(getattr(module, name, None), added))
     for row in record.logs:
         said = {key: value for key, value in row.items() if key not in ("name", "value", "metric")}
         if "metric" in row:
             said["metric_attribute"] = row["metric"]
         module.log(row["name"], attrgetter(row["metric"])(module) if "metric" in row else row["value"], **said)
-
-
-# Attributes
-
-
-def _attributes(module: Any) -> dict[str, Any]:
-    """The plain attributes that a part may add to or set, as they are."""
-    found: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if type(value) in NUMBERS or (value is None and not name.startswith("_")):
-            found[name] = value
-        elif type(value) is list and not name.startswith("_"):
-            found[name] = (value, len(value))
-        elif type(value) is torch.Tensor and value.numel() <= ELEMENTS_MAX:
-            found[name] = (value, value.detach().clone())
-    return found
-
-
-def _changes(module: Any, before: Mapping[str, Any]) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    for name, old in before.items():
-        new = getattr(module, name, None)
-        if not _adds(old):
-            continue
-        if not isinstance(old, tuple):
-            if type(new) in NUMBERS and new != old:
-                changes[name] = new - old
-        elif isinstance(old[0], list):
-            if isinstance(new, list) and len(new) > old[1]:
-                changes[name] = [detached(item) for item in new[old[1] :]]
-        elif isinstance(new, torch.Tensor) and new.shape == old[1].shape and not torch.equal(new, old[1]):
-            is_bool = new.dtype == torch.bool  # of which torch makes no difference
-            changes[name] = new.float() - old[1].float() if is_bool else (new - old[1]).detach()
-    return changes
-
-
-def _adds(old: Any) -> bool:
-    """Whether what a part does to an attribute is added to what it was: a finite number, a tensor or a list."""
-    value = old[1] if isinstance(old, tuple) else old  # the tensor itself is changed already
-    if isinstance(value, torch.Tensor) and value.dim() == 0:
-        value = float(value)
-    return value is not None and not (type(value) is float and not math.isfinite(value))
-
-
-def _values(module: Any, before: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """The numbers that attributes were set to that had none before, or an infinity or NaN, or a tensor instead of a
-    number, or the other way round. names: of all attributes before."""
-    values: dict[str, Any] = {}
-    for name, new in vars(module).items():
-        if name in names and name not in before:
-            continue
-        old = before.get(name)
-        is_tensor = type(new) is torch.Tensor and new.dim() == 0
-        was_tensor = isinstance(old, tuple) and isinstance(old[0], torch.Tensor)
-        if is_tensor and (type(old) in NUMBERS or not _adds(old)):
-            values[name] = new.detach().clone()
-        elif type(new) in NUMBERS and (was_tensor or not _adds(old)) and new != old:
-            values[name] = new
-    return values
-
-
-def _put_back(module: Any, before: Mapping[str, Any], names: frozenset[str]) -> None:
-    for name in [name for name, new in vars(module).items() if name not in names and _is_number(new)]:
-        delattr(module, name)
-    for name, old in before.items():
-        if not isinstance(old, tuple):
-            if old is not None or _is_number(getattr(module, name, None)):  # what else was None is no concern of ours
-                setattr(module, name, old)
-            continue
-        thing, kept = old
-        if isinstance(thing, list):
-            del thing[kept:]
-        else:
-            thing.data.copy_(kept)
-        setattr(module, name, thing)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in NUMBERS or (type(value) is torch.Tensor and value.dim() == 0)
-
-
-def detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: detached(item) for key, item in value.items()}
-    return type(value)(detached(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 # Metrics of torchmetrics
@@ -336,6 +259,11 @@ def tell(step: Step, module: Any, part: int, record: Record) -> dict[str, float]
             weight = size if kind == "mean" else 1
             sums[_key(row["name"], *key)] = row["value"] * weight
             sums[_key(row["name"], *key, "n")] = float(weight)
+    for name in (*record.nested, *(name for name, change in record.changes.items() if isinstance(change, dict))):
+        raise ConfigError(
+            f"training_step() adds to what self.{name} holds, which is a dictionary, a list of lists, or a tensor that "
+            "grows; append numbers to a list, or use self.log()"
+        )
     for name, change in record.changes.items():
         for place, value in enumerate(_numbers(name, change)):
             sums[_key(name, "add", part, place)] = value
