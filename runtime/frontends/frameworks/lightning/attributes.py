@@ -1,12 +1,16 @@
 """Plain attributes of a LightningModule: what one part of a step, or of an evaluation, adds to them, taken back here
-and had on every worker. Those that a LightningModule has by itself are Lightning's own."""
+and had on every worker. Those that a LightningModule has by itself are Lightning's own.
+
+Numbers, lists, lists of lists and tensors are carried. Dictionaries are left as each worker has them, as most are
+caches; one that counts or collects is refused by name. What is not carried is never taken back.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -14,19 +18,23 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
+from runtime.frontends.frameworks.plain_state import ELEMENTS_MAX
 
 NUMBERS = (bool, int, float)
 
-CLONED_MAX = 1 << 16
-"""Elements of a tensor whose changes are recorded; a part that changes a larger one is refused."""
+IN_PLACE_MAX = 1 << 16
+"""Elements of a tensor that a part may change in place; a larger one is refused then."""
 
-NESTED_MAX = 64
-"""Elements of a list, or keys of a dictionary, in which lists and numbers are looked at. Larger ones are caches."""
+LISTS_MAX = 64
+"""Lists in a list, and keys of a dictionary, that are looked at."""
 
 DICTIONARIES = (dict, defaultdict, OrderedDict)
 
 _set_from_none: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """Module -> attributes that were None when a part of this worker began, and a tensor with rows behind it."""
+
+_with_rows: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""Module -> attributes that were a tensor without elements when a part began: rows are put behind it."""
 
 
 class PlainAttributes:
@@ -37,29 +45,39 @@ class PlainAttributes:
         self._module = module
         self._names = frozenset(vars(module))
         self._before: dict[str, Any] = {}
-        self._nested: dict[str, Any] = {}
+        """Attribute -> a number or None; (list, its items); (tensor, its values)."""
         self._large: dict[str, tuple[torch.Tensor, int]] = {}
+        """Attribute -> tensor, and how often it was changed in place."""
+        self._lists: dict[str, tuple[list[list[Any]], list[tuple[list[Any], int]]]] = {}
+        """Attribute -> list of lists, and each of these with its length."""
+        self._counted: dict[str, dict[Any, Any]] = {}
+        """Attribute, a dictionary -> its numbers, and the lengths of its lists, by key."""
+        known: set[int] = set()
         for name, value in vars(module).items():
             if type(value) in NUMBERS or (value is None and name not in own):
                 self._before[name] = value
-            elif type(value) is torch.Tensor and value.numel() <= CLONED_MAX:
-                self._before[name] = (value, value.detach().clone())
             elif type(value) is torch.Tensor:
-                self._large[name] = (value, value._version)
-            elif name not in own and _is_nested(value):
-                self._nested[name] = _snapshot(value)
-            elif type(value) is list and name not in own:
-                self._before[name] = (value, len(value))
+                self._take_tensor(name, value)
+            elif type(value) in DICTIONARIES and name not in own and len(value) <= LISTS_MAX:
+                self._counted[name] = {key: _count(item) for key, item in value.items()}
+            elif type(value) is list and name not in own and id(value) not in known:
+                inner = value if 0 < len(value) <= LISTS_MAX and all(type(item) is list for item in value) else []
+                if inner and known.isdisjoint(map(id, inner)):
+                    self._lists[name] = value, [(item, len(item)) for item in inner]
+                elif not inner:
+                    self._before[name] = (value, list(value))
+                known.update(map(id, (value, *inner)))
+
+    def _take_tensor(self, name: str, value: torch.Tensor) -> None:
+        if value.numel() <= IN_PLACE_MAX:
+            self._before[name] = (value, value.detach().clone())
+        elif not value.is_inference():  # torch counts no changes of others
+            self._large[name] = (value, value._version)
 
     def changes(self) -> dict[str, Any]:
-        """Attribute -> what was added to a number or to a tensor, appended to a list, or {"rows": appended to a
-        tensor}. Raises ConfigError for a large tensor."""
-        for name, (large, version) in self._large.items():
-            if large._version != version:
-                raise ConfigError(
-                    f"self.{name} is changed in place, and has {large.numel()} elements; what a batch adds to a tensor "
-                    f"is carried up to {CLONED_MAX}. Use a metric of torchmetrics, or a list"
-                )
+        """Attribute -> what was added to a number or to a tensor, appended to a list; {"rows": appended to a tensor};
+        or {"list": what it was set to}. Raises ConfigError for a large tensor, and for dictionaries."""
+        self._check()
         found: dict[str, Any] = {}
         for name, old in self._before.items():
             new = getattr(self._module, name, None)
@@ -69,16 +87,50 @@ class PlainAttributes:
                 if type(new) in NUMBERS and new != old:
                     found[name] = new - old
             elif isinstance(old[0], list):
-                if isinstance(new, list) and len(new) > old[1]:
-                    found[name] = [detached(item) for item in new[old[1] :]]
-            elif isinstance(new, torch.Tensor) and (change := _change_of(new, old[1])) is not None:
-                if isinstance(change, dict) and name in _set_from_none.get(self._module, ()):
-                    raise ConfigError(
-                        f"self.{name} begins with None, and batches put rows behind it: other workers begin it, too. "
-                        "Begin with torch.empty(0), or append to a list"
-                    )
+                if isinstance(new, list) and (added := _added_to_list(new, old[1])) is not None:
+                    found[name] = added
+            elif isinstance(new, torch.Tensor) and (change := self._change_of(name, new, *old)) is not None:
                 found[name] = change
         return found
+
+    def _check(self) -> None:
+        for name, (large, version) in self._large.items():
+            if large._version != version:
+                raise ConfigError(
+                    f"self.{name} is changed in place, and has {large.numel()} elements; what a batch adds to a tensor "
+                    f"is carried up to {IN_PLACE_MAX}. Use a metric of torchmetrics, a list, or a buffer in training"
+                )
+        for name, counted in self._counted.items():
+            now = vars(self._module).get(name)
+            if type(now) not in DICTIONARIES:
+                continue
+            for key, old in counted.items():
+                if old is not None and (new := _count(now.get(key))) is not None and new != old:
+                    raise ConfigError(
+                        f"self.{name}[{key!r}] counts or collects what batches have; other workers would not have it. "
+                        f"Use attributes of the module: a number or a list for each key, or metrics of torchmetrics"
+                    )
+
+    def _change_of(self, name: str, new: torch.Tensor, thing: torch.Tensor, old: torch.Tensor) -> Any:
+        """What was added to a tensor, or the rows that were put behind its own; None: nothing, or it was replaced."""
+        if new.shape == old.shape:
+            if torch.equal(new, old) or (new is not thing and new.numel() > ELEMENTS_MAX):
+                return None
+            is_bool = new.dtype == torch.bool  # of which torch makes no difference
+            return new.float() - old.float() if is_bool else (new - old).detach()
+        if old.numel() == 0 and new.dim():
+            _with_rows.setdefault(self._module, set()).add(name)
+            return {"rows": new.detach().clone()}
+        rows = old.shape[0] if old.dim() else 0
+        grows = old.dim() > 0 and new.dim() == old.dim() and new.shape[1:] == old.shape[1:] and new.shape[0] > rows
+        if not (grows and torch.equal(new[:rows], old)):
+            return None
+        if name in _set_from_none.get(self._module, ()):
+            raise ConfigError(
+                f"self.{name} begins with None, and batches put rows behind it: other workers begin it, too. Begin "
+                "with torch.empty(0), or append to a list"
+            )
+        return {"rows": new[rows:].detach().clone()} if name in _with_rows.get(self._module, ()) else None
 
     def values(self) -> dict[str, Any]:
         """The numbers that attributes were set to that had none before, or an infinity or NaN, or a tensor instead of a
@@ -96,10 +148,16 @@ class PlainAttributes:
                 values[name] = new
         return values
 
-    def nested(self) -> dict[str, Any]:
-        """Attribute, a dictionary or a list of lists -> what `with_added` adds to it."""
-        found = {name: _added_to(vars(self._module).get(name), old) for name, old in self._nested.items()}
-        return {name: added for name, added in found.items() if added is not None}
+    def nested(self) -> dict[str, list[Any]]:
+        """Attribute, a list of lists -> [place, what was appended to the list there]..."""
+        found: dict[str, list[Any]] = {}
+        for name, (thing, lists) in self._lists.items():
+            if vars(self._module).get(name) is not thing:
+                continue
+            for place, (item, length) in enumerate(lists):
+                if place < len(thing) and thing[place] is item and len(item) > length:
+                    found.setdefault(name, []).append([place, [detached(each) for each in item[length:]]])
+        return found
 
     def put_back(self) -> None:
         module = self._module
@@ -110,20 +168,18 @@ class PlainAttributes:
                 new = getattr(module, name, None)
                 if old is not None or _is_number(new):
                     setattr(module, name, old)
-                elif (
-                    type(new) is torch.Tensor
-                ):  # what was None and is no number stays, such as a mask that is made once
+                elif type(new) is torch.Tensor:  # it stays: perhaps a mask that is made once
                     _set_from_none.setdefault(module, set()).add(name)
                 continue
             thing, kept = old
             if isinstance(thing, list):
-                del thing[kept:]
+                thing[:] = kept
             else:
                 thing.data.copy_(kept)
             setattr(module, name, thing)
-        for name, old in self._nested.items():
-            _restore(old)
-            setattr(module, name, old[0])
+        for _, lists in self._lists.values():
+            for item, length in lists:
+                del item[length:]
 
 
 @functools.cache
@@ -141,24 +197,42 @@ def _adds(old: Any) -> bool:
     return value is not None and not (type(value) is float and not math.isfinite(value))
 
 
-def _change_of(new: torch.Tensor, old: torch.Tensor) -> Any:
-    """What was added to a tensor, or the rows that were put behind its own; None: nothing, or it was replaced."""
-    if new.shape == old.shape:
-        if torch.equal(new, old):
-            return None
-        is_bool = new.dtype == torch.bool  # of which torch makes no difference
-        return new.float() - old.float() if is_bool else (new - old).detach()
-    if old.numel() == 0 and new.dim():
-        return {"rows": new.detach().clone()}
-    rows = old.shape[0] if old.dim() else 0
-    grows = old.dim() > 0 and new.dim() == old.dim() and new.shape[1:] == old.shape[1:] and new.shape[0] > rows
-    return {"rows": new[rows:].detach().clone()} if grows and torch.equal(new[:rows], old) else None
+def _added_to_list(new: list[Any], old: list[Any]) -> Any:
+    """What was appended to its items, or {"list": ...} if it has others; None: nothing."""
+    begins = new[: len(old)]
+    if len(begins) == len(old) and all(item is kept for item, kept in zip(begins, old, strict=True)):
+        return [detached(item) for item in new[len(old) :]] or None
+    return {"list": [detached(item) for item in new]}
 
 
-def with_rows(value: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """A tensor, and rows behind its own."""
+def _count(item: Any) -> Any:
+    """What shows whether a value of a dictionary counts or collects; None: it does neither."""
+    if type(item) is list:
+        return ("items", len(item))
+    return item if type(item) in (int, float) and math.isfinite(item) else None
+
+
+def with_rows(name: str, value: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """A tensor, and rows behind its own. Raises ConfigError if they do not fit. name: of the attribute."""
     rows = rows.to(value.device)
-    return torch.cat([value, rows]) if value.numel() else rows.clone()
+    if not value.numel():
+        return rows.clone()
+    if value.shape[1:] != rows.shape[1:]:
+        raise ConfigError(
+            f"self.{name} begins without elements, and batches put rows of different shapes behind it: "
+            f"{tuple(value.shape[1:])} and {tuple(rows.shape[1:])}; append to a list"
+        )
+    return torch.cat([value, rows])
+
+
+def with_lists(value: Any, added: list[Any]) -> Any:
+    """A list of lists, and what a part has appended to these."""
+    value = value if isinstance(value, list) else []
+    for place, items in added:
+        while len(value) <= place:
+            value.append([])
+        value[place].extend(detached(item) for item in items)
+    return value
 
 
 def _is_number(value: Any) -> bool:
@@ -170,91 +244,6 @@ def detached(value: Any) -> Any:
         return value.detach().clone()
     if isinstance(value, dict):
         return {key: detached(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(detached, value))
     return type(value)(detached(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-# Dictionaries and lists of lists
-
-
-def _is_nested(value: Any) -> bool:
-    if type(value) is list:
-        return 0 < len(value) <= NESTED_MAX and all(type(item) is list for item in value)
-    return type(value) in DICTIONARIES and len(value) <= NESTED_MAX
-
-
-def _snapshot(value: Any) -> tuple[Any, Any]:
-    """The thing itself, and what it holds: of a list its length and snapshots of its lists, of a dictionary snapshots
-    by key."""
-    if type(value) is list:
-        return value, (len(value), [_snapshot(item) for item in value] if _is_nested(value) else [])
-    if _is_nested(value):
-        return value, {key: _snapshot(item) for key, item in value.items()}
-    return value, None
-
-
-def _added_to(new: Any, old: tuple[Any, Any]) -> Any:
-    """None: nothing. Of a number what was added, of a list [items behind it, [place, what was added there]...], of a
-    dictionary {"keys": [[key, what was added]...]}; a key that was not there had zero, or an empty list."""
-    thing, held = old
-    if type(thing) in NUMBERS:
-        return new - thing if type(new) in NUMBERS and new != thing else None
-    if new is not thing or held is None:
-        return None
-    if type(thing) is list:
-        length, lists = held
-        inner = [[place, _added_to(new[place], one)] for place, one in enumerate(lists) if place < len(new)]
-        inner = [entry for entry in inner if entry[1] is not None]
-        return [[detached(item) for item in new[length:]], *inner] if inner or len(new) > length else None
-    keys = [[key, _added_to(item, held.get(key) or _nothing(item))] for key, item in new.items() if _is_plain_key(key)]
-    keys = [entry for entry in keys if entry[1] is not None]
-    return {"keys": keys} if keys else None
-
-
-def _nothing(item: Any) -> tuple[Any, Any]:
-    """The snapshot of what a new key had before."""
-    if type(item) in NUMBERS:
-        return 0, None
-    return item, (0, []) if type(item) is list else {} if _is_nested(item) else None
-
-
-def _counts(item: Any) -> bool:
-    """Whether what a part adds to it is recorded."""
-    return type(item) in NUMBERS or type(item) is list or _is_nested(item)
-
-
-def _is_plain_key(key: Any) -> bool:
-    return type(key) in (str, int)
-
-
-def _restore(old: tuple[Any, Any]) -> None:
-    """Give a thing what it held. New keys stay where they hold neither a number nor a list: they are a cache."""
-    thing, held = old
-    if held is None:
-        return
-    if type(thing) is list:
-        del thing[held[0] :]
-        inner: Iterator[tuple[Any, Any]] = iter(held[1])
-    else:
-        for key in [key for key, item in thing.items() if key not in held and _is_plain_key(key) and _counts(item)]:
-            del thing[key]
-        for key, one in held.items():
-            thing[key] = one[0]
-        inner = iter(held.values())
-    for one in inner:
-        _restore(one)
-
-
-def with_added(value: Any, added: Any) -> Any:
-    """What an attribute holds, and what a part has added."""
-    if type(added) in NUMBERS:
-        return (value or 0) + added
-    if isinstance(added, Mapping):
-        value = {} if value is None else value
-        for key, more in added["keys"]:
-            value[key] = with_added(value.get(key), more)
-        return value
-    value = [] if value is None else value
-    for place, more in added[1:]:
-        value[place] = with_added(value[place], more)
-    value.extend(detached(item) for item in added[0])
-    return value

@@ -24,7 +24,7 @@ from runtime.frontends.frameworks.lightning.attributes import (
     NUMBERS,
     PlainAttributes,
     detached,
-    with_added,
+    with_lists,
     with_rows,
 )
 from runtime.loop.control_scalars import UNRECORDED
@@ -80,7 +80,7 @@ class Record:
         self.metrics: dict[str, dict[str, Any]] = {}
         """Path of a metric -> its state of this part alone."""
         self.nested: dict[str, Any] = {}
-        """Attribute, a dictionary or a list of lists -> what was added to the numbers and lists in it."""
+        """Attribute, a list of lists -> what was appended to each of these."""
 
     def plain(self) -> list[Any]:
         """What `gather` carries."""
@@ -137,7 +137,8 @@ def have(module: Any, record: Record) -> None:
     for name, change in record.changes.items():
         value: Any = getattr(module, name, None)
         if isinstance(change, dict):
-            setattr(module, name, with_rows(value, change["rows"]))
+            rows = change.get("rows")
+            setattr(module, name, detached(change["list"]) if rows is None else with_rows(name, value, rows))
         elif isinstance(value, list):
             value.extend(change)
         elif isinstance(value, bool):
@@ -149,7 +150,7 @@ def have(module: Any, record: Record) -> None:
     for name, set_to in record.values.items():
         setattr(module, name, detached(set_to))
     for name, added in record.nested.items():
-        setattr(module, name, with_added(getattr(module, name, None), added))
+        setattr(module, name, with_lists(getattr(module, name, None), added))
     for row in record.logs:
         said = {key: value for key, value in row.items() if key not in ("name", "value", "metric")}
         if "metric" in row:
@@ -259,12 +260,17 @@ def tell(step: Step, module: Any, part: int, record: Record) -> dict[str, float]
             weight = size if kind == "mean" else 1
             sums[_key(row["name"], *key)] = row["value"] * weight
             sums[_key(row["name"], *key, "n")] = float(weight)
-    for name in (*record.nested, *(name for name, change in record.changes.items() if isinstance(change, dict))):
+    for name in record.nested:
         raise ConfigError(
-            f"training_step() adds to what self.{name} holds, which is a dictionary, a list of lists, or a tensor that "
-            "grows; append numbers to a list, or use self.log()"
+            f"training_step() appends to a list in self.{name}; append to a list of its own, or use self.log()"
         )
     for name, change in record.changes.items():
+        if isinstance(change, dict):
+            if "rows" in change:
+                raise ConfigError(
+                    f"training_step() puts rows behind self.{name}; append numbers to a list, or use self.log()"
+                )
+            continue
         for place, value in enumerate(_numbers(name, change)):
             sums[_key(name, "add", part, place)] = value
             sums[_key(name, "add", part, place, "n")] = 1.0

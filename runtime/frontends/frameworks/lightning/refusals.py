@@ -42,7 +42,7 @@ def check_arguments(given: dict[str, Any], allowed: tuple[type, ...]) -> None:
             "--restart"
         )
     for name in OF_DDP:
-        if not isinstance(strategy, str) and vars(strategy).get(f"_{name}") is not None:
+        if type(strategy) is allowed[0] and vars(strategy).get(f"_{name}") is not None:
             raise ConfigError(
                 f"DDPStrategy({name}=...) cannot train in place: gradients are the mean over all ranks in each step; "
                 "leave it out, or start the script with --restart"

@@ -71,6 +71,7 @@ class StepPlaces:
     """The training batches of one epoch, as Lightning's loop asks for them."""
 
     def __init__(self, loader: DataLoader[Any], take: Callable[[], None]) -> None:
+        self.loader = loader
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
         self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
         self._batches = len(loader)
@@ -182,11 +183,8 @@ class RankStrategy:
 
     # What all do together
 
-    def barrier(self, name: str | None = None) -> None:
-        """All workers make the same calls, and nobody has to wait. Behind the one of this name Lightning begins."""
-        if name == "run-stage" and self._trainer.training:
-            self._fit = FitStage.RUNS
-            self._trainer.fit_loop._combined_loader = None  # perhaps that of a hook that has asked for its length
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """All workers make the same calls, and nobody has to wait."""
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """What the leader has. Between the beginning of a step and its gradients, and in what is done once, it is what
@@ -220,6 +218,8 @@ class RankStrategy:
 
     def process_dataloader(self, dataloader: Any) -> Any:
         trainer = self._trainer
+        if isinstance(dataloader, StepPlaces):  # that of an earlier call, which Lightning has put into a CombinedLoader
+            dataloader = dataloader.loader
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         if not trainer.training:
             if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
@@ -367,6 +367,11 @@ class RankStrategy:
             return self.base.optimizer_step(self, optimizer, closure, model, **kwargs)
         finally:
             self._said = None
+
+    def begin_run(self) -> None:
+        """Lightning's loop begins. What hooks have asked for before is no part of the training."""
+        self._fit = FitStage.RUNS
+        self._trainer.fit_loop._combined_loader = None
 
     def on_train_end(self) -> None:
         self.loop.end()

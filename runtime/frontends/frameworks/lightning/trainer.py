@@ -31,6 +31,7 @@ TESTED = ("2.6",)
 PRIVATE = {
     "trainer.connectors.signal_connector": ("_SignalConnector.register_signal_handlers",),
     "core.module": ("LightningModule._on_before_batch_transfer",),
+    "loops.fit_loop": ("_FitLoop.run", "_FitLoop.setup_data"),
     "loops.training_epoch_loop": ("_TrainingEpochLoop._build_kwargs", "_TrainingEpochLoop._should_accumulate"),
     "loops.optimization.automatic": ("_AutomaticOptimization._training_step",),
     "trainer.connectors.logger_connector.result": ("_ResultCollection.log", "_ResultMetric.update"),
@@ -92,6 +93,10 @@ def install(seams: Seams, module: Any) -> None:
         strategy.end_fit()
         return found
 
+    def run(script: RankScript, original: Any, /, self: Any) -> Any:
+        self.trainer.strategy.begin_run()
+        return original(self)
+
     def transfer(script: RankScript, original: Any, /, self: Any, batch: Any, dataloader_idx: int = 0) -> Any:
         return batch if isinstance(batch, BatchPlace) else original(self, batch, dataloader_idx=dataloader_idx)
 
@@ -100,6 +105,7 @@ def install(seams: Seams, module: Any) -> None:
 
     seams.replace(module.Trainer, "__init__", made)
     seams.wrap(module.Trainer, "fit", fit)
+    seams.wrap(sys.modules[f"{package}.loops.fit_loop"]._FitLoop, "run", run)
     seams.wrap(sys.modules[f"{package}.core.module"].LightningModule, "_on_before_batch_transfer", transfer)
     seams.wrap(sys.modules[f"{package}.callbacks"].ModelCheckpoint, "file_exists", exists)
 
