@@ -1,0 +1,244 @@
+"""transformers.Trainer in a job of one worker that has all ranks, in this process: what it evaluates and keeps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from elastic.errors import ConfigError
+from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.frameworks import accelerate as our_accelerate
+from runtime.frontends.frameworks import hugging_face
+from tests.unit.runtime.frontends.ddp import threads
+
+transformers = pytest.importorskip("transformers", reason="frameworks are installed by `make test-frameworks`")
+accelerate = pytest.importorskip("accelerate")
+
+RANKS = 4
+LISTED_S = 20
+"""An evaluation that is refused does not list the batches of an infinite sampler."""
+
+
+@pytest.fixture(autouse=True)
+def in_place() -> Iterator[None]:
+    from transformers import trainer
+
+    adapted = Seams()
+    with threads.seams():
+        our_accelerate.install(adapted, accelerate)
+        hugging_face.install(adapted, trainer)
+        try:
+            yield
+        finally:
+            adapted.restore()
+            accelerate.state.PartialState._reset_state()
+            accelerate.state.AcceleratorState._reset_state(True)
+            accelerate.state.GradientState._reset_state()
+
+
+class Model(nn.Module):
+    main_input_name = "x"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.dtypes: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        self.dtypes.append(self.layer.weight.dtype)
+        logits = self.layer(x.to(self.layer.weight.dtype)).float()
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Points(Dataset[Any]):
+    def __init__(self, samples: int = 32) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((3,), index / 10), "labels": index % 2}
+
+
+class Tokens(nn.Module):
+    """Its loss is the sum over its tokens divided by the number that Trainer tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.linspace(-2, 2, 5))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, **told: Any) -> dict[str, torch.Tensor]:
+        logits = self.scores * torch.ones(*labels.shape, 5)
+        total = nn.functional.cross_entropy(logits.reshape(-1, 5), labels.reshape(-1), reduction="sum")
+        return {"loss": total / told["num_items_in_batch"], "logits": logits[:, 0]}
+
+
+class Words(Dataset[Any]):
+    """Sequences of different lengths."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        labels = torch.full((8,), -100)
+        labels[: 1 + index % 7] = index % 5
+        return {"x": torch.zeros(8), "labels": labels}
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Points()[index] for index in range(32))
+
+
+def arguments(tmp_path: Path, **given: Any) -> Any:
+    fixed: dict[str, Any] = {
+        "output_dir": str(tmp_path),
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 8,
+        "max_steps": 2,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return transformers.TrainingArguments(**{**fixed, **given})
+
+
+def trained(tmp_path: Path, cls: Any = None, model: nn.Module | None = None, **given: Any) -> Any:
+    """A trainer behind its train()."""
+    parts = {name: given.pop(name) for name in ("compute_metrics", "eval_dataset", "callbacks") if name in given}
+    data = given.pop("train_dataset", None) or Points()
+    transformers.set_seed(0)
+    made = cls or transformers.Trainer
+    trainer = made(model or Model(), arguments(tmp_path, **given), train_dataset=data, **parts)
+    trainer.train()
+    return trainer
+
+
+def alone(main: Callable[[], Any]) -> Any:
+    """What `main` returns, in a job of one worker."""
+    found: list[Any] = []
+    threads.alone(lambda: found.append(main()), RANKS)
+    return found[0]
+
+
+# Evaluations
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_the_loss_of_an_evaluation_is_that_of_torchrun_however_tokens_are_counted(tmp_path: Path, across: bool) -> None:
+    """22 samples in batches of 4: three ranks have the last ones together, and one of them has two."""
+
+    def main() -> tuple[float, float]:
+        trainer = trained(
+            tmp_path,
+            model=Tokens(),
+            train_dataset=Words(),
+            eval_dataset=Words(),
+            average_tokens_across_devices=across,
+            per_device_eval_batch_size=4,
+        )
+        with torch.no_grad():
+            each = nn.functional.cross_entropy(trainer.model.scores.expand(5, 5), torch.arange(5), reduction="none")
+        counts = torch.tensor([1 + index % 7 for index in range(22)])
+        sums = counts * each[torch.arange(22) % 5]
+        size = 16 if across else 4  # over which tokens have the same weight
+        parts = zip(sums.split(size), counts.split(size), strict=True)
+        wanted = sum(len(some) * some.sum() / count.sum() for some, count in parts) / 22
+        return trainer.evaluate()["eval_loss"], float(wanted)
+
+    found, wanted = alone(main)
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_an_evaluation_before_train_has_the_loss_of_one_behind_it(tmp_path: Path) -> None:
+    def main() -> tuple[float, float]:
+        trainer = transformers.Trainer(
+            Tokens(), arguments(tmp_path, learning_rate=0.0), train_dataset=Words(), eval_dataset=Words()
+        )
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        return before, trainer.evaluate()["eval_loss"]
+
+    before, behind = alone(main)
+    assert before == behind
+
+
+@pytest.mark.parametrize("batch_eval_metrics", [False, True])
+def test_each_sample_of_an_evaluation_weighs_the_same(tmp_path: Path, batch_eval_metrics: bool) -> None:
+    class Counts:
+        right = seen = 0
+
+        def __call__(self, prediction: Any, compute_result: bool = True) -> dict[str, float]:
+            self.right += int((torch.as_tensor(prediction.predictions).argmax(-1) == _labels(prediction)).sum())
+            self.seen += len(prediction.label_ids)
+            return {"right": self.right, "seen": self.seen} if compute_result else {}
+
+    def main() -> tuple[dict[str, float], float, int]:
+        trainer = trained(
+            tmp_path, eval_dataset=Points(33), compute_metrics=Counts(), batch_eval_metrics=batch_eval_metrics
+        )
+        inputs = torch.stack([Points()[index]["x"] for index in range(33)])
+        labels = torch.arange(33) % 2
+        with torch.no_grad():
+            out = trainer.model(inputs, labels)
+        return trainer.evaluate(), float(out["loss"]), int((out["logits"].argmax(-1) == labels).sum())
+
+    found, loss, right = alone(main)
+    assert found["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    assert (found["eval_right"], found["eval_seen"]) == (right, 33)
+
+
+def _labels(prediction: Any) -> torch.Tensor:
+    return torch.as_tensor(prediction.label_ids)
+
+
+def test_metrics_by_batch_have_the_inputs_that_were_asked_for(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def noted(prediction: Any, compute_result: bool) -> dict[str, float]:
+        seen.extend(prediction.inputs["x"][:, 0].tolist())
+        return {}
+
+    def main() -> None:
+        options = {"batch_eval_metrics": True, "include_for_metrics": ["inputs"]}
+        trained(tmp_path, eval_dataset=Points(10), compute_metrics=noted, **options).evaluate()
+
+    alone(main)
+    assert seen == pytest.approx([index / 10 for index in range(10)])
+
+
+def test_a_stream_cannot_be_evaluated(tmp_path: Path) -> None:
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LISTED_S)
+    try:
+        with pytest.raises(ConfigError, match="Evaluation of Stream, which has no random access"):
+            alone(lambda: trained(tmp_path, eval_dataset=Stream()).evaluate())
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_evaluation_computes_with_the_weights_that_trainer_has_cast(tmp_path: Path) -> None:
+    def main() -> list[torch.dtype]:
+        trainer = trained(tmp_path, eval_dataset=Points(), bf16_full_eval=True)
+        trainer.model.dtypes.clear()
+        trainer.evaluate()
+        return list(trainer.model.dtypes)
+
+    assert alone(main) == 4 * [torch.bfloat16]
