@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,12 +30,10 @@ LISTED_S = 20
 
 @pytest.fixture(autouse=True)
 def in_place() -> Iterator[None]:
-    from transformers import trainer
-
     adapted = Seams()
     with threads.seams():
         our_accelerate.install(adapted, accelerate)
-        hugging_face.install(adapted, trainer)
+        hugging_face.install(adapted, importlib.import_module("transformers.trainer"))
         try:
             yield
         finally:
@@ -52,7 +51,7 @@ class Model(nn.Module):
         self.layer = nn.Linear(3, 2)
         self.dtypes: list[torch.dtype] = []
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         self.dtypes.append(self.layer.weight.dtype)
         logits = self.layer(x.to(self.layer.weight.dtype)).float()
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
@@ -213,7 +212,7 @@ def test_metrics_by_batch_have_the_inputs_that_were_asked_for(tmp_path: Path) ->
         return {}
 
     def main() -> None:
-        options = {"batch_eval_metrics": True, "include_for_metrics": ["inputs"]}
+        options: dict[str, Any] = {"batch_eval_metrics": True, "include_for_metrics": ["inputs"]}
         trained(tmp_path, eval_dataset=Points(10), compute_metrics=noted, **options).evaluate()
 
     alone(main)
@@ -242,3 +241,23 @@ def test_an_evaluation_computes_with_the_weights_that_trainer_has_cast(tmp_path:
         return list(trainer.model.dtypes)
 
     assert alone(main) == 4 * [torch.bfloat16]
+
+
+# What cannot be trained
+
+
+class Free(torch.optim.SGD):
+    """As optimizers without a schedule: evaluations have other weights."""
+
+    def eval(self) -> None: ...
+    def train(self) -> None: ...
+
+
+def test_an_optimizer_with_other_weights_in_evaluations_is_refused(tmp_path: Path) -> None:
+    def main() -> None:
+        model = Model()
+        optimizers = (Free(model.parameters(), lr=0.1), None)
+        transformers.Trainer(model, arguments(tmp_path), train_dataset=Points(), optimizers=optimizers).train()
+
+    with pytest.raises(ConfigError, match=r"Free has other weights in evaluations .* with --restart"):
+        alone(main)
