@@ -18,6 +18,7 @@ from elastic.errors import ConfigError
 from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks import accelerate as our_accelerate
 from runtime.frontends.frameworks import hugging_face
+from runtime.frontends.frameworks.rank_batches import RankBatches
 from tests.unit.runtime.frontends.ddp import threads
 
 transformers = pytest.importorskip("transformers", reason="frameworks are installed by `make test-frameworks`")
@@ -261,3 +262,32 @@ def test_an_optimizer_with_other_weights_in_evaluations_is_refused(tmp_path: Pat
 
     with pytest.raises(ConfigError, match=r"Free has other weights in evaluations .* with --restart"):
         alone(main)
+
+
+# Batches
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_masks_depend_on_the_place_of_a_batch_also_with_a_seed_of_its_own(tmp_path: Path, seed: int | None) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {**{f"w{number}": number for number in range(50)}, "[MASK]": 50, "[PAD]": 51}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")),
+        mask_token="[MASK]",
+        pad_token="[PAD]",
+    )
+
+    class Lines(Points):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"input_ids": [(index + place) % 50 for place in range(16)]}
+
+    def main() -> None:
+        collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=True, seed=seed)
+        settings = arguments(tmp_path, remove_unused_columns=False)
+        trainer = transformers.Trainer(Model(), settings, train_dataset=Lines(), data_collator=collator)
+        source = RankBatches(trainer.get_train_dataloader(), RANKS, 1, 42)
+        found = [source._fetch(0, 1, rank)[0]["labels"] for rank in (2, 3, 2)]
+        assert torch.equal(found[0], found[2])
+        assert not torch.equal(found[0] == -100, found[1] == -100)
+
+    alone(main)

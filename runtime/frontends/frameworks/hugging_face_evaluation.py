@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 
 from elastic.errors import ConfigError
 from runtime.data.random_state import randomness_kept, seed_all
+from runtime.frontends.frameworks import own_generators
 from runtime.frontends.frameworks.rank_batches import collated, whole
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.frontends.frameworks.trl_metrics import Noted, note
@@ -105,10 +106,12 @@ class Evaluation:
         model, whose weights it may have cast."""
         trainer, ranks, every = self._trainer, self._loop.ranks, batches.indices
         together = [every[first : first + ranks] for first in range(0, len(every), ranks)]
+        generators = own_generators.owned_by(batches.loader.collate_fn, batches.dataset)
 
         def rows_of(part: int) -> list[Any]:
             # Not by the job's step: a worker that passes an earlier train() by comes here in a later one.
-            seed_all(self._training.seed, self._training.loops.number, trainer.state.global_step, description, part)
+            place = (self._training.loops.number, trainer.state.global_step, description, part)
+            own_generators.seed(generators, seed_all(self._training.seed, *place))
             return self._rows(batches.loader, together[part], loss_only, ignore_keys)
 
         if self._loop.entered or not self._loop.begun or self._loop.passing:  # nobody else is here
@@ -125,7 +128,7 @@ class Evaluation:
     def _repeated(self, thing: Any) -> Any:
         """What Trainer gathers. The first thing of each batch is its mean loss, as often as a whole batch has samples;
         the last batch may have fewer."""
-        if not self._mean_loss:
+        if not self._mean_loss or thing.dim() != 1:
             return thing
         assert self._batches is not None
         self._mean_loss = False
