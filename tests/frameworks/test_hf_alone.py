@@ -23,6 +23,7 @@ from tests.unit.runtime.frontends.ddp import threads
 
 transformers = pytest.importorskip("transformers", reason="frameworks are installed by `make test-frameworks`")
 accelerate = pytest.importorskip("accelerate")
+Trainer: Any = transformers.Trainer
 
 RANKS = 4
 LISTED_S = 20
@@ -121,7 +122,7 @@ def trained(tmp_path: Path, cls: Any = None, model: nn.Module | None = None, **g
     parts = {name: given.pop(name) for name in ("compute_metrics", "eval_dataset", "callbacks") if name in given}
     data = given.pop("train_dataset", None) or Points()
     transformers.set_seed(0)
-    made = cls or transformers.Trainer
+    made = cls or Trainer
     trainer = made(model or Model(), arguments(tmp_path, **given), train_dataset=data, **parts)
     trainer.train()
     return trainer
@@ -165,9 +166,7 @@ def test_the_loss_of_an_evaluation_is_that_of_torchrun_however_tokens_are_counte
 
 def test_an_evaluation_before_train_has_the_loss_of_one_behind_it(tmp_path: Path) -> None:
     def main() -> tuple[float, float]:
-        trainer = transformers.Trainer(
-            Tokens(), arguments(tmp_path, learning_rate=0.0), train_dataset=Words(), eval_dataset=Words()
-        )
+        trainer = Trainer(Tokens(), arguments(tmp_path, learning_rate=0.0), train_dataset=Words(), eval_dataset=Words())
         before = trainer.evaluate()["eval_loss"]
         trainer.train()
         return before, trainer.evaluate()["eval_loss"]
@@ -258,7 +257,7 @@ def test_an_optimizer_with_other_weights_in_evaluations_is_refused(tmp_path: Pat
     def main() -> None:
         model = Model()
         optimizers = (Free(model.parameters(), lr=0.1), None)
-        transformers.Trainer(model, arguments(tmp_path), train_dataset=Points(), optimizers=optimizers).train()
+        Trainer(model, arguments(tmp_path), train_dataset=Points(), optimizers=optimizers).train()
 
     with pytest.raises(ConfigError, match=r"Free has other weights in evaluations .* with --restart"):
         alone(main)
@@ -284,10 +283,104 @@ def test_masks_depend_on_the_place_of_a_batch_also_with_a_seed_of_its_own(tmp_pa
     def main() -> None:
         collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=True, seed=seed)
         settings = arguments(tmp_path, remove_unused_columns=False)
-        trainer = transformers.Trainer(Model(), settings, train_dataset=Lines(), data_collator=collator)
+        trainer = Trainer(Model(), settings, train_dataset=Lines(), data_collator=collator)
         source = RankBatches(trainer.get_train_dataloader(), RANKS, 1, 42)
         found = [source._fetch(0, 1, rank)[0]["labels"] for rank in (2, 3, 2)]
         assert torch.equal(found[0], found[2])
         assert not torch.equal(found[0] == -100, found[1] == -100)
 
     alone(main)
+
+
+# Attributes of a trainer
+
+
+class Annealed(Trainer):  # type: ignore[misc]  # it is Any here
+    """Its loss depends on how often it was called, and it logs what it has collected since."""
+
+    calls = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.penalties: list[float] = []
+        self.losses: list[torch.Tensor] = []
+        self.total = 0.0
+        self.last: float | None = None
+        self.seen: list[int] = []
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **told: Any) -> Any:
+        self.calls += 1
+        self.seen.append(self.calls)
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **told)
+        self.losses.append(loss.detach())
+        self.last = float(loss.detach())
+        self.total += self.last
+        penalty = self.calls / 100 * self.model.layer.weight.pow(2).sum()
+        self.penalties.append(float(penalty.detach()))
+        return (loss + penalty, outputs) if return_outputs else loss + penalty
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if self.losses and "loss" in logs:
+            logs["own_loss"] = torch.stack(self.losses).mean().item()
+            logs["penalty"], logs["collected"] = sum(self.penalties) / len(self.penalties), len(self.penalties)
+            self.penalties, self.losses = [], []
+        super().log(logs, *args, **kwargs)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_attributes_that_compute_loss_changes_have_the_mean_of_all_ranks(tmp_path: Path, accumulated: int) -> None:
+    def main() -> Any:
+        return trained(tmp_path, Annealed, max_steps=3, gradient_accumulation_steps=accumulated)
+
+    trainer = alone(main)
+    assert trainer.calls == 3 * accumulated
+    assert trainer.seen == list(range(1, 3 * accumulated + 1))
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert [row["collected"] for row in rows] == 3 * [accumulated]
+    for row in rows:
+        assert row["own_loss"] + row["penalty"] == pytest.approx(row["loss"], rel=1e-5)
+    assert trainer.last == pytest.approx(rows[-1]["own_loss"], rel=0.2)
+    assert trainer.total == pytest.approx(sum(accumulated * row["own_loss"] for row in rows), rel=1e-5)
+
+
+def test_attributes_that_an_evaluation_changes_are_those_of_one_rank(tmp_path: Path) -> None:
+    """Seven batches: ranks have four of them at the same time, then three. These begin with what was before it."""
+
+    def main() -> Any:
+        trainer = trained(tmp_path, Annealed, eval_dataset=Points(50))
+        trainer.evaluate()
+        return trainer
+
+    trainer = alone(main)
+    assert trainer.calls == 4
+    assert trainer.seen == [1, 2, 3, 3]
+
+
+def test_what_a_step_does_not_carry_is_named(tmp_path: Path) -> None:
+    class Texts(Trainer):  # type: ignore[misc]  # it is Any here
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.texts: list[str] = []
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            self.texts.append("a line")
+            return super().compute_loss(*args, **kwargs)
+
+    with pytest.raises(ConfigError, match=r"of Texts appends to self.texts what a step does not carry: .*--restart"):
+        alone(lambda: trained(tmp_path, Texts))
+
+
+def test_a_list_that_is_another_one_each_time_is_that_of_the_last_rank(tmp_path: Path) -> None:
+    class Last(Trainer):  # type: ignore[misc]  # it is Any here
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.shape = [0, 0]
+
+        def compute_loss(self, model: Any, inputs: Any, **told: Any) -> Any:
+            self.shape = list(inputs["x"].shape)
+            self.made = [float(inputs["x"][0, 0])]
+            return super().compute_loss(model, inputs, **told)
+
+    trainer = alone(lambda: trained(tmp_path, Last))
+    assert trainer.shape == [2, 3]
+    assert len(trainer.made) == 1

@@ -33,6 +33,7 @@ from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
 from runtime.frontends.frameworks.trackers.event_files import TrainerEventFiles
 from runtime.frontends.frameworks.trackers.runs import TrainerRuns
+from runtime.frontends.frameworks.trainer_attributes import have_told, recorded
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
@@ -331,6 +332,7 @@ class TrainerLoop:
         handle.flos, handle.tokens = said.get(FLOS, 0.0), int(said.get(TOKENS, 0))
         means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
         note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
+        have_told(self._trainer, said)
         before, self._leaving = self._leaving, LEAVING in said
         if self._leaving and not before:  # all workers know it in the same step, and the leader writes
             self._trainer.control.should_save = True
@@ -357,14 +359,15 @@ class TrainerLoop:
                 step.weigh(items)
             items = items * self._loop.ranks
         total, flos, tokens = 0.0, 0.0, 0
-        noted = Noted(trainer, "train")
-        for batch in batches:
-            flos += float(self._own["floating_point_ops"](batch))
-            tokens += self._tokens(batch)
-            with alone(trainer):
-                loss = self._own["training_step"](model, batch, items)
-            total += float(loss)
-        means, grown = noted.taken()
+        with recorded(trainer, step):
+            noted = Noted(trainer, "train")
+            for batch in batches:
+                flos += float(self._own["floating_point_ops"](batch))
+                tokens += self._tokens(batch)
+                with alone(trainer):
+                    loss = self._own["training_step"](model, batch, items)
+                total += float(loss)
+            means, grown = noted.taken()
         means = {NOTED + name: value for name, value in means.items()}
         leaving = int(saves_on_notice(trainer) and self._script.job.notice is not None)
         sums = {name: value for name, value in ((TOKENS, tokens), (NOTED_TOTAL, grown), (LEAVING, leaving)) if value}

@@ -20,6 +20,7 @@ from runtime.data.random_state import randomness_kept, seed_all
 from runtime.frontends.frameworks import own_generators
 from runtime.frontends.frameworks.rank_batches import collated, whole
 from runtime.frontends.frameworks.step_loop import StepLoop
+from runtime.frontends.frameworks.trainer_attributes import Sums, have_told, recorded
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.training import Training
 from runtime.loop.training.gathering import gather
@@ -140,7 +141,9 @@ class Evaluation:
             return self._own["prediction_step"](model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         _, noted, *answered = answer
         if noted is not None:
-            note(self._trainer, "eval", noted, 0)
+            means, done = noted
+            note(self._trainer, "eval", means, 0)
+            have_told(self._trainer, done)
         loss, logits, labels = (_on(self._trainer.args.device, value) for value in answered)
         self._mean_loss = loss is not None and loss.numel() == 1
         return loss, logits, labels
@@ -159,25 +162,28 @@ class Evaluation:
         model = trainer.accelerator.unwrap_model(trainer.model)
         batches = [collated(loader, indices) for indices in together]
         means: dict[str, float] = {}
+        done = Sums()
         with alone(trainer):
             own = [trainer._get_num_items_in_batch([batch], trainer.args.device) for batch in batches]
             shares = self._shares(batches, [len(indices) for indices in together], own)
             try:
                 for indices, inputs, part, items in zip(together, batches, own, shares, strict=True):
                     trainer._get_num_items_in_batch = lambda *args, items=items: items
-                    noted = Noted(trainer, "eval")
-                    loss, logits, labels = self._own["prediction_step"](
-                        model, inputs, loss_only, ignore_keys=ignore_keys
-                    )
+                    with recorded(trainer, done):
+                        noted = Noted(trainer, "eval")
+                        loss, logits, labels = self._own["prediction_step"](
+                            model, inputs, loss_only, ignore_keys=ignore_keys
+                        )
+                        said = noted.taken()[0]
                     if logits is not None and self._shown is not None:
                         logits = self._shown(logits, labels)
                     weight = 1 / len(batches) if part is None else float(part / sum(own))
-                    for name, value in noted.taken()[0].items():
+                    for name, value in said.items():
                         means[name] = means.get(name, 0.0) + weight * value
                     rows.append([self._kept(inputs, len(indices)), None, loss, logits, labels])
             finally:
                 vars(trainer).pop("_get_num_items_in_batch", None)
-        rows[-1][1] = means  # noted once for the batches of all ranks
+        rows[-1][1] = [means, dict(done)]  # noted once for the batches of all ranks
         return rows
 
     def _shares(self, batches: list[Any], sizes: list[int], own: list[Any]) -> list[Any]:
