@@ -165,11 +165,13 @@ class Loader:
             self._prefetcher.close()
 
 
-def seed_fetch(seed: int, epoch: int, step: int, shard: int, part: int = 0) -> None:
-    """Seed torch, numpy and random for the loading of one shard, or of a part of it."""
+def seed_fetch(seed: int, epoch: int, step: int, shard: int, part: int = 0) -> int:
+    """Seed torch, numpy and random for the loading of one shard, or of a part of it; returns the seed."""
     text = f"{seed},{epoch},{step},{shard}" + (f",{part}" if part else "")
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"fetch").digest()
-    seed_generators(int.from_bytes(digest, "little"))
+    value = int.from_bytes(digest, "little")
+    seed_generators(value)
+    return value
 
 
 def check_map_style(dataset: Any, call: str, instead: str = "") -> None:

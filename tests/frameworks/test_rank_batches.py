@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from elastic.errors import ConfigError
 from elastic.records.exactly_once import prove
@@ -50,6 +59,74 @@ def test_a_sampler_without_epochs_draws_the_same_for_all_ranks() -> None:
     assert sorted(set(flat)) == sorted(flat), "no sample is in two ranks"
     assert orders(drawn, RANKS, 1, SEED) == given
     assert orders(drawn, RANKS, 2, SEED) != given
+
+
+class Masks:
+    """A collator with generators of its own."""
+
+    def __init__(self) -> None:
+        self.torch, self.numpy = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.old, self.python = np.random.RandomState(1), random.Random(1)
+
+    def __call__(self, samples: list[Any]) -> list[float]:
+        drawn = torch.rand(1, generator=self.torch)
+        return [float(drawn), self.numpy.random(), self.old.random(), self.python.random()]
+
+
+class Wrapped:
+    """As transformers wraps a collator to remove columns."""
+
+    def __init__(self, within: Any) -> None:
+        self.within = within
+
+    def __call__(self, samples: list[Any]) -> list[float]:
+        found: list[float] = self.within(samples)
+        return found
+
+
+def test_a_batch_has_the_numbers_of_its_place_also_from_generators_of_its_collator() -> None:
+    def made() -> RankBatches:
+        batches = BatchSampler(sampler(), 4, drop_last=False)
+        return RankBatches(DataLoader(DATA, batch_sampler=batches, collate_fn=Wrapped(Masks())), RANKS, 1, SEED)
+
+    here, newcomer = made(), made()
+    places = [(epoch, step, rank) for epoch in range(2) for step in range(2) for rank in range(RANKS)]
+    found = [here._fetch(*place)[0] for place in places]
+    assert [newcomer._fetch(*place)[0] for place in reversed(places)] == found[::-1]
+    assert len({number for numbers in found for number in numbers}) == 4 * len(places)
+
+
+def test_the_order_of_an_epoch_is_that_of_its_number_also_from_a_generator_of_the_sampler() -> None:
+    def made() -> tuple[DataLoader[Any], torch.Generator]:
+        own = torch.Generator().manual_seed(3)
+        return loader(WeightedRandomSampler([1.0] * 20, 20, generator=own)), own
+
+    (here, own), (newcomer, _) = made(), made()
+    before = own.get_state()
+    given = [orders(here, 1, epoch, SEED) for epoch in range(3)]
+    assert orders(newcomer, 1, 2, SEED) == given[2]
+    assert orders(newcomer, 1, 0, SEED) == given[0]
+    assert given[0] != given[1] != given[2]
+    assert torch.equal(own.get_state(), before)
+    assert given[0] == [[list(batch) for batch in made()[0].batch_sampler or ()]], "as without elastic-ring"
+
+
+class Owner:
+    """Its method collates, as that of a trainer, which also has the loader."""
+
+    def __init__(self, own: torch.Generator) -> None:
+        batches = BatchSampler(WeightedRandomSampler([1.0] * 20, 20, generator=own), 4, drop_last=False)
+        self.loader: DataLoader[Any] = DataLoader(DATA, batch_sampler=batches, collate_fn=self.collated)
+
+    def collated(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+
+def test_a_fetch_leaves_the_generator_of_the_sampler_alone() -> None:
+    own = torch.Generator().manual_seed(3)
+    source = RankBatches(Owner(own).loader, 1, 1, SEED)
+    source._fetch(0, 1, 0)
+    assert torch.equal(own.get_state(), torch.Generator().manual_seed(3).get_state())
 
 
 def test_a_limit_ends_the_epoch_of_each_rank() -> None:

@@ -7,10 +7,13 @@ framework keeps between steps is registered, for newcomers and for runs that go 
 
     step_loop.py                the job's steps: handed out, computed shard by shard, ended
     rank_batches.py             the batches that accelerate, or a DistributedSampler, gives any rank
+    own_generators.py           random numbers of samplers, collators and datasets that have a generator of their own
     plain_state.py              what a framework keeps between steps
     trackers/                   what was logged, for the next leader: files of TensorBoard, runs of MLflow and W&B
     hugging_face.py             transformers.Trainer
     hugging_face_evaluation.py  its evaluations, spread over the workers
+    trainer_callbacks.py        the state of its callbacks, by the names of their classes
+    trainer_attributes.py       what a user's compute_loss() does to its attributes, had on every worker
     trl_metrics.py              what trl's trainers note while they compute a loss
     accelerate.py               scripts with a loop of their own over what Accelerator.prepare() gives
     accelerate_batches.py       the batches of a prepared DataLoader, and the training loop over them

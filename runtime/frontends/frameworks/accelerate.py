@@ -10,7 +10,11 @@ Private names of accelerate, seen in the versions TESTED: utils.operations._gpu_
 
 from __future__ import annotations
 
+import secrets
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -80,6 +84,7 @@ class Accelerated:
         self._rows_at_pass: AtHandOut | None = None
         self._opened = 0
         """Calls of init_trackers() for trackers that have runs."""
+        self.came_later = comes_later(script)
         script.job.on_lead(self._lead)
 
     @classmethod
@@ -180,6 +185,11 @@ class Accelerated:
             self._trackers.pop(0)()
 
 
+def comes_later(script: RankScript) -> bool:
+    """Whether the job has trained before this worker has come: steps that it does may be done again."""
+    return script.training.at.joining or script.training.checkpoints.found is not None
+
+
 def counts_of(accelerator: Any) -> dict[str, int | None]:
     """What an Accelerator counts, and its trigger."""
     return {
@@ -242,10 +252,28 @@ def _scheduler_step(script: RankScript, original: Any, self: Any, /, *args: Any,
 
 
 def _saved(script: RankScript, original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Nothing is written in a silent turn, and by a newcomer that passes by old epochs."""
+    """Nothing is written in a silent turn, and by a newcomer that passes by old epochs. Where accelerate numbers the
+    directories, a worker that comes into the step copies no files: the others have written them."""
     if script.silent or script.passing:
         return None
+    settings, state = self.project_configuration, Accelerated.of(script)
+    if original.__name__ == "save_state" and settings.automatic_checkpoint_naming and state is not None:
+        directory = Path(self.project_dir, "checkpoints", f"checkpoint_{self.save_iteration}")
+        if script.training.at.joining:
+            settings.iteration += 1
+            return str(directory)
+        if state.came_later:
+            _clear(directory)
     return original(self, *args, **kwargs)
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a step has saved that was lost, and is done again. It moves away at once, as all workers do this
+    before accelerate's barrier, behind which the leader writes."""
+    lost = directory.parents[1] / f".lost-{directory.name}-{secrets.token_hex(4)}"
+    with suppress(FileNotFoundError):
+        directory.rename(lost)
+        shutil.rmtree(lost, ignore_errors=True)
 
 
 def _init_trackers(

@@ -22,16 +22,18 @@ from typing import Any
 
 import torch
 
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, LeftPass
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.ddp.seams import Seams
+from runtime.frontends.frameworks import trainer_callbacks
 from runtime.frontends.frameworks.accelerate import Accelerated
 from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alone
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
 from runtime.frontends.frameworks.trackers.event_files import TrainerEventFiles
-from runtime.frontends.frameworks.trackers.runs import OF_RUN, TrainerRuns
+from runtime.frontends.frameworks.trackers.runs import TrainerRuns
+from runtime.frontends.frameworks.trainer_attributes import have_told, recorded
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
@@ -147,7 +149,7 @@ class TrainerLoop:
         return {
             "state": state,
             "control": plain_attributes(trainer.control),
-            "callbacks": [plain_attributes(each, without=OF_RUN) for each in trainer.callback_handler.callbacks],
+            "callbacks": trainer_callbacks.kept(trainer.callback_handler.callbacks),
             "trainer": plain_attributes(trainer, without=DATA),
             "runs": self._runs.state_dict(),
             "leaving": self._leaving,
@@ -165,8 +167,7 @@ class TrainerLoop:
         set_attributes(trainer.state, found["state"])
         self._rows = list(trainer.state.log_history)
         set_attributes(trainer.control, found["control"])
-        for callback, kept in zip(trainer.callback_handler.callbacks, found["callbacks"], strict=True):
-            set_attributes(callback, kept)
+        trainer_callbacks.put_back(trainer.callback_handler.callbacks, found["callbacks"])
         set_attributes(trainer, found["trainer"])
         if "runs" in found:  # an older version did not count
             self._runs.load_state_dict(found["runs"])
@@ -247,6 +248,11 @@ class TrainerLoop:
         )
         self._prepared = self._own["_prepare_for_training"](max_steps, loader, resume)
         objects = {"model": trainer.model, "optimizer": trainer.optimizer.optimizer, "scheduler": trainer.lr_scheduler}
+        if callable(getattr(objects["optimizer"], "eval", None)):
+            raise ConfigError(
+                f"{type(objects['optimizer']).__name__} has other weights in evaluations (its eval() and train()), "
+                "which a worker that joins could not have; use another optim, or start the script with --restart"
+            )
         if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
             objects["scaler"] = scaler
         if not self._loop.begin(self._source, self, objects):
@@ -292,11 +298,22 @@ class TrainerLoop:
             loop.entered, self._found = False, None
             about["epochs_trained"], about["resume_from_checkpoint"] = epoch, "elastic"
             about["steps_trained_in_current_epoch"] = loop.position * trainer.args.gradient_accumulation_steps
+            return self._go_on(epoch, about)
         else:
             begun = about["epochs_trained"] == epoch and about["resume_from_checkpoint"] is not None
             accumulated = trainer.args.gradient_accumulation_steps
             loop.begin_epoch(epoch, about["steps_trained_in_current_epoch"] // accumulated if begun else 0)
         return self._own["_run_epoch"](epoch=epoch, **about)
+
+    def _go_on(self, epoch: int, about: dict[str, Any]) -> Any:
+        """The trainer's own epoch, behind the steps that the job has done. `ignore_data_skip` is about snapshots: the
+        batches of these steps are fetched nowhere, and Trainer has to count the steps."""
+        args = self._trainer.args
+        ignored, args.ignore_data_skip = args.ignore_data_skip, False
+        try:
+            return self._own["_run_epoch"](epoch=epoch, **about)
+        finally:
+            args.ignore_data_skip = ignored
 
     def get_batch_samples(self, iterator: Any, number: int, device: Any) -> tuple[list[Handle], None]:
         if not self._loop.next():
@@ -315,14 +332,20 @@ class TrainerLoop:
         handle.flos, handle.tokens = said.get(FLOS, 0.0), int(said.get(TOKENS, 0))
         means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
         note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
+        have_told(self._trainer, said)
         before, self._leaving = self._leaving, LEAVING in said
         if self._leaving and not before:  # all workers know it in the same step, and the leader writes
             self._trainer.control.should_save = True
         return torch.tensor(said.get("loss", 0.0), device=device)
 
     def _shard(self, model: Any, batches: list[Any], step: Step) -> None:
-        """Compute the gradients of one rank in a step. batches: its micro-batches."""
+        """Compute the gradients of one rank in a step. batches: its micro-batches. Raises LeftPass if it has none."""
         trainer = self._trainer
+        if not batches and not self._loop.rehearsing:
+            raise LeftPass(
+                f"Trainer asks for step {self._loop.position + 1} of an epoch, which has no batch: its _run_epoch() "
+                "has not begun where the job is; leave it as transformers has it"
+            )
         own = trainer.args.average_tokens_across_devices
         trainer.current_gradient_accumulation_steps = len(batches)
         with alone(trainer):
@@ -336,14 +359,15 @@ class TrainerLoop:
                 step.weigh(items)
             items = items * self._loop.ranks
         total, flos, tokens = 0.0, 0.0, 0
-        noted = Noted(trainer, "train")
-        for batch in batches:
-            flos += float(self._own["floating_point_ops"](batch))
-            tokens += self._tokens(batch)
-            with alone(trainer):
-                loss = self._own["training_step"](model, batch, items)
-            total += float(loss)
-        means, grown = noted.taken()
+        with recorded(trainer, step):
+            noted = Noted(trainer, "train")
+            for batch in batches:
+                flos += float(self._own["floating_point_ops"](batch))
+                tokens += self._tokens(batch)
+                with alone(trainer):
+                    loss = self._own["training_step"](model, batch, items)
+                total += float(loss)
+            means, grown = noted.taken()
         means = {NOTED + name: value for name, value in means.items()}
         leaving = int(saves_on_notice(trainer) and self._script.job.notice is not None)
         sums = {name: value for name, value in ((TOKENS, tokens), (NOTED_TOTAL, grown), (LEAVING, leaving)) if value}

@@ -15,6 +15,7 @@ from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
 from runtime.data.random_state import randomness_kept, seed_all
 from runtime.frontends.ddp.sampler_source import sampler_of
+from runtime.frontends.frameworks import own_generators
 
 EPOCHS_KEPT = 2
 """The order of the epoch in progress, and of the one that processes fetch ahead for."""
@@ -39,6 +40,7 @@ class RankBatches:
         self._micro_batches = micro_batches
         self._seed = seed
         self._limit = limit
+        self._generators = own_generators.owned_by(loader.collate_fn, loader.dataset)
         self._orders: dict[int, list[list[list[int]]]] = {}
         self._hashes: dict[int, dict[str, Any]] = {}
         """Epoch -> what `order` has found; of the epoch that was asked for last."""
@@ -121,7 +123,7 @@ class RankBatches:
         return batches[step * self._micro_batches : (step + 1) * self._micro_batches]
 
     def _fetch(self, epoch: int, step: int, rank: int) -> list[Any]:
-        seed_fetch(self._seed, epoch, step, rank)
+        own_generators.seed(self._generators, seed_fetch(self._seed, epoch, step, rank))
         return [collated(self._loader, batch) for batch in self._part(self._order(epoch)[rank], step)]
 
 
@@ -157,8 +159,10 @@ def orders(loader: DataLoader[Any], ranks: int, epoch: int, seed: int) -> list[l
                 "this DataLoader gives every rank the same samples: give it a DistributedSampler, or to "
                 "accelerator.prepare(), as transformers.Trainer.get_train_dataloader() does"
             )
-        return [[list(batch) for batch in inner or ()]]
-    return split(sharded, ranks)
+        with own_generators.of_epoch(sharded, epoch):
+            return [[list(batch) for batch in inner or ()]]
+    with own_generators.of_epoch(sharded, epoch):
+        return split(sharded, ranks)
 
 
 def split(sharded: Any, ranks: int) -> list[list[list[int]]]:
@@ -177,7 +181,8 @@ def _of_rank(loader: DataLoader[Any], sampler: Any, rank: int, place: tuple[int,
     own, sampler.rank = sampler.rank, rank
     seed_all(*place, "order of samples")
     try:
-        return [list(batch) for batch in loader.batch_sampler or ()]
+        with own_generators.of_epoch(loader.batch_sampler, place[1]):
+            return [list(batch) for batch in loader.batch_sampler or ()]
     finally:
         sampler.rank = own
 

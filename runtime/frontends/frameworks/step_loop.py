@@ -125,6 +125,11 @@ class StepLoop:
         return self._script.begun
 
     @property
+    def rehearsing(self) -> bool:
+        """Whether this worker tries a step, of which nothing counts, before it knows in which epoch the others are."""
+        return self._script.training.at.stage is ScriptStage.REHEARSING
+
+    @property
     def passing(self) -> bool:
         """Whether the job has this loop, or what follows it, behind it: no other worker is here."""
         return self._script.passing

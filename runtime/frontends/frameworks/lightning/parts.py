@@ -293,8 +293,8 @@ def tell(step: Step, module: Any, part: int, record: Record) -> dict[str, float]
     return {row["name"]: row["value"] for row in record.logs if "value" in row and row["reduce_fx"] == "mean"}
 
 
-def told(module: Any, metrics: Mapping[str, float], ranks: int) -> list[Record]:
-    """The records of all micro-batches, from what the ranks have told."""
+def told(module: Any, metrics: Mapping[str, float], ranks: int, device: torch.device | None = None) -> list[Record]:
+    """The records of all micro-batches, from what the ranks have told. device: instead of the module's."""
     records: dict[int, Record] = {}
     sets: dict[tuple[int, str], list[tuple[list[str], float, float]]] = {}
     for name, (kind, part, *about), value in _in_order(metrics):
@@ -319,7 +319,7 @@ def told(module: Any, metrics: Mapping[str, float], ranks: int) -> list[Record]:
                 said["updates"] = round(value)
     for (part, name), found in sets.items():
         mean = sum(value for _, value, _ in found) / sum(count for _, _, count in found)
-        records[part].values[name] = _set_to([kind for kind, _, _ in found], mean, module.device)
+        records[part].values[name] = _set_to([kind for kind, _, _ in found], mean, device or module.device)
     for record in records.values():
         _shape(module, record)
     return [records[part] for part in sorted(records)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elastic.errors import LeftPass
 from runtime.frontends.frameworks.hugging_face import TrainerLoop
 
 
@@ -15,11 +16,18 @@ def entered(loop_epoch: int, stops: bool) -> tuple[Any, list[int]]:
     own: Any = object.__new__(TrainerLoop)
     ran: list[int] = []
     own._trainer = SimpleNamespace(
-        control=SimpleNamespace(should_training_stop=stops), args=SimpleNamespace(gradient_accumulation_steps=1)
+        control=SimpleNamespace(should_training_stop=stops),
+        args=SimpleNamespace(gradient_accumulation_steps=1, ignore_data_skip=True),
     )
     own._loop = SimpleNamespace(entered=True, epoch=loop_epoch, position=2, enter=lambda closure: None)
     own._found, own._put_back = {}, lambda: None
-    own._own = {"_run_epoch": lambda epoch, **about: ran.append(epoch)}
+
+    def run_epoch(epoch: int, **about: Any) -> None:
+        assert not own._trainer.args.ignore_data_skip, "Trainer would begin with the first batch"
+        assert about["steps_trained_in_current_epoch"] == 2
+        ran.append(epoch)
+
+    own._own = {"_run_epoch": run_epoch}
     return own, ran
 
 
@@ -35,3 +43,12 @@ def test_a_worker_has_entered_when_its_epoch_comes_or_none_follows(
     assert ran == runs
     assert own._loop.entered is still
     assert (own._found is not None) is still
+    assert own._trainer.args.ignore_data_skip
+
+
+def test_a_step_without_a_batch_is_no_step() -> None:
+    own: Any = object.__new__(TrainerLoop)
+    own._trainer, own._loop = SimpleNamespace(), SimpleNamespace(position=2, rehearsing=False)
+    step: Any = None
+    with pytest.raises(LeftPass, match="asks for step 3 of an epoch, which has no batch"):
+        own._shard(None, [], step)

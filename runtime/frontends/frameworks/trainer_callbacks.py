@@ -1,0 +1,69 @@
+"""The callbacks of transformers.Trainer, as newcomers and checkpoints have their state: each by the name of its class
+and by how many callbacks of that name are before it. Their order differs between processes, as Trainer puts those
+behind the others that it makes anew from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from elastic.errors import ConfigError
+from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
+from runtime.frontends.frameworks.trackers.runs import OF_RUN
+
+Key = tuple[str, int]
+
+
+def kept(callbacks: Iterable[Any]) -> list[Any]:
+    """[name of the class, its plain attributes] of each callback, in their order."""
+    return [[_name(each), plain_attributes(each, without=OF_RUN)] for each in callbacks]
+
+
+def put_back(callbacks: list[Any], state: list[Any]) -> None:
+    """Give callbacks what `kept` has told of others. Raises ConfigError if one that has a state is in one process
+    only."""
+    if state and all(
+        isinstance(each, dict) for each in state
+    ):  # an older version told no names, and the order was the same
+        if len(state) != len(callbacks):
+            raise ConfigError(
+                f"the checkpoint has the state of {len(state)} callbacks and names none, and this Trainer has "
+                f"{len(callbacks)}: give it the callbacks of the run that wrote the checkpoint"
+            )
+        state = [[_name(callback), values] for callback, values in zip(callbacks, state, strict=True)]
+    here = dict(_numbered((_name(each), each) for each in callbacks))
+    there = dict(_numbered(map(tuple, state)))
+    for key, values in there.items():
+        if (callback := here.get(key)) is not None:
+            set_attributes(callback, values)
+        elif values and _decides(key[0]):
+            raise _refusal(key[0], "has a state in the other workers, or in the checkpoint, and is not in this one")
+    for key, callback in here.items():
+        if key not in there and _decides(key[0]) and plain_attributes(callback, without=OF_RUN):
+            raise _refusal(key[0], "has a state in this worker, and is not in the others, or in the checkpoint")
+
+
+def _name(callback: Any) -> str:
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"
+
+
+def _numbered(entries: Iterable[tuple[str, Any]]) -> list[tuple[Key, Any]]:
+    seen: dict[str, int] = {}
+    found = []
+    for name, value in entries:
+        seen[name] = seen.get(name, -1) + 1
+        found.append(((name, seen[name]), value))
+    return found
+
+
+def _decides(name: str) -> bool:
+    """Whether what a callback keeps may decide something. Those of transformers that have bars and files may differ:
+    some scripts show no bar but on one rank."""
+    return not name.startswith("transformers.") or name.endswith(".EarlyStoppingCallback")
+
+
+def _refusal(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"callback {name} {why}. Any worker may become the leader: give Trainer its callbacks in all workers, not "
+        "only if trainer.is_world_process_zero() or RANK is 0, and ask state.is_world_process_zero in their methods"
+    )
