@@ -20,7 +20,7 @@ from runtime.data.random_state import randomness_kept, seed_all
 from runtime.frontends.frameworks import own_generators
 from runtime.frontends.frameworks.rank_batches import collated, whole
 from runtime.frontends.frameworks.step_loop import StepLoop
-from runtime.frontends.frameworks.trainer_attributes import Sums, have_told, recorded
+from runtime.frontends.frameworks.trainer_attributes import ToldSums, have_told, recorded
 from runtime.frontends.frameworks.trl_metrics import Noted, note
 from runtime.loop.training import Training
 from runtime.loop.training.gathering import gather
@@ -162,7 +162,7 @@ class Evaluation:
         model = trainer.accelerator.unwrap_model(trainer.model)
         batches = [collated(loader, indices) for indices in together]
         means: dict[str, float] = {}
-        done = Sums()
+        done = ToldSums()
         with alone(trainer):
             own = [trainer._get_num_items_in_batch([batch], trainer.args.device) for batch in batches]
             shares = self._shares(batches, [len(indices) for indices in together], own)

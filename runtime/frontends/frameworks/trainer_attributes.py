@@ -29,7 +29,7 @@ _TOLD = re.compile(re.escape(UNRECORDED) + r'.* \["(add|set)",\d.*\]', re.DOTALL
 """Names of scalars by `tell`."""
 
 
-class Sums(Counter[str]):
+class ToldSums(Counter[str]):
     """In the place of a step: the sums of what several parts tell."""
 
     def log(self, *, sum: Mapping[str, float]) -> None:
@@ -38,7 +38,7 @@ class Sums(Counter[str]):
 
 
 @contextmanager
-def recorded(trainer: Any, step: Step | Sums) -> Iterator[None]:
+def recorded(trainer: Any, step: Step | ToldSums) -> Iterator[None]:
     """Tell the step what the body does to the trainer's attributes, and take it back. Raises ConfigError for what a
     step does not carry."""
     lists = {name: list(value) for name, value in vars(trainer).items() if type(value) is list}
@@ -74,7 +74,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in NUMBERS or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 
-def _tell(trainer: Any, step: Step | Sums, record: Record) -> None:
+def _tell(trainer: Any, step: Step | ToldSums, record: Record) -> None:
     tensors = {}
     for name, change in record.changes.items():
         if isinstance(change, list):
