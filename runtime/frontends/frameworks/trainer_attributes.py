@@ -61,7 +61,7 @@ def _set_anew(trainer: Any, lists: Mapping[str, list[Any]]) -> dict[str, Any]:
     for name, old in lists.items():
         new = vars(trainer).get(name)
         kept = type(new) is list and len(new) >= len(old) and all(a is b for a, b in zip(new, old, strict=False))
-        if not kept and not name.startswith("_"):
+        if not kept:
             found[name] = new
     return found
 

@@ -87,7 +87,7 @@ class PlainAttributes:
                 if type(new) in NUMBERS and new != old:
                     found[name] = new - old
             elif isinstance(old[0], list):
-                if isinstance(new, list) and (added := _added_to_list(new, old[1])) is not None:
+                if (added := _added_to_list(new, old[1])) is not None:
                     found[name] = added
             elif isinstance(new, torch.Tensor) and (change := self._change_of(name, new, *old)) is not None:
                 found[name] = change
@@ -108,7 +108,7 @@ class PlainAttributes:
                 if old is not None and (new := _count(now.get(key))) is not None and new != old:
                     raise ConfigError(
                         f"self.{name}[{key!r}] counts or collects what batches have; other workers would not have it. "
-                        f"Use attributes of the module: a number or a list for each key, or metrics of torchmetrics"
+                        "Use an attribute for each key, a number or a list, or a metric of torchmetrics"
                     )
 
     def _change_of(self, name: str, new: torch.Tensor, thing: torch.Tensor, old: torch.Tensor) -> Any:
@@ -159,7 +159,9 @@ class PlainAttributes:
                     found.setdefault(name, []).append([place, [detached(each) for each in item[length:]]])
         return found
 
-    def put_back(self) -> None:
+    def put_back(self, *, new_lists: bool) -> None:
+        """Take back what was recorded. new_lists: also lists that were set anew, which a training step does not
+        carry."""
         module = self._module
         for name in [name for name, new in vars(module).items() if name not in self._names and _is_number(new)]:
             delattr(module, name)
@@ -173,6 +175,8 @@ class PlainAttributes:
                 continue
             thing, kept = old
             if isinstance(thing, list):
+                if not new_lists and isinstance(_added_to_list(getattr(module, name, None), kept), dict):
+                    continue
                 thing[:] = kept
             else:
                 thing.data.copy_(kept)
@@ -197,8 +201,10 @@ def _adds(old: Any) -> bool:
     return value is not None and not (type(value) is float and not math.isfinite(value))
 
 
-def _added_to_list(new: list[Any], old: list[Any]) -> Any:
-    """What was appended to its items, or {"list": ...} if it has others; None: nothing."""
+def _added_to_list(new: Any, old: list[Any]) -> Any:
+    """What was appended to the items of a list, or {"list": ...} if it has others; None: nothing, or it is none."""
+    if not isinstance(new, list):
+        return None
     begins = new[: len(old)]
     if len(begins) == len(old) and all(item is kept for item, kept in zip(begins, old, strict=True)):
         return [detached(item) for item in new[len(old) :]] or None

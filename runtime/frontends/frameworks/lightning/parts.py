@@ -97,19 +97,20 @@ class Record:
 def recording(trainer: Any, module: Any, loop: Any, batch_size: Any) -> Iterator[Record]:
     """Record what the body does, and take it back. loop: Lightning's, that has the results in progress. batch_size: a
     function that infers it."""
-    with attributes(module) as record, logs(record, trainer, module, loop, batch_size):
+    with attributes(module, evaluates=True) as record, logs(record, trainer, module, loop, batch_size):
         yield record
 
 
 @contextmanager
-def attributes(module: Any) -> Iterator[Record]:
-    """Record what the body does to plain attributes, and take it back. Raises ConfigError for a large tensor."""
+def attributes(module: Any, *, evaluates: bool = False) -> Iterator[Record]:
+    """Record what the body does to plain attributes, and take it back. evaluates: the body is part of an evaluation.
+    Raises ConfigError for what is refused."""
     record, before = Record(), PlainAttributes(module)
     try:
         yield record
         record.changes, record.values, record.nested = before.changes(), before.values(), before.nested()
     finally:
-        before.put_back()
+        before.put_back(new_lists=evaluates)
 
 
 @contextmanager

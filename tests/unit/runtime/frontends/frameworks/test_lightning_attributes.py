@@ -169,5 +169,18 @@ def test_a_large_tensor_that_a_training_step_sets_is_left_out() -> None:
     module: Any = Evaluated()
     step: Any = SimpleNamespace(log=lambda **values: None, shard=SimpleNamespace(index=0))
     with parts.attributes(module) as record:
-        module.replaced, module.window = torch.ones(80, 80), [1]
+        module.replaced = torch.ones(80, 80)
     parts.tell(step, module, 0, record)
+
+
+def test_a_list_that_a_training_step_sets_anew_stays() -> None:
+    """Hooks behind the step find that of the last rank."""
+    module: Any = Evaluated()
+    module._outs, told = [5], []
+    step: Any = SimpleNamespace(log=lambda **values: told.append(values), shard=SimpleNamespace(index=0))
+    for _ in range(2):
+        with parts.attributes(module) as record:
+            module._outs = ["hidden", 2]
+        parts.tell(step, module, 0, record)
+    assert module._outs == ["hidden", 2]
+    assert told == [{"sum": {}}, {"sum": {}}]
