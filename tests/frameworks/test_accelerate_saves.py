@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks import accelerate as our_accelerate
+from tests.frameworks.in_process import adapted, forget
 from tests.unit.runtime.frontends.ddp import threads
 
 accelerate = pytest.importorskip("accelerate", reason="frameworks are installed by `make test-frameworks`")
@@ -21,25 +21,15 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def in_place() -> Iterator[None]:
-    adapted = Seams()
-    with threads.seams():
-        our_accelerate.install(adapted, accelerate)
-        try:
-            yield
-        finally:
-            adapted.restore()
-            accelerate.state.PartialState._reset_state()
-            accelerate.state.AcceleratorState._reset_state(True)
-            accelerate.state.GradientState._reset_state()
+    with adapted():
+        yield
 
 
 def saved_in_each_step(home: Path, rate: float = 0.1) -> dict[str, Any]:
     """Name of each directory -> the weights that are in it."""
 
     def main() -> None:
-        for part in ("PartialState", "GradientState"):
-            getattr(accelerate.state, part)._reset_state()
-        accelerate.state.AcceleratorState._reset_state(True)
+        forget(accelerate)
         settings = accelerate.utils.ProjectConfiguration(project_dir=str(home), automatic_checkpoint_naming=True)
         accelerator = accelerate.Accelerator(cpu=True, project_config=settings)
         model = nn.Linear(3, 1)

@@ -15,14 +15,13 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from elastic.errors import ConfigError
-from runtime.frontends.ddp.seams import Seams
-from runtime.frontends.frameworks import accelerate as our_accelerate
 from runtime.frontends.frameworks import hugging_face
 from runtime.frontends.frameworks.rank_batches import RankBatches
+from tests.frameworks.in_process import adapted
 from tests.unit.runtime.frontends.ddp import threads
 
 transformers = pytest.importorskip("transformers", reason="frameworks are installed by `make test-frameworks`")
-accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("accelerate")
 Trainer: Any = transformers.Trainer
 
 RANKS = 4
@@ -32,17 +31,9 @@ LISTED_S = 20
 
 @pytest.fixture(autouse=True)
 def in_place() -> Iterator[None]:
-    adapted = Seams()
-    with threads.seams():
-        our_accelerate.install(adapted, accelerate)
-        hugging_face.install(adapted, importlib.import_module("transformers.trainer"))
-        try:
-            yield
-        finally:
-            adapted.restore()
-            accelerate.state.PartialState._reset_state()
-            accelerate.state.AcceleratorState._reset_state(True)
-            accelerate.state.GradientState._reset_state()
+    trainer = importlib.import_module("transformers.trainer")
+    with adapted(lambda seams: hugging_face.install(seams, trainer)):
+        yield
 
 
 class Model(nn.Module):
