@@ -115,7 +115,7 @@ test-live: setup etcd $(ETCDCTL) $(PROMETHEUS) ## the long live tests, such as k
 # targets install, outside of .venv.
 test-frameworks: setup ## scripts with Hugging Face's Trainer, trl, Lightning and Keras, in place: kills, joins, resumed runs, and torchrun's losses
 	$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,frameworks,trackers]'
-	$(BOUND) 60m $(PYTEST) $(LONG) tests/frameworks
+	$(BOUND) 150m $(PYTEST) $(LONG) tests/frameworks
 
 test-engines: setup etcd $(CLOUD_INIT) ## jobs with what others make, as it is installed: Ray, Spark, Parquet, MLflow, TensorBoard, Weights & Biases, Optuna, Lightning, Hugging Face Trainer, a Jupyter kernel; manifests and recipes for clouds by their linters
 	command -v java && command -v redis-server || { apt-get -qq update && apt-get -qq install -y --no-install-recommends default-jre-headless redis-server; }
