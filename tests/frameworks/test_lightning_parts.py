@@ -113,6 +113,16 @@ def test_all_workers_have_a_step_once() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("reduction", ["avg", "MEAN", "mean", torch.mean])
+def test_a_mean_may_be_asked_for_by_any_name_that_lightning_takes(reduction: Any) -> None:
+    def body(rank: int, module: Module, loop: Any) -> None:
+        about = {"on_step": True, "on_epoch": False, "reduce_fx": reduction}
+        loop._results.log("training_step", "loss", torch.tensor(float(rank)), **about)
+
+    _, (record,) = step(body)
+    assert [(row["name"], row["value"]) for row in record.logs] == [("loss", 1.0)]
+
+
 def test_an_evaluation_has_its_parts_in_their_order() -> None:
     module, trainer, loop = fresh()
     for rank in range(RANKS):
