@@ -215,7 +215,7 @@ class _Batches:
         self.inputs: Callable[[], list[Any]] = list
         """Computes what the loop is given."""
         self.samples = 0
-        """Of the batch in progress."""
+        """How many samples the batch in progress has."""
         self.end_of_dataloader = False
         self.remainder = 0
         """Samples of the last batch that are there twice: none."""

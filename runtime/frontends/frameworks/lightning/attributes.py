@@ -2,7 +2,8 @@
 and had on every worker. Those that a LightningModule has by itself are Lightning's own.
 
 Numbers, lists, lists of lists and tensors are carried. Dictionaries are left as each worker has them, as most are
-caches; one that counts or collects is refused by name. What is not carried is never taken back.
+caches; one that counts or collects is refused by name. What is not carried is not taken back either, but for a tensor
+of up to ELEMENTS_MAX elements in whose place one of another shape was put.
 """
 
 from __future__ import annotations
@@ -178,6 +179,8 @@ class PlainAttributes:
                 if not new_lists and isinstance(_added_to_list(getattr(module, name, None), kept), dict):
                     continue
                 thing[:] = kept
+            elif thing.numel() > ELEMENTS_MAX and getattr(module, name, None) is not thing:
+                continue
             else:
                 thing.data.copy_(kept)
             setattr(module, name, thing)
@@ -188,7 +191,7 @@ class PlainAttributes:
 
 @functools.cache
 def _own_names(kind: Any) -> frozenset[str]:
-    """Of a LightningModule without anything of a user's."""
+    """The names of the attributes that a LightningModule has before a user has set any."""
     base = next((each for each in kind.__mro__ if each.__name__ == "LightningModule"), nn.Module)
     return frozenset(vars(base()))
 

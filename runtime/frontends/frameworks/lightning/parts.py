@@ -74,7 +74,7 @@ class Record:
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
         self.changes: dict[str, Any] = {}
-        """Attribute -> what was added to a number or to a tensor, or appended to a list."""
+        """Attribute -> as `PlainAttributes.changes` tells it."""
         self.values: dict[str, float | torch.Tensor] = {}
         """Attribute that had no finite number -> the number that it was set to, a tensor if that was one."""
         self.metrics: dict[str, dict[str, Any]] = {}

@@ -7,7 +7,7 @@ loop goes through the results of all.
 
 A newcomer comes to its first batch, and is given there what the others' loops have: all stand at the same place.
 
-Names of Lightning that are not public, as 2.6 has them: those of PRIVATE, and what state.py names.
+Names of Lightning that are not public, as 2.6 has them: those of PRIVATE, and what `state.py` names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TESTED = ("2.6",)
 PRIVATE = {
     "trainer.connectors.signal_connector": ("_SignalConnector.register_signal_handlers",),
     "core.module": ("LightningModule._on_before_batch_transfer",),
-    "loops.fit_loop": ("_FitLoop.run", "_FitLoop.setup_data"),
+    "loops.fit_loop": ("_FitLoop.run",),
     "loops.training_epoch_loop": ("_TrainingEpochLoop._build_kwargs", "_TrainingEpochLoop._should_accumulate"),
     "loops.optimization.automatic": ("_AutomaticOptimization._training_step",),
     "trainer.connectors.logger_connector.result": ("_ResultCollection.log", "_ResultMetric.update"),
@@ -73,9 +73,8 @@ def install(seams: Seams, module: Any) -> None:
         if script.job.device.type == "cpu":
             kwargs["accelerator"] = "cpu"
         original(self, *args, **kwargs)
-        if (
-            checkpoint_io := vars(replaced).get("_checkpoint_io") if type(replaced) is allowed[0] else None
-        ) is not None:
+        checkpoint_io = vars(replaced).get("_checkpoint_io") if type(replaced) is allowed[0] else None
+        if checkpoint_io is not None:
             self.strategy.checkpoint_io = checkpoint_io
         for name in LIMITS:
             if type(limit := getattr(self, name)) is int:

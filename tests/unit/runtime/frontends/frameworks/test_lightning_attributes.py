@@ -100,6 +100,7 @@ def test_what_is_not_carried_is_not_taken_back() -> None:
         ["(2, 'logits')", "(3, 'logits')", "shown"],
     ]
     assert (int(first.cache["shown"]), int(second.cache["shown"])) == (1, 3)
+    assert [float(module.replaced[0, 0]) for module in (first, second)] == [1.0, 3.0]
     assert first.table.tolist() == [0.0, 1.0], "rows are put behind what began without any"
 
 
