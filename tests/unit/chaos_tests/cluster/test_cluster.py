@@ -121,7 +121,8 @@ SCRIPT = """
 import json, pathlib, sys, time
 home = pathlib.Path(sys.argv[1])
 (home / "journal").mkdir(parents=True)
-(home / "job.json").write_text(json.dumps({"name": "job", "command": ["x"], "workers": 2}))
+(home / "job.json.new").write_text(json.dumps({"name": "job", "command": ["x"], "workers": 2}))
+(home / "job.json.new").rename(home / "job.json")  # as the product does: the file is read as soon as it is there
 (home / "steps.jsonl").write_text('{"step": 0}\\n')
 time.sleep(600)
 """
