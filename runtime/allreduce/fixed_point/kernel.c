@@ -1,4 +1,5 @@
 /* Block fixed point, see conversion.py and int8_blocks.py, which have the same functions in torch with the same bits.
+   At the end: the sums of runtime/recovery/transfer/checksum.py, which has them in numpy.
 
    A value out of the integer's range, an infinity or a NaN gives an integer that means nothing; `top` tells the caller.
    Rounding is half to even, as in torch.round. No fast-math: the bits have to be those of every other machine. */
@@ -154,4 +155,43 @@ FOR_EACH_CPU void add_int8(const int8_t *left, const int8_t *right, int64_t bloc
             a[i] += b[i];
         round_block(a, dither, out + at);
     }
+}
+
+/* Rows of COLUMNS words of 64 bits, one behind the other: adds each row to `columns`, and fills sums[row]. */
+#define COLUMNS 1024
+#define ROW_BYTES (8 * COLUMNS)
+
+FOR_EACH_CPU void sum_words(const uint8_t *restrict rows, int64_t count, uint64_t *restrict columns, uint64_t *restrict sums)
+{
+    for (int64_t row = 0; row < count; row++, rows += ROW_BYTES) {
+        uint64_t sum = 0;
+        for (int i = 0; i < COLUMNS; i++) {
+            uint64_t word;
+            memcpy(&word, rows + 8 * i, sizeof word);
+            columns[i] += word;
+            sum += word;
+        }
+        sums[row] = sum;
+    }
+}
+
+/* Copies sources[k], of sizes[k] bytes, to body + at[k]; at only grows. The whole rows of the body are summed, as by
+   sum_words, as soon as nothing more is copied to them: they are in the processor's cache then. */
+void copy_and_sum(const uint8_t *const *sources, const int64_t *at, const int64_t *sizes, int64_t pieces,
+                  uint8_t *body, int64_t rows, uint64_t *columns, uint64_t *sums)
+{
+    const int64_t part = 1 << 17;
+    int64_t summed = 0;
+    for (int64_t k = 0; k < pieces; k++) {
+        for (int64_t from = 0; from < sizes[k]; from += part) {
+            const int64_t length = sizes[k] - from < part ? sizes[k] - from : part;
+            memcpy(body + at[k] + from, sources[k] + from, length);
+            const int64_t complete = (at[k] + from + length) / ROW_BYTES;
+            if (complete > summed) {
+                sum_words(body + summed * ROW_BYTES, complete - summed, columns, sums + summed);
+                summed = complete;
+            }
+        }
+    }
+    sum_words(body + summed * ROW_BYTES, rows - summed, columns, sums + summed);
 }

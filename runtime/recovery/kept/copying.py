@@ -1,9 +1,9 @@
 """Writes the state behind one step into a segment of this machine's memory, and sends the segment to other machines.
 
 A thread that copied tensors one by one would take Python's lock for each of them, and the script would wait for it. So
-the tensors of an object that are on the CPU are copied in one call, which does without the lock. Those on a GPU are
-copied in parts, on a stream of the thread, after what the script's stream had to do in done(). Neither the script nor
-its stream waits for this copy.
+tensors on the CPU are copied in one call, which does without the lock. It makes the checksum in the same walk through
+memory, because the script needs that memory, too. Tensors on a GPU are copied in parts, on a stream of the thread,
+after what the script's stream had to do in done(). Neither the script nor its stream waits for this copy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
+from runtime.allreduce.fixed_point.conversion import kernel
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment
 from runtime.recovery.kept.content import CurrentState, Ends, Piece, StateOfObject, sample
@@ -25,6 +27,7 @@ from runtime.recovery.kept.remote import SegmentMirror
 from runtime.recovery.kept.segment import Header, SegmentFile, aligned
 from runtime.recovery.state.encoding import dtype_name
 from runtime.recovery.state.host_bytes import DONE, HostBytes, StreamMark
+from runtime.recovery.transfer.checksum import NativeCopies, copy_with_checksum
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.script_end import TorchThread
 
@@ -84,6 +87,8 @@ class CopyList:
         self.paths = [one.piece.path for one in placed]
         self.tensors = [one.piece.tensor for one in placed]
         self.sources = [one.piece.source for one in placed]
+        self.native = _native(placed)
+        """What kernel.c needs to copy them; None: torch does."""
         self._into: dict[str, tuple[mmap.mmap, list[torch.Tensor]]] = {}
         """File -> its memory, and the places there."""
 
@@ -94,6 +99,14 @@ class CopyList:
             found = [_place(file, one) for one in self._placed]
             self._into[file.name] = file.memory, found
         return found
+
+
+def _native(placed: Sequence[PlacedPiece]) -> NativeCopies | None:
+    tensors = [one.piece.tensor for one in placed]
+    if kernel() is None or not all(_is_plain(one) and _is_as_it_lies(one) for one in tensors):
+        return None
+    found = [one.data_ptr() for one in tensors], [one.at for one in placed], [one.nbytes for one in tensors]
+    return NativeCopies(*(np.array(numbers, np.int64) for numbers in found))
 
 
 def _place(file: SegmentFile, placed: PlacedPiece) -> torch.Tensor:
@@ -236,15 +249,14 @@ class StepCopy:
         segment = self._segment
         body = segment.file.body(0, self._size)
         try:
-            for one in self._later:
-                self._write(one, one.tensors)
             for one, clones in self._clones:
                 self._write(one, clones)
             self._clones = []
+            summed = self._write_later(body)
             self._table = self._table or segment.table(self._mark)
             self.torn = self._changed()
             if not self.torn:
-                header = segment.file.finish(segment.held, body, self._table)
+                header = segment.file.finish(segment.held, body, self._table, summed=summed)
         except OSError as error:
             self.error = error
         except Exception as error:  # of a subclass of Tensor: the script has to hear of it
@@ -258,6 +270,13 @@ class StepCopy:
                 mirror.send(segment.file.name, header, body, self._table)
             except CopyFailed as error:
                 self.unsent.append((mirror, str(error)))
+
+    def _write_later(self, body: memoryview) -> int:
+        """What the thread copies of the script's own tensors, behind all else. Returns the checksum of the body."""
+        for one in self._later:
+            if one.native is None:
+                self._write(one, one.tensors)
+        return copy_with_checksum([one.native for one in self._later if one.native is not None], body)
 
     def _changed(self) -> str:
         """The path of a tensor that is no more as it was when the copy began; "": all are."""
@@ -282,8 +301,18 @@ def _clones_of(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
 def copy_all(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     """Copy each tensor into its place. Those of the CPU in one call, for which Python's lock is not needed."""
     with torch.no_grad():
-        if into and all(one.is_cpu and type(one) in (torch.Tensor, nn.Parameter) for one in tensors):
+        if into and all(map(_is_plain, tensors)):
             torch._foreach_copy_(into, tensors)
         else:
             for place, tensor in zip(into, tensors, strict=True):
                 place.copy_(tensor)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements are in the memory of the CPU, as torch says."""
+    return tensor.is_cpu and type(tensor) in (torch.Tensor, nn.Parameter)
+
+
+def _is_as_it_lies(tensor: torch.Tensor) -> bool:
+    """Whether its elements are those of its memory, one behind the other."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

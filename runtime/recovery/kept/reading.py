@@ -71,7 +71,8 @@ class _Watched:
         self._part, self._groups = part, groups
         self._facts, self._then = facts, facts()
         self._holders = holders
-        self._sharded = [is_distributed(one) for one in holders]
+        sharded = [is_distributed(one) for one in holders]
+        self._sharded = sharded if any(sharded) else None
         self._places = _places([piece.tensor for piece in part.pieces])
 
     def again(self, first: int) -> StateOfObject | None:
@@ -91,7 +92,10 @@ class _Watched:
         then, were = self._then
         if equal != were or len(same) != len(then) or not all(map(operator.is_, same, then)):
             return False
-        return _places(list(map(_shard, self._holders, self._sharded))) == self._places
+        mine = self._holders
+        if self._sharded is not None:
+            mine = [one._local_tensor if sharded else one for one, sharded in zip(mine, self._sharded, strict=True)]  # type: ignore[attr-defined]
+        return _places(mine) == self._places
 
 
 class _Groups:
@@ -144,7 +148,8 @@ def _watched(one: Any, part: StateOfObject) -> _Watched | None:
 def _are_tensors(holders: Sequence[object], part: StateOfObject) -> bool:
     """Whether they are as many as the pieces, and of the kinds whose bytes are where they say."""
     kinds = (torch.Tensor, nn.Parameter)
-    return len(holders) == len(part.pieces) and all(type(_shard(one, is_distributed(one))) in kinds for one in holders)
+    here = [one._local_tensor if is_distributed(one) else one for one in holders]  # type: ignore[attr-defined]
+    return len(here) == len(part.pieces) and all(type(one) in kinds for one in here)
 
 
 def _is_plain(one: nn.Module) -> bool:
@@ -210,16 +215,11 @@ def _of_optimizer(one: torch.optim.Optimizer) -> Facts:
     return same, equal
 
 
-def _shard(one: Any, sharded: bool) -> Any:
-    """What this process has of it."""
-    return one._local_tensor if sharded else one
-
-
 def _places(tensors: Sequence[torch.Tensor]) -> list[object]:
     """Where their elements are, and what they are."""
     return [
-        [one.data_ptr() for one in tensors],
+        list(map(torch.Tensor.data_ptr, tensors)),
         [one.shape for one in tensors],
-        [one.stride() for one in tensors],
+        list(map(torch.Tensor.stride, tensors)),
         [one.dtype for one in tensors],
     ]

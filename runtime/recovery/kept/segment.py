@@ -144,12 +144,14 @@ class SegmentFile:
             self._map, self._reserved = mmap.mmap(self._file, needed), needed
         return self.body(0, body)
 
-    def finish(self, held: HeldSegment, body: memoryview, table: bytes, wanted: int | None = None) -> Header:
+    def finish(
+        self, held: HeldSegment, body: memoryview, table: bytes, wanted: int | None = None, *, summed: int | None = None
+    ) -> Header:
         """Write the table and the header: from now on the file holds this segment. wanted: the checksum of a copy.
-        Raises CheckpointCorrupt if it has another one."""
+        summed: checksum(body), if it is known. Raises CheckpointCorrupt if it has not the one that is wanted."""
         for start in range(0, len(table), 1 << 30):
             os.pwrite(self._file, table[start : start + (1 << 30)], HEADER_BYTES + body.nbytes + start)
-        total = checksum(memoryview(table), checksum(body))
+        total = checksum(memoryview(table), checksum(body) if summed is None else summed)
         if wanted not in (None, total):
             raise CheckpointCorrupt(f"the checksum of the copy is {total:08x}, and that of the segment {wanted:08x}")
         number = held.round

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,8 @@ from runtime.recovery.kept.loading import SavedTensor
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace
 from runtime.recovery.kept.segment import Header, SegmentFile
+from runtime.recovery.transfer import checksum
+from runtime.recovery.transfer.checksum import NativeCopies
 from tests.memory_directory import memory_directory
 from tests.unit.runtime.recovery.kept.worlds import fork, train
 
@@ -42,7 +44,7 @@ class Deaths:
         self._wrap(SegmentFile, "finish", "kept", behind=True)
         self._wrap(Header, "pack", "header")
         self._wrap(segment, "checksum", "checksum")
-        copy_all = copying.copy_all
+        copy_all, copy = copying.copy_all, checksum.copy_with_checksum
 
         def half(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
             middle = len(tensors) // 2
@@ -50,7 +52,13 @@ class Deaths:
             self.at("half")
             copy_all(into[middle:], tensors[middle:])
 
-        vars(copying)["copy_all"] = half
+        def half_of_native(copies: Sequence[NativeCopies], body: memoryview) -> int:
+            middle = sum(len(one.at) for one in copies) // 2
+            copy([NativeCopies(one.sources[:middle], one.at[:middle], one.sizes[:middle]) for one in copies], body)
+            self.at("half")
+            return copy(copies, body)
+
+        vars(copying).update(copy_all=half, copy_with_checksum=half_of_native)
 
     def at(self, point: str) -> None:
         self._left[point] = self._left.get(point, 0) - 1

@@ -41,6 +41,7 @@ from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KNOWN, OFF, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
 from runtime.recovery.kept.step_log import STEPS_MAX, LoggedStep, StepLogs
+from runtime.recovery.transfer import checksum
 from runtime.recovery.transfer.connection import CopyFailed
 
 FIRST, SECOND, THIRD = (RoundNumber(0, generation) for generation in (1, 2, 3))
@@ -469,20 +470,20 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
     kept = elastic.keep(script.model)  # without the optimizer, whose step would wait
     kept.done()
     kept.wait()
-    copy_all = copying.copy_all
+    copy = checksum.copy_with_checksum
 
-    def changing(into: Any, tensors: Any) -> None:
-        copy_all(into, tensors)
-        if threading.current_thread() is not threading.main_thread():
-            with torch.no_grad():
-                script.model.up.weight.add_(1.0)
+    def changing(copies: Any, body: memoryview) -> int:
+        summed = copy(copies, body)
+        with torch.no_grad():
+            script.model.up.weight.add_(1.0)
+        return summed
 
-    monkeypatch.setattr(copying, "copy_all", changing)
+    monkeypatch.setattr(copying, "copy_with_checksum", changing)
     kept.done()
     kept.wait()
     assert sorted(job.files(FIRST)) == [1]
     assert "model.up.weight was changed while it was copied" in capfd.readouterr().err
-    monkeypatch.setattr(copying, "copy_all", copy_all)
+    monkeypatch.setattr(copying, "copy_with_checksum", copy)
     kept.done()
     with torch.no_grad():
         script.model.up.weight.add_(1.0)
@@ -493,14 +494,11 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
 def test_a_tensor_that_cannot_be_copied_ends_the_script(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.begin(FIRST)
     kept = elastic.keep(Script(shard=False).model)
-    copy_all = copying.copy_all
 
-    def failing(into: Any, tensors: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise NotImplementedError("a tensor of some library")
-        copy_all(into, tensors)
+    def failing(copies: Any, body: memoryview) -> int:
+        raise NotImplementedError("a tensor of some library")
 
-    monkeypatch.setattr(copying, "copy_all", failing)
+    monkeypatch.setattr(copying, "copy_with_checksum", failing)
     kept.done()
     with pytest.raises(NotImplementedError, match="a tensor of some library"):
         kept.wait()

@@ -8,7 +8,9 @@ import zlib
 import numpy as np
 import pytest
 
-from runtime.recovery.transfer.checksum import ROW_BYTES, ROW_WORDS, checksum
+from runtime.allreduce.fixed_point import conversion
+from runtime.recovery.transfer import checksum as module
+from runtime.recovery.transfer.checksum import ROW_BYTES, ROW_WORDS, NativeCopies, checksum, copy_with_checksum
 
 SIZE = 5 * ROW_BYTES + 1003
 
@@ -68,3 +70,46 @@ def test_it_does_not_depend_on_where_the_bytes_lie(content: bytearray) -> None:
     for offset in range(1, 9):
         moved = memoryview(bytearray(offset) + content)[offset:]
         assert checksum(moved) == of(content)
+
+
+def without_kernel(monkeypatch: pytest.MonkeyPatch, data: memoryview) -> int:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "kernel", lambda: None)
+        return checksum(data, 7)
+
+
+compiled = pytest.mark.skipif(conversion.kernel() is None, reason="there is no compiler here")
+
+
+@compiled
+@pytest.mark.parametrize("begin", [0, 1, 8, 1003])
+def test_kernel_and_numpy_find_the_same(content: bytearray, begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (0, 1, ROW_BYTES - 1, ROW_BYTES, ROW_BYTES + 1, 3 * ROW_BYTES + 4, SIZE - 1003):
+        part = memoryview(content)[begin : begin + size]
+        assert checksum(part, 7) == without_kernel(monkeypatch, part)
+
+
+@compiled
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_copied_has_the_checksum_of_the_whole_body(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    largest = dice.choice((64, 3000, 20_000, 400_000))
+    sources = [np.frombuffer(dice.randbytes(dice.randint(1, largest)), np.uint8) for _ in range(dice.randint(1, 40))]
+    places, at = [], 0
+    for source in sources:
+        at += dice.choice((0, 0, 64, 5 * ROW_BYTES + 8))
+        places.append(at)
+        at += source.nbytes
+    wanted = bytearray(dice.randbytes(at + dice.choice((0, 77, 2 * ROW_BYTES))))
+    found = bytearray(wanted)
+    for place, source in zip(places, sources, strict=True):
+        wanted[place : place + source.nbytes] = source.tobytes()
+    pieces = [(one.ctypes.data, place, one.nbytes) for one, place in zip(sources, places, strict=True)]
+    middle = dice.randint(0, len(pieces))
+    copies = [
+        NativeCopies(*(np.array(numbers, np.int64) for numbers in zip(*some, strict=True)))
+        for some in (pieces[:middle], pieces[middle:])
+        if some
+    ]
+    assert copy_with_checksum(copies, memoryview(found)) == checksum(memoryview(wanted))
+    assert found == wanted
