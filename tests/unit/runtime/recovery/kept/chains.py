@@ -69,10 +69,10 @@ class Deaths:
         call: Callable[..., Any] = getattr(owner, name)
 
         @functools.wraps(call)
-        def wrapped(*arguments: Any) -> Any:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
             if not behind:
                 self.at(point)
-            result = call(*arguments)
+            result = call(*arguments, **named)
             if behind:
                 self.at(point)
             return result
