@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from tests.live.jobs import Job
 
+WITHOUT_LOADERS = {"LOADER_PROCESSES": "0"}
+"""A script that has a process group has threads of it, which may hold a lock of CPython 3.11 while a DataLoader forks:
+the child then waits for that lock for ever, and so does torchrun."""
+
 
 def two_deaths_and_two_joins(job: Job, *steps: int) -> None:
     """Kill the first member of a job of three workers behind each of these steps, and await its replacement. Then the

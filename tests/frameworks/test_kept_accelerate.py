@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.frameworks.test_kept_trainer import ENVIRONMENT as KEPT
 from tests.frameworks.test_kept_trainer import RANKS, kill_behind
-from tests.frameworks.test_own_loops import KINDS, OFFLINE, SCRIPTS
+from tests.frameworks.test_own_loops import KINDS, SCRIPTS
 from tests.live.jobs import DEADLINE_S, ROOT, Job
 
-ENVIRONMENT = {**OFFLINE, "ACCELERATE_USE_CPU": "true"}
+ENVIRONMENT = {**KEPT, "ACCELERATE_USE_CPU": "true"}
 
 
 def under_torchrun(kind: str, output: Path) -> None:

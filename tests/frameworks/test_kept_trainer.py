@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.frameworks.fates import WITHOUT_LOADERS
 from tests.frameworks.test_hugging_face import OFFLINE, SCRIPTS, files, log_of
 from tests.live.jobs import DEADLINE_S, ROOT, Job
 
 RANKS = 4
+ENVIRONMENT = {**OFFLINE, **WITHOUT_LOADERS}
 
 
 def under_torchrun(kind: str, output: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    environment = {**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [*words, str(SCRIPTS / f"{kind}.py"), str(output)]
     subprocess.run(command, check=True, env=environment, capture_output=True, timeout=3 * DEADLINE_S)
 
@@ -47,7 +49,7 @@ def trained(kind: str, home: Path) -> tuple[Path, Path]:
     quiet, output = home / "quiet", home / "output"
     under_torchrun(kind, quiet)
     words = ("--workers", "3", "--restart", "--ranks", str(RANKS), str(SCRIPTS / f"{kind}.py"), str(output))
-    with Job(home, *words, environment=OFFLINE) as job:
+    with Job(home, *words, environment=ENVIRONMENT) as job:
         job.pace(0.5)
         for step in (3, 14):
             kill_behind(job, step, workers=3)

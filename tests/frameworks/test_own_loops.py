@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elastic.records import ledger
-from tests.frameworks.fates import everything_killed, two_deaths_and_two_joins
+from tests.frameworks.fates import WITHOUT_LOADERS, everything_killed, two_deaths_and_two_joins
 from tests.live.jobs import DEADLINE_S, Job
 from tests.live.test_ddp import digest
 
@@ -106,7 +106,7 @@ def test_metrics_are_those_of_torchrun(kind: str, tmp_path: Path) -> None:
     with Job(tmp_path, *words(kind, 2, tmp_path / "ours"), environment=PLAIN) as job:
         ended(job, tmp_path / "ours")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    variables = {**os.environ, **PLAIN, "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, **PLAIN, **WITHOUT_LOADERS, "OMP_NUM_THREADS": "1"}
     arguments = [str(SCRIPTS / f"{kind}.py"), str(tmp_path / "theirs")]
     subprocess.run([*command, *arguments], env=variables, check=True, capture_output=True, timeout=DEADLINE_S)
     ours, theirs = (

@@ -86,7 +86,8 @@ def main():
             eos_token_id=0,
         )
     )
-    train = DataLoader(Counting(190, 0), batch_size=2, shuffle=True, collate_fn=padded, num_workers=1)
+    processes = int(os.environ.get("LOADER_PROCESSES", "1"))
+    train = DataLoader(Counting(190, 0), batch_size=2, shuffle=True, collate_fn=padded, num_workers=processes)
     evaluated = DataLoader(Counting(int(os.environ.get("EVALUATED", "41")), 1), batch_size=4, collate_fn=padded)
     decayed = [weight for name, weight in model.named_parameters() if "bias" not in name]
     rest = [weight for name, weight in model.named_parameters() if "bias" in name]
