@@ -174,7 +174,6 @@ SMALL = {
     "runtime.frontends.ddp.script.calls": "what collectives count, which import the script that has it",
     "runtime.launched": "a program of its own, which `elastic run -m` starts",
     "runtime.worker.gpu": "what torch says of a GPU, for who starts a worker and for who reports its end",
-    "runtime.recovery.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
 }
 """Modules of fewer than 40 lines -> why each is a module of its own."""
 
